@@ -1,0 +1,36 @@
+# The words of this project's daily work. `make demo` and `make test` need nothing but Python 3.11 or newer and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: test check lint format pins clean
+
+# One stamp file says that .venv has what the pinned requirements ask for.
+$(BIN)/.ready: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentgit needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: $(BIN)/.ready
+	$(BIN)/pytest -n $(WORKERS)
+
+check: $(BIN)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(BIN)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Resolve the newest versions that fit together, and pin them (without the address of any index).
+pins:
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --upgrade --editable ".[dev]"
+	$(BIN)/pip list --format=freeze --exclude-editable --exclude pip --exclude setuptools > requirements/dev.txt
+
+clean:
+	rm -rf .venv dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,174 @@
+"""The Checkpoint: one saved point of a branch, as a plain value without IO (rows A1 to A5)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from agentgit.errors import InvalidInput
+
+CONTENT = ("session_state", "conversation_history", "tool_invocations")
+"""The fields that can be large; a checkpoint read from a database fetches them when they are first asked for."""
+
+
+class HasState(Protocol):
+    """What `Checkpoint.from_internal_session` needs of a session."""
+
+    id: int | None
+    session_state: dict[str, Any]
+    conversation_history: list[dict[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    """An immutable saved point of a branch: its state, its conversation and its tool invocations.
+
+    Args:
+        id: the identity in the database, below 2^53; None before it is stored.
+        internal_session_id: the branch that it belongs to.
+        checkpoint_name: the name a person gave it; None for most automatic ones.
+        session_state: the values of the graph's state, without the messages.
+        conversation_history: messages as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
+        is_auto: True if agentgit made it by itself.
+        created_at: when it was made, aware UTC.
+        metadata: counts, position and other facts about it, JSON-like.
+        user_id: who made it.
+        tool_invocations: the tool track up to this point, as dicts, oldest first.
+
+    Example:
+        >>> before = Checkpoint(checkpoint_name="before payment", session_state={"cart": ["chair"]})
+        >>> Checkpoint.from_dict(before.to_dict()) == before
+        True
+    """
+
+    id: int | None = None
+    internal_session_id: int = 0
+    checkpoint_name: str | None = None
+    session_state: dict[str, Any] = field(default_factory=dict)
+    conversation_history: list[dict[str, Any]] = field(default_factory=list)
+    is_auto: bool = False
+    created_at: datetime | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    user_id: int | None = None
+    tool_invocations: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def deferred(cls, load: Callable[[], Mapping[str, Any]], **known: Any) -> Checkpoint:
+        """Make a checkpoint whose large fields are fetched by `load` when one of them is first read.
+
+        Args:
+            load: returns a mapping with all of `CONTENT`; called at most once.
+            known: the other fields.
+        """
+        checkpoint = cls(**known)
+        for name in CONTENT:
+            del checkpoint.__dict__[name]
+        checkpoint.__dict__["_load"] = load
+        return checkpoint
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here only for what is not in the instance: a large field that was not fetched yet.
+        load = self.__dict__.get("_load")
+        if name not in CONTENT or load is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        content = load()
+        self.__dict__.pop("_load", None)
+        self.__dict__.update({key: content[key] for key in CONTENT})
+        return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle must not carry the way to a database with it.
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give exactly the ten fields as a dict, `created_at` in ISO form or None.
+
+        Example:
+            >>> sorted(Checkpoint().to_dict())[:3]
+            ['checkpoint_name', 'conversation_history', 'created_at']
+        """
+        data = {f.name: copy.deepcopy(getattr(self, f.name)) for f in fields(self)}
+        data["created_at"] = self.created_at.isoformat() if self.created_at else None
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Make a checkpoint from any subset of the ten fields; the inverse of `to_dict`.
+
+        Args:
+            data: field names to values; `created_at` may be ISO text, a datetime or None.
+
+        Raises:
+            InvalidInput: a key that is no field, or a `created_at` that is no time.
+        """
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise InvalidInput(f"A checkpoint has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+        values = copy.deepcopy(dict(data))
+        created_at = values.get("created_at")
+        if isinstance(created_at, str):
+            try:
+                values["created_at"] = datetime.fromisoformat(created_at)
+            except ValueError as error:
+                raise InvalidInput(f"created_at {created_at!r} is not an ISO 8601 time.") from error
+        return cls(**values)
+
+    @classmethod
+    def from_internal_session(
+        cls,
+        internal_session: HasState,
+        checkpoint_name: str | None = None,
+        is_auto: bool = False,
+        user_id: int | None = None,
+        tool_invocations: list[dict[str, Any]] | None = None,
+    ) -> Checkpoint:
+        """Take a deep snapshot of a session's state and history, which later changes cannot reach.
+
+        Args:
+            internal_session: the branch to look at.
+            checkpoint_name: the name, or None.
+            is_auto: True if no person asked for it.
+            user_id: who makes it.
+            tool_invocations: the tool track so far, oldest first.
+        """
+        invocations = copy.deepcopy(tool_invocations) if tool_invocations else []
+        return cls(
+            internal_session_id=internal_session.id or 0,
+            checkpoint_name=checkpoint_name,
+            session_state=copy.deepcopy(internal_session.session_state),
+            conversation_history=copy.deepcopy(internal_session.conversation_history),
+            is_auto=is_auto,
+            created_at=datetime.now(UTC),
+            metadata={"tool_track_position": len(invocations)},
+            user_id=user_id,
+            tool_invocations=invocations,
+        )
+
+    def get_summary(self) -> str:
+        """Describe it in one line: name, Auto or Manual, time, number of messages and of tool calls.
+
+        Example:
+            >>> Checkpoint(checkpoint_name="start").get_summary()
+            'start (Manual) - no time - 0 messages, 0 tool calls'
+        """
+        time = self.created_at.strftime("%Y-%m-%d %H:%M:%S") if self.created_at else "no time"
+        kind = "Auto" if self.is_auto else "Manual"
+        messages = self._count("message_count", "conversation_history")
+        calls = self._count("tool_track_position", "tool_invocations")
+        return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {messages} messages, {calls} tool calls"
+
+    def _count(self, key: str, content: str) -> int:
+        """Count a large field, by its recorded length where the field itself was not fetched."""
+        fetched = self.__dict__.get(content)
+        return len(fetched) if fetched is not None else int(self.metadata[key])
+
+    def get_tool_track_position(self) -> int:
+        """Give the number of tool invocations on the path to this point, 0 if nobody recorded it."""
+        return int(self.metadata.get("tool_track_position", 0))
+
+    def has_tool_invocations(self) -> bool:
+        """Tell whether any tool was called on the path to this point."""
+        return self._count("tool_track_position", "tool_invocations") > 0

@@ -1,0 +1,163 @@
+"""The failures of agentgit. Every one says what to do next, and has an exit code for the command line.
+
+AgentGitError                   1
+├── InvalidInput                2   an argument that cannot be meant
+├── NotFound                    3   nothing has that name or id here
+├── Ambiguous                   4   several things have that name
+├── NotAllowed                  5   it exists, and this user may not
+├── Conflict                    6   somebody else moved it first
+├── RollbackBlocked             7   an effect after that point cannot be reversed
+├── RollbackIncomplete          8   a reversal failed half way; the rest can be resumed
+├── WorldDiverged               9   another branch has changed the world since
+├── WorkspaceChanged           10   somebody else has changed the files since
+├── SchemaMismatch             11   the database is older or newer than this library, or not agentgit's
+├── Corrupt                    12   stored bytes do not match their hash
+└── Unavailable                13   the database is locked, read-only or out of reach
+"""
+
+from typing import Any, ClassVar
+
+
+class AgentGitError(Exception):
+    """The base of all failures that agentgit raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InvalidInput(AgentGitError, ValueError):
+    """An argument cannot be what was meant."""
+
+    exit_code = 2
+
+
+class NotFound(AgentGitError, LookupError):
+    """Nothing that this user can see has that name or id.
+
+    Args:
+        message: what was looked for, and what to do next.
+        near: names that exist and are like the one that was asked for.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, near: tuple[str, ...] = ()) -> None:
+        hint = f" Did you mean {', '.join(near)}?" if near else ""
+        super().__init__(message + hint)
+        self.near = near
+
+
+class Ambiguous(AgentGitError, LookupError):
+    """Several things have that name.
+
+    Args:
+        message: which name, and what to do next.
+        candidates: references that each name exactly one of them.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, candidates: tuple[str, ...] = ()) -> None:
+        hint = f" It could be {', '.join(candidates)}." if candidates else ""
+        super().__init__(message + hint)
+        self.candidates = candidates
+
+
+class NotAllowed(AgentGitError, PermissionError):
+    """It exists, and this user may not do that with it."""
+
+    exit_code = 5
+
+
+class Conflict(AgentGitError):
+    """Somebody else moved it first; nothing was changed.
+
+    Args:
+        message: what moved, and what to do next.
+        head: the id of the checkpoint that is the head now, if a head moved.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, head: int | None = None) -> None:
+        super().__init__(message)
+        self.head = head
+
+
+class RollbackBlocked(AgentGitError):
+    """Effects after that point cannot be reversed; nothing was done.
+
+    Args:
+        message: which effects, and what to do next.
+        plan: the `RollbackPlan` that shows each of them with its reason.
+    """
+
+    exit_code = 7
+
+    def __init__(self, message: str, plan: Any) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+class RollbackIncomplete(AgentGitError):
+    """A reversal failed and the rollback stopped; `repo.resume(operation)` goes on from there.
+
+    Args:
+        message: what failed, and what to do next.
+        operation: the id of the operation that is `partial`.
+        report: the `RollbackReport` of what was and was not reversed.
+    """
+
+    exit_code = 8
+
+    def __init__(self, message: str, *, operation: int, report: Any) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.report = report
+
+
+class WorldDiverged(AgentGitError):
+    """Another branch has changed the world since this branch last saw it; nothing was run.
+
+    Args:
+        message: which changes, and what to do next.
+        plan: the plan that would bring the world to this branch.
+    """
+
+    exit_code = 9
+
+    def __init__(self, message: str, plan: Any) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+class WorkspaceChanged(AgentGitError):
+    """Files were changed by somebody else since the last snapshot; none was touched."""
+
+    exit_code = 10
+
+
+class SchemaMismatch(AgentGitError):
+    """The database is older or newer than this library, or it is not agentgit's."""
+
+    exit_code = 11
+
+
+class Corrupt(AgentGitError):
+    """Stored bytes do not match their hash, or a row that others need is gone.
+
+    Args:
+        message: which row, and what to do next.
+        row: the table and the key of the row.
+    """
+
+    exit_code = 12
+
+    def __init__(self, message: str, *, row: str = "") -> None:
+        super().__init__(message)
+        self.row = row
+
+
+class Unavailable(AgentGitError):
+    """The database is locked, read-only or out of reach; nothing was changed."""
+
+    exit_code = 13

@@ -1,0 +1,178 @@
+"""The Checkpoint class, rows A1 to A5 to the letter."""
+
+import copy
+import pickle
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentgit
+from agentgit import Checkpoint, InvalidInput
+from agentgit.checkpoints.checkpoint import Checkpoint as ByModule
+
+KEYS = [
+    "id", "internal_session_id", "checkpoint_name", "session_state", "conversation_history",
+    "is_auto", "created_at", "metadata", "user_id", "tool_invocations",
+]  # fmt: skip
+
+
+@dataclass
+class Session:
+    id: int | None = 7
+    session_state: dict[str, Any] = field(default_factory=dict)
+    conversation_history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def test_a1_defaults_are_as_promised():
+    """A1: every field has the default that the table names."""
+    assert Checkpoint().to_dict() == {
+        "id": None, "internal_session_id": 0, "checkpoint_name": None, "session_state": {},
+        "conversation_history": [], "is_auto": False, "created_at": None, "metadata": {},
+        "user_id": None, "tool_invocations": [],
+    }  # fmt: skip
+
+
+def test_a1_instances_do_not_share_containers():
+    """A1: filling one checkpoint leaves the next one empty."""
+    first = Checkpoint()
+    first.session_state["a"] = 1
+    first.conversation_history.append({})
+    first.metadata["b"] = 2
+    first.tool_invocations.append({})
+    assert Checkpoint() == Checkpoint(session_state={}, conversation_history=[], metadata={}, tool_invocations=[])
+
+
+def test_a1_is_one_class_under_three_names():
+    """A1: the three import paths give the same class."""
+    assert agentgit.Checkpoint is agentgit.checkpoints.Checkpoint is ByModule
+
+
+def test_a1_takes_keywords_only():
+    """A1: a positional argument is refused, so that fields may be added without breaking callers."""
+    with pytest.raises(TypeError):
+        Checkpoint(1)  # type: ignore[misc]  # the refusal is what is tested
+
+
+def test_a2_to_dict_has_exactly_ten_keys():
+    """A2: to_dict gives the ten keys, in the order of the table."""
+    assert list(Checkpoint().to_dict()) == KEYS
+
+
+def test_a2_created_at_is_iso_text():
+    """A2: a time is written in ISO form, with its zone."""
+    checkpoint = Checkpoint(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert checkpoint.to_dict()["created_at"] == "2026-01-02T03:04:05+00:00"
+
+
+def test_a2_to_dict_is_a_deep_copy():
+    """A2: changing the dict does not reach the checkpoint."""
+    checkpoint = Checkpoint(session_state={"cart": ["chair"]})
+    checkpoint.to_dict()["session_state"]["cart"].append("table")
+    assert checkpoint.session_state == {"cart": ["chair"]}
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.text(), json, max_size=3)
+whole = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.none() | st.integers(0, 2**53 - 1),
+        "internal_session_id": st.integers(0, 2**53 - 1),
+        "checkpoint_name": st.none() | st.text(),
+        "session_state": objects,
+        "conversation_history": st.lists(objects, max_size=3),
+        "is_auto": st.booleans(),
+        "created_at": st.none() | st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat),
+        "metadata": objects,
+        "user_id": st.none() | st.integers(0, 2**53 - 1),
+        "tool_invocations": st.lists(objects, max_size=3),
+    },
+)
+
+
+@given(whole)
+def test_a2_any_subset_round_trips(data):
+    """A2: from_dict takes any subset, and a round trip through to_dict loses nothing."""
+    checkpoint = Checkpoint.from_dict(data)
+    assert Checkpoint.from_dict(checkpoint.to_dict()) == checkpoint
+    assert {**Checkpoint().to_dict(), **data} == checkpoint.to_dict()
+
+
+@pytest.mark.parametrize("data", [{"name": "x"}, {"created_at": "yesterday"}])
+def test_a2_from_dict_refuses_what_it_does_not_know(data):
+    """A2: an unknown field or a broken time is a typed error, not a silent loss."""
+    with pytest.raises(InvalidInput):
+        Checkpoint.from_dict(data)
+
+
+def test_a3_is_a_deep_snapshot():
+    """A3: what happens to the session afterwards does not reach the checkpoint."""
+    session = Session(session_state={"cart": ["chair"]}, conversation_history=[{"role": "user", "content": "hi"}])
+    calls = [{"tool_name": "order", "args": {"n": 1}}]
+    checkpoint = Checkpoint.from_internal_session(session, "start", True, 5, calls)
+    session.session_state["cart"].append("table")
+    session.conversation_history[0]["content"] = "changed"
+    calls[0]["args"]["n"] = 2
+    assert checkpoint.internal_session_id == 7
+    assert (checkpoint.checkpoint_name, checkpoint.is_auto, checkpoint.user_id) == ("start", True, 5)
+    assert checkpoint.session_state == {"cart": ["chair"]}
+    assert checkpoint.conversation_history == [{"role": "user", "content": "hi"}]
+    assert checkpoint.tool_invocations == [{"tool_name": "order", "args": {"n": 1}}]
+    assert checkpoint.get_tool_track_position() == 1
+    assert checkpoint.created_at is not None
+    assert checkpoint.created_at.tzinfo is not None
+
+
+def test_a4_summary_names_everything():
+    """A4: name or Unnamed, Auto or Manual, time, number of messages and of tool calls."""
+    made = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    named = Checkpoint(checkpoint_name="pay", created_at=made, conversation_history=[{}, {}], tool_invocations=[{}])
+    assert named.get_summary() == "pay (Manual) - 2026-01-02 03:04:05 - 2 messages, 1 tool calls"
+    assert Checkpoint(is_auto=True).get_summary() == "Unnamed (Auto) - no time - 0 messages, 0 tool calls"
+
+
+def test_a5_position_comes_from_metadata():
+    """A5: the position is what metadata says, else 0; invocations are told by the list."""
+    assert Checkpoint().get_tool_track_position() == 0
+    assert Checkpoint(metadata={"tool_track_position": 4}).get_tool_track_position() == 4
+    assert not Checkpoint().has_tool_invocations()
+    assert Checkpoint(tool_invocations=[{}]).has_tool_invocations()
+
+
+def deferred(calls: list[int]) -> Checkpoint:
+    def load() -> dict[str, Any]:
+        calls.append(1)
+        return {"session_state": {"a": 1}, "conversation_history": [{}], "tool_invocations": [{}, {}]}
+
+    return Checkpoint.deferred(load, id=3, metadata={"message_count": 1, "tool_track_position": 2})
+
+
+def test_large_fields_are_fetched_once_and_only_when_read():
+    """A checkpoint from a database costs nothing until its content is asked for, and then one fetch."""
+    calls: list[int] = []
+    checkpoint = deferred(calls)
+    assert checkpoint.get_summary().endswith("1 messages, 2 tool calls")
+    assert checkpoint.has_tool_invocations()
+    assert calls == []
+    assert checkpoint.session_state == {"a": 1}
+    assert checkpoint.tool_invocations == [{}, {}]
+    assert calls == [1]
+
+
+def test_copies_of_a_deferred_checkpoint_are_whole():
+    """A copy, a pickle and a comparison see the content, and carry no way to the database."""
+    checkpoint = deferred([])
+    for twin in (copy.deepcopy(checkpoint), pickle.loads(pickle.dumps(deferred([])))):  # noqa: S301  # our own bytes
+        assert twin == checkpoint
+        assert "_load" not in twin.__dict__
+    assert "conversation_history=[{}]" in repr(deferred([]))
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        _ = checkpoint.nothing_like_that
