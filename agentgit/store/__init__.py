@@ -1,0 +1,1 @@
+"""The store: SQL, and nothing that knows LangGraph. Tables, transactions, blobs, sessions, the journal."""

@@ -1,0 +1,30 @@
+"""Alembic's entry: runs the migrations on the connection that agentgit hands over."""
+
+from alembic import context
+from sqlalchemy import types
+from sqlmodel.sql.sqltypes import AutoString
+
+config = context.config
+
+
+def render_item(kind, item, autogen_context):
+    """Write plain SQLAlchemy types into migrations, which must not import live code."""
+    if kind == "type":
+        impl = item.impl if isinstance(item, types.TypeDecorator) else item
+        if isinstance(item, AutoString):
+            impl = types.String(item.length)
+        return f"sa.{impl!r}"
+    return False
+
+
+connection = config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=config.attributes.get("metadata"),
+    version_table=config.attributes["version_table"],
+    render_as_batch=True,
+    render_item=render_item,
+    transaction_per_migration=False,
+)
+with context.begin_transaction():
+    context.run_migrations()
