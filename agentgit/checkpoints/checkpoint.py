@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agentgit.errors import InvalidInput
-
-CONTENT = ("session_state", "conversation_history", "tool_invocations")
-"""The fields that can be large; a checkpoint read from a database fetches them when they are first asked for."""
+from agentgit.values import Deferred
 
 
 class HasState(Protocol):
@@ -23,7 +21,7 @@ class HasState(Protocol):
 
 
 @dataclass(kw_only=True)
-class Checkpoint:
+class Checkpoint(Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 
     Args:
@@ -44,6 +42,8 @@ class Checkpoint:
         True
     """
 
+    CONTENT: ClassVar[tuple[str, ...]] = ("session_state", "conversation_history", "tool_invocations")
+
     id: int | None = None
     internal_session_id: int = 0
     checkpoint_name: str | None = None
@@ -54,34 +54,6 @@ class Checkpoint:
     metadata: dict[str, Any] = field(default_factory=dict)
     user_id: int | None = None
     tool_invocations: list[dict[str, Any]] = field(default_factory=list)
-
-    @classmethod
-    def deferred(cls, load: Callable[[], Mapping[str, Any]], **known: Any) -> Checkpoint:
-        """Make a checkpoint whose large fields are fetched by `load` when one of them is first read.
-
-        Args:
-            load: returns a mapping with all of `CONTENT`; called at most once.
-            known: the other fields.
-        """
-        checkpoint = cls(**known)
-        for name in CONTENT:
-            del checkpoint.__dict__[name]
-        checkpoint.__dict__["_load"] = load
-        return checkpoint
-
-    def __getattr__(self, name: str) -> Any:
-        # Python asks here only for what is not in the instance: a large field that was not fetched yet.
-        load = self.__dict__.get("_load")
-        if name not in CONTENT or load is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        content = load()
-        self.__dict__.pop("_load", None)
-        self.__dict__.update({key: content[key] for key in CONTENT})
-        return self.__dict__[name]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy or a pickle must not carry the way to a database with it.
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def to_dict(self) -> dict[str, Any]:
         """Give exactly the ten fields as a dict, `created_at` in ISO form or None.

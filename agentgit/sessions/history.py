@@ -1,0 +1,72 @@
+"""Messages as agentgit shows them: dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
+
+The stored form is LangChain's own (`{"type": "ai", "data": {...}}`); nothing here imports LangChain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
+
+
+def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Show one stored message.
+
+    Args:
+        message: `{"type": ..., "data": {...}}` as LangChain writes it.
+
+    Example:
+        >>> from_stored({"type": "human", "data": {"content": "hi", "id": "m1"}})["role"]
+        'user'
+    """
+    kind, data = message.get("type", ""), message.get("data", {})
+    return {
+        "role": ROLES.get(kind, kind),
+        "content": data.get("content"),
+        "id": data.get("id"),
+        "tool_calls": [
+            {"id": call.get("id"), "name": call.get("name"), "args": call.get("args")}
+            for call in data.get("tool_calls") or []
+        ],
+        "tool_call_id": data.get("tool_call_id"),
+    }
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Give the text of a shown message, also where its content is a list of blocks."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "".join(b if isinstance(b, str) else str(b.get("text", "")) for b in blocks)
+
+
+def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """List the ids of tool calls that have no result yet.
+
+    Args:
+        messages: shown messages, oldest first; the last assistant message and what follows it are enough.
+
+    Example:
+        >>> unanswered([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])
+        ['c1']
+    """
+    waiting: dict[str, None] = {}
+    for message in messages:
+        if message["role"] == "tool":
+            waiting.pop(message["tool_call_id"], None)
+        else:
+            waiting.update((call["id"], None) for call in message["tool_calls"])
+    return list(waiting)
+
+
+def common_prefix(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> int:
+    """Count the messages that two conversations begin with in common."""
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

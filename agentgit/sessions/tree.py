@@ -1,0 +1,101 @@
+"""The tree that the branches of a session form, from columns alone: it never looks into a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A checkpoint as the tree and the log know it.
+
+    Args:
+        id: the checkpoint.
+        number: its place on its branch, from 1.
+        name: the name a person gave it, or None.
+        kind: `before` a turn, `after` a turn, after `tools`, `branch` (where a branch begins) or `named`.
+        is_auto: True if agentgit made it by itself.
+        created_at: aware UTC.
+        position: how many tool invocations lie before it.
+        message_count: how many messages its conversation has.
+        title: one short line about what happened there.
+    """
+
+    id: int
+    number: int
+    name: str | None = None
+    kind: str = "named"
+    is_auto: bool = False
+    created_at: datetime | None = None
+    position: int = 0
+    message_count: int = 0
+    title: str = ""
+
+
+@dataclass(kw_only=True)
+class Branch:
+    """A branch in the tree, with its points (oldest first) and the branches that leave from it.
+
+    Args:
+        id: the internal session.
+        name: unique in the session.
+        status: `open`, `running`, `replaying` or `partial`.
+        is_current: True if the session continues on it.
+        parent_id: the branch it left from.
+        branch_point_id: the checkpoint where it left.
+        points: its checkpoints.
+        children: branches that leave from it, in the order they were made.
+    """
+
+    id: int
+    name: str
+    status: str = "open"
+    is_current: bool = False
+    parent_id: int | None = None
+    branch_point_id: int | None = None
+    points: list[Point] = field(default_factory=list)
+    children: list[Branch] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Tree:
+    """The branches of one session, from the root.
+
+    Args:
+        session_name: whose tree it is.
+        roots: the branches without a parent; there is one, `main`.
+    """
+
+    session_name: str
+    roots: list[Branch]
+
+    @classmethod
+    def grow(cls, session_name: str, branches: Iterable[Branch]) -> Tree:
+        """Hang each branch under its parent.
+
+        Args:
+            session_name: whose tree it is.
+            branches: in the order they were made, without children.
+
+        Example:
+            >>> tree = Tree.grow("s", [Branch(id=1, name="main"), Branch(id=2, name="b", parent_id=1)])
+            >>> [branch.name for branch in tree.walk()]
+            ['main', 'b']
+        """
+        known: dict[int, Branch] = {}
+        roots: list[Branch] = []
+        for branch in branches:
+            known[branch.id] = branch
+            parent = known.get(branch.parent_id) if branch.parent_id is not None else None
+            (parent.children if parent else roots).append(branch)
+        return cls(session_name=session_name, roots=roots)
+
+    def walk(self) -> Iterable[Branch]:
+        """Visit every branch, parents before their children."""
+        stack = list(reversed(self.roots))
+        while stack:
+            branch = stack.pop()
+            yield branch
+            stack.extend(reversed(branch.children))

@@ -1,0 +1,8 @@
+"""Tools: what they do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
+
+from agentgit.tools.effects import Effect, compensable, effect, reversible
+from agentgit.tools.invocation import ToolInvocation
+from agentgit.tools.plan import RollbackPlan
+from agentgit.tools.report import RollbackReport
+
+__all__ = ["Effect", "RollbackPlan", "RollbackReport", "ToolInvocation", "compensable", "effect", "reversible"]
