@@ -62,7 +62,12 @@ def portable(value: Any) -> Any:
     """
     from pydantic_core import to_jsonable_python
 
-    return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="strings")
+    try:
+        return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="strings")
+    except UnicodeEncodeError:  # a lone surrogate in a key; pydantic takes them only in values
+        if isinstance(value, dict):
+            return {str(key): portable(item) for key, item in value.items()}
+        return [portable(item) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else repr(value)
 
 
 def to_json(value: Any) -> bytes:

@@ -116,6 +116,12 @@ class Database:
                 time.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def use_wal(self) -> None:
+        """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
+        with _translated(self.url), self._turn, self.engine.connect() as connection:
+            raw: Any = connection.connection.dbapi_connection
+            raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside of a transaction
+
     def close(self) -> None:
         """Give all connections back; the object may not be used afterwards."""
         self.engine.dispose()
@@ -127,7 +133,7 @@ class _Again(Unavailable):
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
     connection.isolation_level = None  # SQLAlchemy's transactions are ours, see _begin_sqlite
-    for pragma in ("journal_mode=WAL", "foreign_keys=ON", "synchronous=NORMAL", f"busy_timeout={BUSY_SECONDS * 1000}"):
+    for pragma in ("foreign_keys=ON", "synchronous=NORMAL", f"busy_timeout={BUSY_SECONDS * 1000}"):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -82,6 +82,8 @@ def upgrade(database: Database) -> str:
     with _one_at_a_time:
         if (found := current(database)) is not None and found > REVISION:
             check(database)
+        if found is None and database.is_sqlite and not database.in_memory:
+            database.use_wal()
         if found != REVISION:
             database.write(lambda connection: _upgrade(connection, database, command.upgrade), durable=True)
     return REVISION

@@ -23,6 +23,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import registry
 from sqlalchemy.types import TypeDecorator
@@ -118,6 +119,9 @@ def _number(*, small: bool = False, **kwargs: Any) -> Any:
 def _same_tenant(column: str, table: str) -> ForeignKeyConstraint:
     """Refer to a row of the same tenant, and of no other."""
     return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
+
+
+_NESTED = text("root_id IS NOT NULL")
 
 
 class Row(SQLModel, registry=registry(metadata=METADATA)):
@@ -220,7 +224,8 @@ class CheckpointRow(Row, table=True):
 class ToolInvocationRow(Row, table=True):
     """One call of one tool. `status` moves, by the rules of the journal.
 
-    `arrival` counts the calls of a branch as they came; (`batch`, `batch_index`) is their order in the AI message.
+    `arrival` counts the calls of a branch as they were recorded; (`batch`, `batch_index`) is their order in the AI
+    messages.
     """
 
     __tablename__ = "tool_invocation"
@@ -297,10 +302,17 @@ class OperationRow(Row, table=True):
 
 
 class GraphCheckpointRow(Row, table=True):
-    """What LangGraph saves at every super-step. `seq` counts the checkpoints of a thread's namespace as they came."""
+    """What LangGraph saves at every super-step. `seq` counts the checkpoints of a thread's namespace as they came.
+
+    `root_id` is the checkpoint of the whole graph that a subgraph's checkpoint belongs to.
+    """
 
     __tablename__ = "graph_checkpoint"
-    __table_args__ = (UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),)
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
+        # Only subgraphs have a root: most rows are roots themselves and stay out of this index.
+        Index(None, "tenant_id", "thread_id", "root_id", sqlite_where=_NESTED, postgresql_where=_NESTED),
+    )
 
     tenant_id: int = _id(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
@@ -308,6 +320,9 @@ class GraphCheckpointRow(Row, table=True):
     checkpoint_id: str = _word(64, primary_key=True)
     seq: int = _number()
     parent_id: str | None = _word(64, nullable=True)
+    root_id: str | None = _word(64, nullable=True)
+    run_id: str | None = _text(nullable=True)
+    message_count: int = _number()
     meta: bytes = _bytes()
     header: bytes = _bytes()
     channels: bytes = _bytes()

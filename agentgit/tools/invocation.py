@@ -19,11 +19,13 @@ REVERSE_UNKNOWN = "reverse_unknown"
 MOVES: dict[str, frozenset[str]] = {
     INTENDED: frozenset({DONE, FAILED, PAUSED, UNKNOWN}),
     PAUSED: frozenset({INTENDED}),
+    UNKNOWN: frozenset({DONE, FAILED}),
     DONE: frozenset({REVERSING}),
     REVERSING: frozenset({REVERSED, REVERSE_FAILED, REVERSE_UNKNOWN}),
-    REVERSE_FAILED: frozenset({REVERSING}),
+    REVERSE_FAILED: frozenset({REVERSING, REVERSED}),
+    REVERSE_UNKNOWN: frozenset({REVERSED, REVERSE_FAILED}),
 }
-"""What may follow what; everything else is final until a person decides."""
+"""What may follow what. Out of `unknown` leads only the call's own late end or a person's word."""
 
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which something of the call may be in the world."""

@@ -65,9 +65,8 @@ class RollbackReport:
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"Rollback {self.status}: branch {self.branch}, {len(self.replayed)} tool calls replayed from the record."
-        ]
+        calls = f"{len(self.replayed)} tool call{'' if len(self.replayed) == 1 else 's'}"
+        lines = [f"Rollback {self.status}: branch {self.branch}, {calls} replayed from the record."]
         for group in ("reversed", "kept", "failed", "remaining"):
             lines += [f"  {group:<9} {item}" for item in getattr(self, group)]
         return "\n".join(lines)

@@ -49,6 +49,9 @@ def upgrade() -> None:
         sa.Column("checkpoint_id", sa.String(length=64), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
         sa.Column("parent_id", sa.String(length=64), nullable=True),
+        sa.Column("root_id", sa.String(length=64), nullable=True),
+        sa.Column("run_id", sa.Text(), nullable=True),
+        sa.Column("message_count", sa.Integer(), nullable=False),
         sa.Column("meta", sa.LargeBinary(), nullable=False),
         sa.Column("header", sa.LargeBinary(), nullable=False),
         sa.Column("channels", sa.LargeBinary(), nullable=False),
@@ -58,6 +61,15 @@ def upgrade() -> None:
             "tenant_id", "thread_id", "ns", "seq", name=op.f("uq_graph_checkpoint_tenant_id_thread_id_ns_seq")
         ),
     )
+    with op.batch_alter_table("graph_checkpoint", schema=None) as batch_op:
+        batch_op.create_index(
+            batch_op.f("ix_graph_checkpoint_tenant_id_thread_id_root_id"),
+            ["tenant_id", "thread_id", "root_id"],
+            unique=False,
+            sqlite_where=sa.text("root_id IS NOT NULL"),
+            postgresql_where=sa.text("root_id IS NOT NULL"),
+        )
+
     op.create_table(
         "graph_write",
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -261,6 +273,13 @@ def downgrade() -> None:
     op.drop_table("user")
     op.drop_table("tenant")
     op.drop_table("graph_write")
+    with op.batch_alter_table("graph_checkpoint", schema=None) as batch_op:
+        batch_op.drop_index(
+            batch_op.f("ix_graph_checkpoint_tenant_id_thread_id_root_id"),
+            sqlite_where=sa.text("root_id IS NOT NULL"),
+            postgresql_where=sa.text("root_id IS NOT NULL"),
+        )
+
     op.drop_table("graph_checkpoint")
     op.drop_table("external_session")
     op.drop_table("blob")

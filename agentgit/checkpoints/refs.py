@@ -1,0 +1,87 @@
+"""References: how a person names a place. `7411`, `before payment`, `main`, `main#7`, `main~2`, `HEAD`, `HEAD~1`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentgit.errors import InvalidInput
+
+HEAD = "HEAD"
+
+_FORM = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back>\d{0,9}))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference, taken apart.
+
+    Args:
+        text: as it was written.
+        base: what stands before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
+        number: the checkpoint of that branch, from 1; None without `#`.
+        back: how many checkpoints to go back from there; 0 without `~`.
+    """
+
+    text: str
+    base: str
+    number: int | None = None
+    back: int = 0
+
+    @property
+    def id(self) -> int | None:
+        """The checkpoint id, if it can be one."""
+        return int(self.text) if self.text.isascii() and self.text.isdigit() and len(self.text) < 17 else None
+
+
+def parse(text: str) -> Reference:
+    """Take a reference apart.
+
+    Raises:
+        InvalidInput: it is empty.
+
+    Example:
+        >>> parse("main#7").number, parse("HEAD~2").back, parse("HEAD~").back
+        (7, 2, 1)
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise InvalidInput("An empty reference names nothing; give a name or an id, or like main#7 or HEAD~1.")
+    number, back = match["number"], match["back"]
+    return Reference(
+        text=text,
+        base=match["base"],
+        number=int(number) if number is not None else None,
+        back=0 if back is None else int(back or 1),
+    )
+
+
+def branch_name(text: str) -> str:
+    """Make sure that a name can be a branch's, so that every reference to it can be read.
+
+    Raises:
+        InvalidInput: it is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.
+
+    Example:
+        >>> branch_name("rather a sofa")
+        'rather a sofa'
+    """
+    if not text.strip() or text.isdigit() or text == HEAD or len(text) > 200 or re.search(r"[#~@\x00-\x1f\x7f]", text):
+        raise InvalidInput(
+            f"A branch cannot be called {text!r}: it needs a name of up to 200 characters that is no number, not HEAD, "
+            "and without # ~ @ and control characters."
+        )
+    return text
+
+
+def near(text: str, names: Iterable[str]) -> tuple[str, ...]:
+    """List the names that are like what was asked for, the likest first.
+
+    Example:
+        >>> near("before paymnt", ["before payment", "start"])
+        ('before payment',)
+    """
+    by_fold = {name.casefold(): name for name in names}
+    return tuple(by_fold[found] for found in difflib.get_close_matches(text.casefold(), by_fold, n=5, cutoff=0.5))

@@ -1,0 +1,307 @@
+"""Graph checkpoints and pending writes, as a LangGraph saver needs them; nothing here knows LangGraph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, literal, select, tuple_
+
+from agentgit.errors import NotFound
+from agentgit.store import fork, threads
+from agentgit.store.blobs import HASH_BYTES, compact, pack
+from agentgit.store.content import Body, Content, Encoded
+from agentgit.store.graph_rows import (
+    ADD_WRITES,
+    CHECKPOINT,
+    HEAD,
+    INTERRUPT,
+    NEWEST,
+    NEWEST_HEAD,
+    NEXT_SEQ,
+    ONE,
+    PREVIOUS,
+    REPLACE_WRITES,
+    RESUME,
+    UPSERT,
+    WRITES,
+    Draft,
+    Found,
+    Head,
+    Pending,
+    Place,
+    Scope,
+    Task,
+    conversation,
+    found,
+    hash_state,
+    is_shown,
+)
+from agentgit.store.plain import show_message, show_state
+
+__all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
+
+
+class GraphStore:
+    """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+        self.content = Content(tenant_id)
+
+    # -- writing
+
+    def put(self, connection: Connection, place: Place, draft: Draft) -> Head:
+        """Store a graph checkpoint; one that is there already is replaced and keeps its `seq`.
+
+        Args:
+            connection: in a transaction that writes.
+            place: where.
+            draft: what.
+        """
+        parent = self.find(connection, place._replace(checkpoint_id=draft.parent_id)) if draft.parent_id else None
+        kept = _kept(draft, parent)
+        fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
+        bases = parent.channels if parent else {}
+        hashes = self.content.put(connection, [(value.body, bases.get(name)) for name, value in fresh.items()])
+        stored = {**kept, **dict(zip(fresh, hashes, strict=True))}
+        channels = {name: stored[name] for name in draft.names}
+        counts = _counts(draft, fresh, parent)
+        head = Head(place.checkpoint_id, hash_state(channels), counts.get(conversation(counts) or "", 0))
+        run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
+        row = {
+            **self._key(place), "seq": connection.execute(NEXT_SEQ, self._space(place.thread, place.ns)).scalar(),
+            "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
+            "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
+            "meta": compact(draft.meta), "header": compact({**draft.header, "counts": counts}),
+            "channels": pack(channels), "state_hash": head.state_hash,
+        }  # fmt: skip
+        connection.execute(UPSERT[connection.dialect.name], row)
+        return head
+
+    def put_writes(
+        self, connection: Connection, place: Place, task: Task, writes: Sequence[tuple[int, str, Body]]
+    ) -> None:
+        """Store what a task wrote; storing it again changes nothing, except that negative indexes replace.
+
+        Args:
+            connection: in a transaction that writes.
+            place: the graph checkpoint that the task belongs to.
+            task: who wrote.
+            writes: index, channel and value of each.
+        """
+        hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
+        held = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
+        rows = [
+            {
+                **self._key(place), "task_id": task.id, "idx": index, "task_path": task.path, "channel": channel,
+                # An interrupt remembers the answers that came before it, so that a fork can ask it again.
+                "value": value + held.get(RESUME, b"") if channel == INTERRUPT else value,
+            }
+            for (index, channel, _), value in zip(writes, hashes, strict=True)
+        ]  # fmt: skip
+        dialect = connection.dialect.name
+        for statement, part in (
+            (REPLACE_WRITES[dialect], [row for row in rows if row["idx"] < 0]),
+            (ADD_WRITES[dialect], [row for row in rows if row["idx"] >= 0]),
+        ):
+            if part:
+                connection.execute(statement, part)
+
+    def fork(self, connection: Connection, source: str, checkpoint_id: str, target: str) -> Head:
+        """Copy one graph checkpoint of the whole graph with its id into a new thread, with all it needs to go on.
+
+        See `agentgit.store.fork` for what that is. Only rows are copied, so the cost does not depend on the messages.
+
+        Args:
+            connection: in a transaction that writes.
+            source: the thread to leave from.
+            checkpoint_id: where.
+            target: the new thread.
+
+        Raises:
+            NotFound: the source has no such graph checkpoint.
+            Conflict: the target thread exists.
+        """
+        head = self.snapshot(connection, source, checkpoint_id)
+        fork.copy(connection, self.tenant_id, Place(source, "", checkpoint_id), target)
+        return head
+
+    def copy_thread(self, connection: Connection, source: str, target: str) -> None:
+        """Copy everything of a thread into a new one; see `threads.copy`."""
+        threads.copy(connection, self.tenant_id, source, target)
+
+    def delete_thread(self, connection: Connection, thread: str) -> None:
+        """Delete the graph checkpoints and pending writes of a thread; see `threads.delete_thread`."""
+        threads.delete_thread(connection, self.tenant_id, thread)
+
+    def delete_for_runs(self, connection: Connection, run_ids: Sequence[str]) -> None:
+        """Delete what those runs made; see `threads.delete_for_runs`."""
+        threads.delete_for_runs(connection, self.tenant_id, run_ids)
+
+    def prune(self, connection: Connection, thread: str) -> None:
+        """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
+        threads.prune(connection, self.tenant_id, thread)
+
+    # -- reading
+
+    def find(self, connection: Connection, place: Place) -> Found | None:
+        """Read one graph checkpoint, or None."""
+        row = connection.execute(ONE, self._key(place)).first()
+        return found(row) if row is not None else None
+
+    def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
+        """Read the graph checkpoint of a namespace that came last, or None."""
+        row = connection.execute(NEWEST, self._space(thread, ns)).first()
+        return found(row) if row is not None else None
+
+    def page(
+        self,
+        connection: Connection,
+        scope: Scope,
+        *,
+        before: str | None = None,
+        after: Found | None = None,
+        limit: int = 64,
+    ) -> list[Found]:
+        """List graph checkpoints, newest first, a page at a time.
+
+        Args:
+            connection: any.
+            scope: which.
+            before: only those older than the one with this id.
+            after: the last one of the page before; None for the first page.
+            limit: the greatest number of them.
+        """
+        c = CHECKPOINT.c
+        query = select(CHECKPOINT).where(c.tenant_id == self.tenant_id).limit(limit)
+        for column, value in zip((c.thread_id, c.ns, c.checkpoint_id), scope, strict=True):
+            query = query.where(column == value) if value is not None else query
+        mark = None
+        if scope.thread is not None and scope.ns is not None:
+            # In one namespace the order is that in which they came, also where a clock went back.
+            mark = self.find(connection, Place(scope.thread, scope.ns, before)) if before else None
+            query = query.order_by(c.seq.desc())
+            query = query.where(c.seq < after.seq) if after else query
+        else:
+            order = (c.checkpoint_id, c.thread_id, c.ns)
+            query = query.order_by(*(column.desc() for column in order))
+            if after:
+                last = (after.place.checkpoint_id, after.place.thread, after.place.ns)
+                pairs = zip(last, order, strict=True)
+                query = query.where(tuple_(*order) < tuple_(*(literal(v, column.type) for v, column in pairs)))
+        if before is not None:
+            query = query.where(c.seq < mark.seq if mark else c.checkpoint_id < before)
+        return [found(row) for row in connection.execute(query)]
+
+    def writes(self, connection: Connection, place: Place) -> list[Pending]:
+        """Read the pending writes of a graph checkpoint, by task path, task and index."""
+        rows = connection.execute(WRITES, self._key(place)).all()
+        # Sorted here, because a database may have its own idea of the order of text.
+        rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
+        return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in rows]
+
+    def head(self, connection: Connection, thread: str) -> Head | None:
+        """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
+        row = connection.execute(NEWEST_HEAD, self._space(thread, "")).first()
+        return Head(*row) if row is not None else None
+
+    def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
+        """Tell what a checkpoint of agentgit keeps of a graph checkpoint.
+
+        Raises:
+            NotFound: the thread has no such graph checkpoint.
+        """
+        row = connection.execute(HEAD, self._key(Place(thread, "", checkpoint_id))).first()
+        if row is None:
+            raise _missing(thread, checkpoint_id)
+        return Head(*row)
+
+    def read_state(
+        self, connection: Connection, thread: str, checkpoint_id: str
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Read the state as JSON-like values without the messages, and the messages in LangChain's stored form.
+
+        A value that only LangGraph's serializer can rebuild is shown as its plain data, and one that was written with
+        an own or encrypting serializer as a text that says so.
+
+        Args:
+            connection: any.
+            thread: the thread.
+            checkpoint_id: a graph checkpoint of the whole graph.
+
+        Raises:
+            NotFound: the thread has no such graph checkpoint.
+            Corrupt: a value does not match its hash.
+        """
+        at = self._expect(connection, thread, checkpoint_id)
+        shown = {name: key for name, key in at.channels.items() if is_shown(name)}
+        bodies = self.content.get(connection, shown.values())
+        return show_state({name: bodies[key] for name, key in shown.items()}, conversation(at.header["counts"]))
+
+    def messages(
+        self, connection: Connection, thread: str, checkpoint_id: str, last: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Read the messages in LangChain's stored form, oldest first.
+
+        Args:
+            connection: any.
+            thread: the thread.
+            checkpoint_id: a graph checkpoint of the whole graph.
+            last: how many of the newest ones; None for all. Older ones are not read.
+
+        Raises:
+            NotFound: the thread has no such graph checkpoint.
+            Corrupt: a value does not match its hash.
+        """
+        at = self._expect(connection, thread, checkpoint_id)
+        channel = conversation(at.header["counts"])
+        if channel is None or last == 0:
+            return []
+        hashes = self.content.items(connection, at.channels[channel])[-last if last else 0 :]
+        leaves = self.content.blobs.get_many(connection, hashes)
+        return [show_message(leaves[key]) for key in hashes]
+
+    def _expect(self, connection: Connection, thread: str, checkpoint_id: str) -> Found:
+        at = self.find(connection, Place(thread, "", checkpoint_id))
+        if at is None:
+            raise _missing(thread, checkpoint_id)
+        return at
+
+    def _space(self, thread: str, ns: str) -> dict[str, Any]:
+        return {"tenant_id": self.tenant_id, "thread_id": thread, "ns": ns}
+
+    def _key(self, place: Place) -> dict[str, Any]:
+        return {**self._space(place.thread, place.ns), "checkpoint_id": place.checkpoint_id}
+
+
+def _kept(draft: Draft, parent: Found | None) -> dict[str, bytes]:
+    """Find the values that the parent has already: not said to have changed, and of the same version."""
+    if parent is None:
+        return {}
+    now, then = draft.header["versions"], parent.header["versions"]
+    same = {name for name in draft.names if name not in draft.changed and name in now and now[name] == then.get(name)}
+    return {name: parent.channels[name] for name in draft.names if name in same and name in parent.channels}
+
+
+def _counts(draft: Draft, fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
+    """Count the messages of each shown channel that holds messages."""
+    counts: dict[str, int] = {}
+    for name in filter(is_shown, draft.names):
+        value = fresh.get(name)
+        if value is None:
+            count = parent.header["counts"].get(name) if parent else None
+        else:
+            count = value.messages if isinstance(value.body, list) or name == PREVIOUS else None
+        # An empty list may be a list of anything.
+        if count or (count == 0 and name == "messages"):
+            counts[name] = count
+    return counts
+
+
+def _missing(thread: str, checkpoint_id: str) -> NotFound:
+    return NotFound(f"Thread {thread!r} has no graph checkpoint {checkpoint_id!r}; was it pruned or deleted?")

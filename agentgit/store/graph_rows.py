@@ -1,0 +1,189 @@
+"""Graph checkpoints and pending writes as rows: their values, their statements, and what of a state people see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from sqlalchemy import Row, bindparam, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from agentgit.errors import Corrupt
+from agentgit.store.blobs import unpack
+from agentgit.store.content import Encoded
+from agentgit.store.tables import GraphCheckpointRow, GraphWriteRow
+from agentgit.values import from_json
+
+CHECKPOINT = GraphCheckpointRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+WRITE = GraphWriteRow.__table__  # type: ignore[attr-defined]  # as above
+
+INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
+"""LangGraph's channels for a question that a task asks, for its answers, and for its failure."""
+
+PREVIOUS = "__previous__"
+"""LangGraph's channel for what an entrypoint of the functional API saved."""
+
+_SHOWN = {"__root__", PREVIOUS}
+_HIDDEN = ("__", "branch:", "join:")
+
+
+class Place(NamedTuple):
+    """Where a graph checkpoint is: its thread, its namespace (empty for the whole graph), its id."""
+
+    thread: str
+    ns: str
+    checkpoint_id: str
+
+
+class Head(NamedTuple):
+    """What a checkpoint of agentgit keeps of a graph checkpoint."""
+
+    checkpoint_id: str
+    state_hash: bytes
+    message_count: int
+
+
+class Found(NamedTuple):
+    """A graph checkpoint as it is stored, its values as hashes."""
+
+    place: Place
+    seq: int
+    parent_id: str | None
+    meta: dict[str, Any]
+    header: dict[str, Any]
+    channels: dict[str, bytes]
+
+
+class Pending(NamedTuple):
+    """A write that a task made on top of a graph checkpoint; `value` is the hash of what it wrote."""
+
+    task_id: str
+    channel: str
+    value: bytes
+
+
+class Task(NamedTuple):
+    """Who writes: a task of a graph checkpoint, and its path, which orders the tasks of a step."""
+
+    id: str
+    path: str = ""
+
+
+class Scope(NamedTuple):
+    """Which graph checkpoints to list; None means any."""
+
+    thread: str | None = None
+    ns: str | None = None
+    checkpoint_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A graph checkpoint that is to be stored.
+
+    Args:
+        parent_id: the graph checkpoint it was made from.
+        meta: its metadata, JSON-like.
+        header: everything else but the values, JSON-like; `versions` has the version of each channel.
+        names: the channels that have a value, in order.
+        changed: those whose value may differ from the parent's.
+        encode: gives the value of a channel; it is asked only for what the parent does not have.
+    """
+
+    parent_id: str | None
+    meta: Mapping[str, Any]
+    header: Mapping[str, Any]
+    names: Sequence[str]
+    changed: frozenset[str]
+    encode: Callable[[str], Encoded]
+
+
+def is_shown(channel: str) -> bool:
+    """Tell whether a channel belongs to the state that people see, and not to LangGraph's own bookkeeping.
+
+    Example:
+        >>> is_shown("messages"), is_shown("__start__"), is_shown("branch:to:tools")
+        (True, False, False)
+    """
+    return channel in _SHOWN or not channel.startswith(_HIDDEN)
+
+
+def hash_state(channels: Mapping[str, bytes]) -> bytes:
+    """Hash a state: SHA-256 over the shown channels in the order of their names, each with NUL and its value's hash.
+
+    Args:
+        channels: the hash of each value, 32 bytes each.
+
+    Example:
+        >>> hash_state({"a": bytes(32), "__start__": bytes(32)}) == hash_state({"a": bytes(32)})
+        True
+    """
+    named = sorted((name.encode(errors="surrogatepass"), value) for name, value in channels.items() if is_shown(name))
+    return sha256(b"".join(b"%b\0%b" % pair for pair in named)).digest()
+
+
+def conversation(counts: Mapping[str, int]) -> str | None:
+    """Tell which channel is the conversation: `messages`, else the first one that holds messages.
+
+    Args:
+        counts: how many messages each channel has that holds messages.
+
+    Example:
+        >>> conversation({"notes": 1, "messages": 7}), conversation({})
+        ('messages', None)
+    """
+    return "messages" if "messages" in counts else next(iter(counts), None)
+
+
+def found(row: Row[Any]) -> Found:
+    """Read a row of the table graph_checkpoint.
+
+    Raises:
+        Corrupt: its bytes cannot be read.
+    """
+    place = Place(row.thread_id, row.ns, row.checkpoint_id)
+    try:
+        return Found(
+            place, row.seq, row.parent_id, from_json(row.meta), from_json(row.header), unpack(row.channels)
+        )  # fmt: skip
+    except ValueError as error:
+        key = "/".join(place)
+        raise Corrupt(
+            f"The row {key} in table graph_checkpoint cannot be read. Run: agentgit fsck; then restore the database "
+            "from a copy.",
+            row=f"graph_checkpoint {key}",
+        ) from error
+
+
+def where(table: Any, *names: str) -> list[Any]:
+    """Compare columns with the parameters of the same names."""
+    return [table.c[name] == bindparam(name) for name in names]
+
+
+def _upsert(dialect: Any, keep: Iterable[str]) -> Any:
+    statement = dialect.insert(CHECKPOINT)
+    key = [column.name for column in CHECKPOINT.primary_key]
+    moved = {c.name: statement.excluded[c.name] for c in CHECKPOINT.c if c.name not in {*key, *keep}}
+    return statement.on_conflict_do_update(index_elements=key, set_=moved)
+
+
+def _replace(dialect: Any) -> Any:
+    statement = dialect.insert(WRITE)
+    moved = {name: statement.excluded[name] for name in ("task_path", "channel", "value")}
+    return statement.on_conflict_do_update(index_elements=[c.name for c in WRITE.primary_key], set_=moved)
+
+
+_DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
+SPACE = ("tenant_id", "thread_id", "ns")
+KEY = (*SPACE, "checkpoint_id")
+UPSERT = {name: _upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()}
+REPLACE_WRITES = {name: _replace(dialect) for name, dialect in _DIALECTS.items()}
+ADD_WRITES = {name: dialect.insert(WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
+NEXT_SEQ = select(func.coalesce(func.max(CHECKPOINT.c.seq), 0) + 1).where(*where(CHECKPOINT, *SPACE))
+ONE = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
+NEWEST = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
+HEAD = ONE.with_only_columns(CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
+NEWEST_HEAD = NEWEST.with_only_columns(CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
+WRITES = select(WRITE).where(*where(WRITE, *KEY))

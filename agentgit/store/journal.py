@@ -1,0 +1,337 @@
+"""The journal of effects: every tool invocation, its status, and the order in which things happened in the world.
+
+    forward: intended → done | failed | unknown | paused        reverse: done → reversing → reversed | reverse_failed
+
+Each step is its own compare-and-swap on `status`, so that no two processes take the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
+
+from agentgit.errors import Conflict
+from agentgit.store.ids import new_id
+from agentgit.store.tables import InternalSessionRow, ToolInvocationRow, WorldLogRow
+from agentgit.tools import ToolInvocation
+from agentgit.tools.effects import READ_ONLY
+from agentgit.tools.invocation import INTENDED, MOVES, PAUSED, REVERSING, STANDING, UNKNOWN
+from agentgit.values import as_object, from_json, to_json
+
+INVOCATION = ToolInvocationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+WORLD = WorldLogRow.__table__  # type: ignore[attr-defined]  # as above
+BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
+
+LOGGED = frozenset({"done", "failed", "unknown", "reversed"})
+"""The statuses after which something may be otherwise in the world."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The part of a track that one branch recorded itself.
+
+    Args:
+        branch_id: the branch.
+        before: how many invocations lie before its first one.
+        count: how many of its own belong to the track; None for all.
+    """
+
+    branch_id: int
+    before: int
+    count: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """A call that is about to run.
+
+    Args:
+        session_id: the external session.
+        branch_id: the branch that calls.
+        batch: the calls of one AI message have the same, those of a later one a greater number.
+        batch_index: its place in the AI message.
+        tool_name: which tool.
+        tool_call_id: the id of the call in the AI message, if one asked for it.
+        effect: what the tool does to the world.
+        undo: the import path of its undo function.
+        args: JSON-like.
+        idempotency_key: the same for every attempt.
+        owner: the turn that calls.
+        started_at: aware UTC.
+    """
+
+    session_id: int
+    branch_id: int
+    batch: int
+    batch_index: int
+    tool_name: str
+    tool_call_id: str | None
+    effect: str
+    undo: str | None
+    args: Any
+    idempotency_key: str
+    owner: str
+    started_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a call ended.
+
+    Args:
+        status: `done`, `failed`, `paused` or `unknown`.
+        result: what it returned, JSON-like.
+        error: what it raised, as text.
+        ended_at: aware UTC; None if that is not known.
+    """
+
+    status: str
+    result: Any = None
+    error: str | None = None
+    ended_at: datetime | None = None
+
+
+_ORDER = (INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival)
+"""The order of the AI messages; what a tool itself called comes after it."""
+
+
+class Journal:
+    """The invocations of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    # -- forward
+
+    def intend(self, connection: Connection, intent: Intent, outcome: Outcome | None = None) -> int:
+        """Record that a call is about to run, or at once that it ran; give its id.
+
+        Args:
+            intent: the call.
+            outcome: for a call that only reads, which need not be on disk before it runs.
+        """
+        invocation_id = new_id()
+        arrived = select(func.max(INVOCATION.c.arrival)).where(self._of(intent.branch_id))
+        last = connection.execute(arrived).scalar()
+        values = {
+            "tenant_id": self.tenant_id, "id": invocation_id, "external_session_id": intent.session_id,
+            "internal_session_id": intent.branch_id, "arrival": 0 if last is None else last + 1, "batch": intent.batch,
+            "batch_index": intent.batch_index, "tool_name": intent.tool_name, "tool_call_id": intent.tool_call_id,
+            "effect": intent.effect, "status": INTENDED, "args": to_json(intent.args), "undo": intent.undo,
+            "idempotency_key": intent.idempotency_key, "owner": intent.owner, "started_at": intent.started_at,
+        }  # fmt: skip
+        connection.execute(
+            insert(INVOCATION), values | ({"status": outcome.status, **_ended(outcome)} if outcome else {})
+        )
+        return invocation_id
+
+    def again(self, connection: Connection, invocation_id: int, owner: str) -> None:
+        """Record that a paused call runs again."""
+        self._move(connection, invocation_id, INTENDED, owner=owner)
+
+    def end(self, connection: Connection, invocation_id: int, outcome: Outcome) -> None:
+        """Record how a call ended.
+
+        Raises:
+            Conflict: its status is no longer one that can end so.
+        """
+        row = self._move(connection, invocation_id, outcome.status, **_ended(outcome))
+        if row.effect != READ_ONLY:
+            self._log(connection, row, outcome.status, None)
+
+    def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
+        """Mark the calls of a turn that ended without their outcome: nobody knows whether they happened."""
+        running = select(INVOCATION.c.id).where(
+            self._of(branch_id), INVOCATION.c.status == INTENDED, INVOCATION.c.owner == owner
+        )
+        for invocation_id in connection.execute(running.order_by(INVOCATION.c.arrival)).scalars().all():
+            self.end(connection, invocation_id, Outcome(status=UNKNOWN))
+
+    # -- reverse, and what a person decides
+
+    def move(
+        self,
+        connection: Connection,
+        invocation_id: int,
+        status: str,
+        *,
+        operation_id: int | None = None,
+        owner: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Move one invocation to another status, by the rules of the journal.
+
+        Args:
+            invocation_id: which.
+            status: where to.
+            operation_id: the rollback that does it.
+            owner: the piece of work that does it.
+            error: what its undo raised.
+
+        Raises:
+            Conflict: it is not in a status from which that may follow.
+        """
+        row = self._move(connection, invocation_id, status, owner=owner, error_message=error)
+        self._log(connection, row, status, operation_id)
+
+    def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
+        this = and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
+        allowed = [before for before, after in MOVES.items() if status in after]
+        moved = connection.execute(
+            update(INVOCATION).where(this, INVOCATION.c.status.in_(allowed)).values(status=status, **values)
+        )
+        row = connection.execute(select(INVOCATION).where(this)).one()
+        if moved.rowcount != 1:
+            raise Conflict(
+                f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: somebody "
+                "else has dealt with it. Plan the rollback again."
+            )
+        return row
+
+    def _log(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
+        if action not in LOGGED:
+            return
+        of_session = and_(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == row.external_session_id)
+        last = connection.execute(select(func.max(WORLD.c.seq)).where(of_session)).scalar() or 0
+        connection.execute(
+            insert(WORLD),
+            {
+                "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
+                "invocation_id": row.id, "action": action, "operation_id": operation_id,
+                "created_at": datetime.now(UTC),
+            },
+        )  # fmt: skip
+
+    # -- reading
+
+    def count(self, connection: Connection, branch_id: int, *, before_batch: int | None = None) -> int:
+        """Count the calls that a branch made itself.
+
+        Args:
+            connection: any.
+            branch_id: the branch.
+            before_batch: only those of earlier batches.
+        """
+        query = select(func.count()).select_from(INVOCATION).where(self._of(branch_id))
+        if before_batch is not None:
+            query = query.where(INVOCATION.c.batch < before_batch)
+        return int(connection.execute(query).scalar_one())
+
+    def next_batch(self, connection: Connection, branch_id: int) -> int:
+        """Give the number that the next batch of a branch has."""
+        last = connection.execute(select(func.max(INVOCATION.c.batch)).where(self._of(branch_id))).scalar()
+        return 0 if last is None else int(last) + 1
+
+    def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
+        """Tell the newest batch of a branch that one of these tool calls belongs to; None if none was recorded."""
+        called = INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
+        query = select(func.max(INVOCATION.c.batch)).where(self._of(branch_id), called)
+        found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
+        return int(found) if found is not None else None
+
+    def paused(self, connection: Connection, branch_id: int) -> dict[str, Row[Any]]:
+        """Find the paused calls of a branch by their tool call ids."""
+        query = select(INVOCATION.c.id, INVOCATION.c.tool_call_id, INVOCATION.c.batch, INVOCATION.c.batch_index)
+        rows = connection.execute(query.where(self._of(branch_id), INVOCATION.c.status == PAUSED))
+        return {row.tool_call_id: row for row in rows}
+
+    def track(self, connection: Connection, parts: Sequence[Part]) -> list[ToolInvocation]:
+        """Read a track, in the order of the AI messages.
+
+        Args:
+            parts: root first; the last is the branch that is looked at.
+        """
+        track: list[ToolInvocation] = []
+        for part in parts:
+            query = select(INVOCATION).where(self._of(part.branch_id))
+            if part.count is not None:
+                query = query.where(INVOCATION.c.arrival < part.count)
+            query = query.order_by(*_ORDER)
+            rows = connection.execute(query)
+            track += [_value(row, parts[-1].branch_id, len(track) + n) for n, row in enumerate(rows)]
+        return track
+
+    def standing(self, connection: Connection, session_id: int) -> list[ToolInvocation]:
+        """Read the invocations of a session that may have left something in its world, newest first in world order."""
+        happened = (
+            select(WORLD.c.invocation_id, func.max(WORLD.c.seq).label("seq"))
+            .where(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == session_id)
+            .group_by(WORLD.c.invocation_id)
+            .subquery()
+        )
+        joined = INVOCATION.outerjoin(happened, happened.c.invocation_id == INVOCATION.c.id).join(
+            BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
+        )
+        query = (
+            select(INVOCATION, BRANCH.c.inherited, happened.c.seq)
+            .select_from(joined)
+            .where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                INVOCATION.c.external_session_id == session_id,
+                INVOCATION.c.status.in_(sorted(STANDING)),
+                INVOCATION.c.effect != READ_ONLY,
+            )
+        )
+        rows = connection.execute(query).all()
+        now = float("inf")  # what runs at this moment is the newest of all
+        newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
+        return [_value(row, row.internal_session_id, row.inherited + row.arrival) for row in newest]
+
+    def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
+        """Read one invocation, as the branch that recorded it sees it; None if there is none."""
+        joined = INVOCATION.join(
+            BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
+        )
+        query = select(INVOCATION, BRANCH.c.inherited).select_from(joined)
+        query = query.where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
+        row = connection.execute(query).first()
+        return _value(row, row.internal_session_id, row.inherited + row.arrival) if row is not None else None
+
+    def in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
+        """List the invocations of a session that this owner is, or was when it died, about to reverse."""
+        query = select(INVOCATION.c.id).where(
+            INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.external_session_id == session_id,
+            INVOCATION.c.status == REVERSING, INVOCATION.c.owner == owner,
+        )  # fmt: skip
+        return list(connection.execute(query).scalars())
+
+    def _of(self, branch_id: int) -> Any:
+        return and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.internal_session_id == branch_id)
+
+
+def _ended(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "result": to_json(outcome.result) if outcome.status == "done" else None,
+        "error_message": outcome.error,
+        "ended_at": outcome.ended_at,
+    }
+
+
+def _value(row: Row[Any], seen_by: int, position: int) -> ToolInvocation:
+    """Make the value of a row; on another branch than its own it is a replay of itself."""
+    own = row.internal_session_id == seen_by
+    return ToolInvocation(
+        id=row.id,
+        internal_session_id=seen_by,
+        position=position,
+        tool_name=row.tool_name,
+        args=as_object(row.args),
+        result=from_json(row.result) if row.result is not None else None,
+        error_message=row.error_message,
+        status=row.status,
+        effect=row.effect,
+        tool_call_id=row.tool_call_id,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        replay_of=row.replay_of if own else row.id,
+        idempotency_key=row.idempotency_key,
+        undo=row.undo,
+    )

@@ -1,0 +1,129 @@
+"""Operations: rollbacks and forks, in progress, done or half done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, insert, select, update
+
+from agentgit.sessions.operation import RUNNING, Operation
+from agentgit.store.ids import new_id
+from agentgit.store.tables import OperationRow
+from agentgit.values import as_object, to_json
+
+OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """An operation that is about to begin.
+
+    Args:
+        kind: `rollback` or `fork`.
+        session_id: the external session.
+        user_id: who asked for it.
+        source_id: the branch that was left.
+        target_id: the checkpoint to go to.
+        branch_id: the new branch.
+        request_id: the caller's own name for it, unique in the session; None for any.
+        owner: the piece of work that does it.
+        request: what was asked for and planned, JSON-like.
+    """
+
+    kind: str
+    session_id: int
+    user_id: int
+    source_id: int
+    target_id: int
+    branch_id: int
+    request_id: str | None
+    owner: str
+    request: Mapping[str, Any]
+
+
+class Operations:
+    """The operations of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def begin(self, connection: Connection, begun: Begun) -> int:
+        """Record that an operation begins; give its id."""
+        operation_id = new_id()
+        connection.execute(
+            insert(OPERATION),
+            {
+                "tenant_id": self.tenant_id, "id": operation_id, "external_session_id": begun.session_id,
+                "user_id": begun.user_id, "kind": begun.kind, "status": RUNNING,
+                "request_id": begun.request_id or str(operation_id), "source_id": begun.source_id,
+                "target_id": begun.target_id, "internal_session_id": begun.branch_id, "owner": begun.owner,
+                "request": to_json(begun.request), "report": to_json({}), "created_at": datetime.now(UTC),
+            },
+        )  # fmt: skip
+        return operation_id
+
+    def take(self, connection: Connection, row: Row[Any], owner: str) -> bool:
+        """Take over an operation from the owner it had when `row` was read; False if somebody was faster."""
+        here = OPERATION.c.owner.is_not_distinct_from(row.owner)
+        taken = connection.execute(
+            update(OPERATION)
+            .where(self._is(row.id), OPERATION.c.status == row.status, here)
+            .values(owner=owner, status=RUNNING)
+        )
+        return taken.rowcount == 1
+
+    def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
+        """Record how an operation ended, or that it stopped half way."""
+        ended = update(OPERATION).where(self._is(operation_id))
+        connection.execute(ended.values(status=status, report=to_json(report), owner=None, ended_at=datetime.now(UTC)))
+
+    def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
+        """Read one operation."""
+        return connection.execute(select(OPERATION).where(self._is(operation_id))).first()
+
+    def requested(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
+        """Read the operation of a session that has this request id."""
+        query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
+        return connection.execute(query).first()
+
+    def of_branch(self, connection: Connection, branch_id: int) -> Row[Any] | None:
+        """Read the operation that made a branch; the first one has none."""
+        query = select(OPERATION).where(
+            OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.internal_session_id == branch_id
+        )
+        return connection.execute(query).first()
+
+    def all(self, connection: Connection, session_id: int) -> list[Operation]:
+        """List the operations of a session, newest first."""
+        rows = connection.execute(select(OPERATION).where(self._of(session_id)).order_by(OPERATION.c.id.desc()))
+        return [value(row) for row in rows]
+
+    def _is(self, operation_id: int) -> Any:
+        return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)
+
+    def _of(self, session_id: int) -> Any:
+        return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
+
+
+def value(row: Row[Any]) -> Operation:
+    """Make the value of a row."""
+    return Operation(
+        id=row.id,
+        kind=row.kind,
+        status=row.status,
+        request_id=row.request_id,
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+        external_session_id=row.external_session_id,
+        source_session_id=row.source_id,
+        checkpoint_id=row.target_id,
+        internal_session_id=row.internal_session_id,
+        report=as_object(row.report),
+    )

@@ -1,0 +1,68 @@
+"""Who works on a branch or an operation: a piece of work in a process, which may have died since."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_working: set[str] = set()
+"""The owners in this process that are still at work."""
+
+
+@contextmanager
+def owner() -> Iterator[str]:
+    """Give a name for one piece of work, which counts as alive until the block ends or the process dies.
+
+    Example:
+        >>> with owner() as name:
+        ...     is_alive(name)
+        True
+        >>> is_alive(name)
+        False
+    """
+    name = f"{socket.gethostname()[:60]}|{os.getpid()}|{_started(os.getpid())}|{secrets.token_hex(8)}"
+    _working.add(name)
+    try:
+        yield name
+    finally:
+        _working.discard(name)
+
+
+def is_alive(name: str | None) -> bool:
+    """Tell whether that piece of work may still be going on; on another host nobody can tell, so it may.
+
+    Args:
+        name: as `owner` gave it; None is nobody.
+    """
+    if name is None:
+        return False
+    host, pid, started, _ = name.split("|")
+    if host != socket.gethostname()[:60]:
+        return True
+    if int(pid) == os.getpid() and started == _started(os.getpid()):
+        return name in _working
+    return _exists(int(pid)) and started == _started(int(pid))
+
+
+def _started(pid: int) -> str:
+    """Give a process's start time where the system tells it, so that a reused pid is not taken for the dead one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _exists(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # os.kill would end the process there
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it lives, under another user
+    return True

@@ -1,0 +1,130 @@
+"""What is done to whole threads: copy, delete, prune. Values stay where they are; only rows come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, select
+
+from agentgit.errors import Conflict
+from agentgit.store.blobs import CHUNK
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found, where
+
+DELTA_COUNTERS = "counters_since_delta_snapshot"
+"""LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
+
+
+def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
+    """Tell whether a thread has anything."""
+    query = select(literal(1)).where(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == thread)
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
+    """Refuse to copy into a thread that has something.
+
+    Raises:
+        Conflict: it has.
+    """
+    if exists_already(connection, tenant_id, thread):
+        raise Conflict(f"Thread {thread!r} has checkpoints already. Copy into a new thread, or delete this one first.")
+
+
+def copy(connection: Connection, tenant_id: int, source: str, target: str) -> None:
+    """Copy everything of a thread into a new one; nothing happens if the source is empty.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        source: the thread.
+        target: the new thread.
+
+    Raises:
+        Conflict: the target exists.
+    """
+    must_be_new(connection, tenant_id, target)
+    for table in (CHECKPOINT, WRITE):
+        columns = [
+            literal(target, column.type).label("thread_id") if column.name == "thread_id" else column
+            for column in table.c
+        ]
+        rows = select(*columns).where(table.c.tenant_id == tenant_id, table.c.thread_id == source)
+        connection.execute(insert(table).from_select([column.name for column in table.c], rows))
+
+
+def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
+    """Delete the graph checkpoints and pending writes of a thread."""
+    for table in (WRITE, CHECKPOINT):
+        connection.execute(delete(table).where(table.c.tenant_id == tenant_id, table.c.thread_id == thread))
+
+
+def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str]) -> None:
+    """Delete the graph checkpoints that those runs made, with their pending writes.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        run_ids: as in the checkpoints' metadata.
+    """
+    for start in range(0, len(run_ids), CHUNK):
+        _delete(connection, tenant_id, CHECKPOINT.c.run_id.in_(run_ids[start : start + CHUNK]))
+
+
+def prune(connection: Connection, tenant_id: int, thread: str) -> None:
+    """Keep only the newest graph checkpoint of each namespace, and what its values are still spread over.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        thread: which.
+    """
+    other = CHECKPOINT.alias("other")
+    newest = (
+        select(func.max(other.c.seq))
+        .where(*(other.c[name] == CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
+        .scalar_subquery()
+    )
+    of_thread = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == thread)
+    rows = connection.execute(select(CHECKPOINT).where(of_thread, CHECKPOINT.c.seq == newest)).all()
+    kept = [needed.place.checkpoint_id for row in rows for needed in delta_chain(connection, tenant_id, found(row))]
+    _delete(
+        connection,
+        tenant_id,
+        and_(CHECKPOINT.c.thread_id == thread, CHECKPOINT.c.seq < newest, CHECKPOINT.c.checkpoint_id.not_in(kept)),
+    )
+
+
+def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Found]:
+    """List the ancestors that hold parts of a checkpoint's values, nearest first.
+
+    LangGraph's DeltaChannel keeps only what each step wrote; its value is rebuilt from the writes on the ancestors,
+    back to the nearest one that has the value in full (`BaseCheckpointSaver.get_delta_channel_history`).
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        start: the checkpoint.
+    """
+    wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
+    chain: list[Found] = []
+    seen = {start.place.checkpoint_id}
+    at = start
+    while wanted and at.parent_id is not None and at.parent_id not in seen:
+        seen.add(at.parent_id)
+        key = dict(zip(KEY, (tenant_id, at.place.thread, at.place.ns, at.parent_id), strict=True))
+        row = connection.execute(select(CHECKPOINT).where(*where(CHECKPOINT, *KEY)), key).first()
+        if row is None:
+            break
+        at = found(row)
+        chain.append(at)
+        wanted -= at.channels.keys()
+    return chain
+
+
+def _delete(connection: Connection, tenant_id: int, condition: Any) -> None:
+    """Delete graph checkpoints and their writes, and no write whose checkpoint is still on its way."""
+    chosen = and_(CHECKPOINT.c.tenant_id == tenant_id, condition)
+    owner = exists().where(*(CHECKPOINT.c[name] == WRITE.c[name] for name in KEY), chosen)
+    connection.execute(delete(WRITE).where(WRITE.c.tenant_id == tenant_id, owner))
+    connection.execute(delete(CHECKPOINT).where(chosen))

@@ -1,0 +1,139 @@
+"""Values from rows: branches, checkpoints, trees. Counts and titles come from columns; states load when first read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from agentgit.checkpoints import Checkpoint
+from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.sessions.tree import Branch, Point
+from agentgit.store.journal import INVOCATION
+from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.store import Store
+from agentgit.values import as_object, from_json
+
+
+class Views:
+    """Makes the values that leave the store.
+
+    Args:
+        store: where.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def checkpoint(self, row: Found) -> Checkpoint:
+        """Make a checkpoint of its row, as `Sessions.checkpoints` reads it."""
+
+        def load() -> Mapping[str, Any]:
+            with self.store.database.reading() as connection:
+                branch = self.store.sessions.branch(connection, row.internal_session_id)
+                track = self.store.track(connection, branch, row.position)
+                content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
+            return {**content, "tool_invocations": [call.to_dict() for call in track]}
+
+        return Checkpoint.deferred(
+            load,
+            id=row.id,
+            internal_session_id=row.internal_session_id,
+            checkpoint_name=row.name,
+            is_auto=row.is_auto,
+            created_at=row.created_at,
+            metadata={
+                "reference": f"{row.branch_name}#{row.number}",
+                "branch": row.branch_name,
+                "number": row.number,
+                "kind": row.kind,
+                "description": row.description,
+                "restore_point": row.restore_point,
+                "message_count": row.message_count,
+                "tool_track_position": row.position,
+                "state_hash": row.state_hash.hex(),
+                "data": from_json(row.data) if row.data is not None else None,
+            },
+            user_id=row.user_id,
+        )
+
+    def branches(self, connection: Connection, session: ExternalSession) -> list[InternalSession]:
+        """List the branches of a session in the order they were made."""
+        rows = self.store.sessions.branches(connection, session.id)
+        ids = [row.id for row in rows]
+        checkpoints = self._counts(connection, CHECKPOINT, ids)
+        calls = self._counts(connection, INVOCATION, ids)
+        return [self._branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
+
+    def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
+        """Make one branch of its row."""
+        checkpoints = self._counts(connection, CHECKPOINT, [row.id])
+        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.count(connection, row.id))
+
+    def _counts(self, connection: Connection, table: Any, branch_ids: list[int]) -> dict[int, int]:
+        query = (
+            select(table.c.internal_session_id, func.count().label("calls"))
+            .where(table.c.tenant_id == self.store.tenant_id, table.c.internal_session_id.in_(branch_ids))
+            .group_by(table.c.internal_session_id)
+        )
+        return {row.internal_session_id: row.calls for row in connection.execute(query)}
+
+    def _branch(self, row: Found, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
+        def load() -> Mapping[str, Any]:
+            with self.store.database.reading() as connection:
+                head = self.store.graphs.head(connection, row.thread_id)
+                return self.store.state(connection, row.thread_id, head.checkpoint_id if head else None)
+
+        return InternalSession.deferred(
+            load,
+            id=row.id,
+            external_session_id=row.external_session_id,
+            langgraph_session_id=row.thread_id,
+            name=row.name,
+            created_at=row.created_at,
+            is_current=row.id == session.current_internal_session_id,
+            checkpoint_count=checkpoints,
+            parent_session_id=row.parent_id,
+            branch_point_checkpoint_id=row.branch_point_id,
+            tool_invocation_count=row.inherited + calls,
+            status=row.status,
+            metadata=as_object(row.meta),
+        )
+
+    def tree(self, connection: Connection, session: ExternalSession) -> Tree:
+        """Make the tree of a session, without looking into any state."""
+        rows = self.store.sessions.branches(connection, session.id)
+        points: dict[int, list[Point]] = {row.id: [] for row in rows}
+        of_session = CHECKPOINT.c.internal_session_id.in_(list(points))
+        for row in self.store.sessions.checkpoints(connection, of_session):
+            points[row.internal_session_id].append(_point(row))
+        return Tree.grow(
+            session.session_name,
+            [
+                Branch(
+                    id=row.id,
+                    name=row.name,
+                    status=row.status,
+                    is_current=row.id == session.current_internal_session_id,
+                    parent_id=row.parent_id,
+                    branch_point_id=row.branch_point_id,
+                    points=points[row.id],
+                )
+                for row in rows
+            ],
+        )
+
+
+def _point(row: Found) -> Point:
+    return Point(
+        id=row.id,
+        number=row.number,
+        name=row.name,
+        kind=row.kind,
+        is_auto=row.is_auto,
+        created_at=row.created_at,
+        position=row.position,
+        message_count=row.message_count,
+        title=row.description or "",
+    )
