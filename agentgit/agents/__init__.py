@@ -1,0 +1,1 @@
+"""The only door to LangGraph: the saver, the recorder, the agent, the checkpoint tools."""

@@ -1,0 +1,386 @@
+"""The saver: a LangGraph checkpointer on SQL, sync and async in one class (row W14)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from sqlalchemy import URL, Connection
+
+from agentgit.agents.addresses import address, config_of, scope, without_secrets
+from agentgit.agents.async_twins import AsyncTwins
+from agentgit.agents.codec import Codec, make_codec
+from agentgit.errors import InvalidInput
+from agentgit.store import schema
+from agentgit.store.blobs import compact
+from agentgit.store.content import Encoded
+from agentgit.store.database import Database
+from agentgit.store.graph import Draft, Found, GraphStore, Pending, Place, Task
+from agentgit.store.tenants import ensure_tenant
+from agentgit.values import from_json
+
+OnPut = Callable[[str, str, str, Connection], None]
+
+PENDING_SENDS = "__pending_sends__"
+"""Where the field `pending_sends` of LangGraph's old checkpoints is kept."""
+
+PAGE = 64
+
+
+class SQLModelSaver(AsyncTwins):
+    """A LangGraph checkpointer that keeps its data in agentgit's tables.
+
+    Sync and async methods may be mixed on one instance, from many threads. Values are stored by content, so that a
+    conversation costs what is new in it. The protocol is LangGraph's `BaseCheckpointSaver`.
+
+    Args:
+        database: where.
+        tenant_id: whose; None for the first tenant of the database, which is made if there is none.
+        graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
+        serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
+            enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
+
+    Example:
+        >>> from langgraph.graph import START, StateGraph
+        >>> builder = StateGraph(int)
+        >>> _ = builder.add_node("double", lambda n: 2 * n).add_edge(START, "double")
+        >>> with SQLModelSaver.from_conn_string(":memory:") as saver:
+        ...     graph = builder.compile(checkpointer=saver)
+        ...     graph.invoke(21, {"configurable": {"thread_id": "t"}})
+        42
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        tenant_id: int | None = None,
+        graphs: GraphStore | None = None,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
+        self.database = database
+        self._shared = _Shared(tenant_id, graphs)
+        self._own_serde = serde is None
+        self._codec: Codec = make_codec(self.serde, own=self._own_serde)
+
+    @classmethod
+    def from_conn_string(cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None) -> Self:
+        """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
+
+        Args:
+            where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
+            serde: see the class.
+
+        Raises:
+            InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
+            SchemaMismatch: the database is not agentgit's, or it is newer than this library.
+        """
+        saver = cls(Database(where), serde=serde)
+        saver._shared.owns_database = True
+        if saver.database.is_sqlite:
+            saver.setup()
+        return saver
+
+    def setup(self) -> None:
+        """Bring the tables of the database up to date; an up-to-date database is left alone."""
+        schema.upgrade(self.database)
+
+    @property
+    def store(self) -> GraphStore:
+        """The graph checkpoints of this saver's tenant."""
+        shared = self._shared
+        if shared.store is None:
+            if shared.tenant_id is None:
+                schema.ready(self.database)
+                shared.tenant_id = ensure_tenant(self.database)
+            shared.store = GraphStore(shared.tenant_id)
+        return shared.store
+
+    @property
+    def on_put(self) -> OnPut | None:
+        """Called with thread, namespace, checkpoint id and connection inside the transaction of each put.
+
+        Copies of the saver, which LangGraph makes when a graph is compiled, share it.
+        """
+        return self._shared.on_put
+
+    @on_put.setter
+    def on_put(self, call: OnPut | None) -> None:
+        self._shared.on_put = call
+
+    @property
+    def codec(self) -> Codec:
+        """How values are stored; it follows the serializer, which LangGraph replaces on copies of the saver."""
+        if self._codec.serde is not self.serde:
+            self._codec = make_codec(self.serde, own=self._own_serde)
+        return self._codec
+
+    # -- reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read the checkpoint that the config names, or the newest of its namespace; None if there is none."""
+        thread, ns, checkpoint_id = address(config)
+        store = self.store
+        with self.database.reading() as connection:
+            if checkpoint_id:
+                found = store.find(connection, Place(thread, ns, checkpoint_id))
+            else:
+                found = store.newest(connection, thread, ns)
+            return self._tuple(connection, store, found) if found else None
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """List checkpoints, newest first.
+
+        Args:
+            config: which thread, and if given which namespace and checkpoint; None for all threads.
+            filter: metadata that must be equal, all of it.
+            before: only those older than the checkpoint that this config names.
+            limit: the greatest number of them.
+        """
+        which = scope(config)
+        wanted = from_json(compact(filter or {}))
+        older = get_checkpoint_id(before) if before else None
+        last: Found | None = None
+        left = limit if limit is not None else -1
+        store = self.store
+        while left != 0:
+            with self.database.reading() as connection:
+                page = store.page(connection, which, before=older, after=last, limit=PAGE)
+                chosen = [found for found in page if all(found.meta.get(k) == v for k, v in wanted.items())]
+                tuples = [self._tuple(connection, store, found) for found in (chosen if left < 0 else chosen[:left])]
+            yield from tuples
+            left -= len(tuples) if left > 0 else 0
+            if len(page) < PAGE:
+                return
+            last = page[-1]
+
+    def _tuple(self, connection: Connection, store: GraphStore, found: Found) -> CheckpointTuple:
+        writes = store.writes(connection, found.place)
+        bodies = store.content.get(connection, {*found.channels.values(), *(write.value for write in writes)})
+        values = {name: self.codec.decode(bodies[key]) for name, key in found.channels.items()}
+        checkpoint = {
+            "v": found.header["v"],
+            "id": found.place.checkpoint_id,
+            "ts": found.header["ts"],
+            "pending_sends": values.pop(PENDING_SENDS, []),
+            "channel_values": values,
+            "channel_versions": found.header["versions"],
+            "versions_seen": found.header["seen"],
+            "updated_channels": found.header["updated"],
+        }
+        parent = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
+        return CheckpointTuple(
+            config_of(found.place),
+            cast(Checkpoint, checkpoint),
+            cast(CheckpointMetadata, found.meta),
+            config_of(parent) if parent else None,
+            [self._pending(write, bodies[write.value]) for write in writes],
+        )
+
+    def _pending(self, write: Pending, body: Any) -> tuple[str, str, Any]:
+        return write.task_id, write.channel, self.codec.decode(body)
+
+    # -- writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; the config names its parent.
+
+        Args:
+            config: thread, namespace and the parent's id.
+            checkpoint: what to store.
+            metadata: facts about it; of the config's `configurable` only harmless keys are added.
+            new_versions: the channels that changed since the parent.
+
+        Returns:
+            The config that names the stored checkpoint.
+
+        Raises:
+            InvalidInput: a value cannot be stored.
+        """
+        thread, ns, parent_id = address(config)
+        place = Place(thread, ns, checkpoint["id"])
+        draft = self._draft(config, checkpoint, metadata, new_versions, parent_id)
+        store = self.store
+
+        def work(connection: Connection) -> None:
+            store.put(connection, place, draft)
+            if self.on_put is not None:
+                self.on_put(*place, connection)
+
+        self.database.write(work)
+        return config_of(place)
+
+    def _draft(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+        parent_id: str | None,
+    ) -> Draft:
+        values = dict(checkpoint["channel_values"])
+        if sends := checkpoint.get("pending_sends"):
+            values[PENDING_SENDS] = sends
+        encoded: dict[str, Encoded] = {}
+
+        def encode(name: str) -> Encoded:
+            if name not in encoded:
+                encoded[name] = self.codec.encode(values[name])
+            return encoded[name]
+
+        changed = frozenset(new_versions)
+        for name in values.keys() & changed:
+            encode(name)  # before the transaction, which should be short
+        header = {
+            "v": checkpoint["v"],
+            "ts": checkpoint["ts"],
+            "versions": checkpoint["channel_versions"],
+            "seen": checkpoint["versions_seen"],
+            "updated": checkpoint.get("updated_channels"),
+        }
+        return Draft(
+            parent_id=parent_id,
+            meta=cast("dict[str, Any]", get_checkpoint_metadata(without_secrets(config), metadata)),
+            header=header,
+            names=list(values),
+            changed=changed,
+            encode=encode,
+        )
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task wrote on top of the checkpoint that the config names.
+
+        Args:
+            config: thread, namespace and checkpoint id.
+            writes: channel and value of each, in order.
+            task_id: who wrote.
+            task_path: its place among the tasks of its step.
+
+        Raises:
+            InvalidInput: a value cannot be stored.
+        """
+        thread, ns, checkpoint_id = address(config)
+        if not checkpoint_id:
+            raise InvalidInput(
+                "put_writes needs a checkpoint_id in the config: the checkpoint that the task belongs to."
+            )
+        rows = [
+            (WRITES_IDX_MAP.get(channel, index), channel, self.codec.encode(value).body)
+            for index, (channel, value) in enumerate(writes)
+        ]
+        place, task, store = Place(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
+        self.database.write(lambda connection: store.put_writes(connection, place, task, rows))
+
+    def get_next_version(self, current: float | str | None, channel: None) -> float:
+        """Give the version after `current`: the next whole number, with a random fraction.
+
+        The fraction tells the versions of two checkpoints apart that were made from the same one. A thread that was
+        begun by another saver goes on with that saver's kind of versions.
+        """
+        if isinstance(current, str):
+            number = int(current.split(".")[0]) + 1
+            return cast(float, f"{number:032}.{random.random():016}")  # noqa: S311  # not a secret
+        return int(current or 0) + 1 + random.randrange(1_000_000) / 1_000_000  # noqa: S311  # not a secret
+
+    # -- whole threads
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints and writes of a thread."""
+        store = self.store
+        self.database.write(lambda connection: store.delete_thread(connection, str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints, with their writes, whose metadata names one of these runs."""
+        store, runs = self.store, [str(run_id) for run_id in run_ids]
+        self.database.write(lambda connection: store.delete_for_runs(connection, runs))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy the checkpoints and writes of a thread into a new one.
+
+        Raises:
+            Conflict: the target has checkpoints already.
+        """
+        store = self.store
+        self.database.write(
+            lambda connection: store.copy_thread(connection, str(source_thread_id), str(target_thread_id))
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete old checkpoints.
+
+        Args:
+            thread_ids: of which threads.
+            strategy: `keep_latest` keeps the newest of each namespace, and what its values still need; `delete`
+                keeps nothing.
+
+        Raises:
+            InvalidInput: the strategy is neither.
+        """
+        if strategy not in ("keep_latest", "delete"):
+            raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")
+        store = self.store
+        verb = store.prune if strategy == "keep_latest" else store.delete_thread
+
+        def work(connection: Connection) -> None:
+            for thread_id in thread_ids:
+                verb(connection, str(thread_id))
+
+        self.database.write(work)
+
+    # -- closing
+
+    def close(self) -> None:
+        """Close the database if this saver opened it."""
+        if self._shared.owns_database:
+            self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Shared:
+    """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
+
+    def __init__(self, tenant_id: int | None, store: GraphStore | None) -> None:
+        self.tenant_id, self.store = tenant_id, store
+        self.on_put: OnPut | None = None
+        self.owns_database = False

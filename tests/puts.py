@@ -1,0 +1,51 @@
+"""What the tests of the saver share: checkpoints put by hand, and what is in the database then."""
+
+import dataclasses
+
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+from sqlalchemy import func, select
+
+from agentgit.store.tables import BlobRow
+
+BLOB = BlobRow.__table__
+
+
+@dataclasses.dataclass
+class Cart:
+    """A dataclass in a graph's state."""
+
+    items: list[str]
+
+
+def on(thread, **more):
+    """The config of a thread."""
+    return {"configurable": {"thread_id": thread, **more}}
+
+
+def put(saver, thread, values, *, parent=None, changed=None, id=None, meta=None, ns="", version=1, config=None):
+    """Store a checkpoint by hand; give its config."""
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = id or str(uuid6())
+    checkpoint["channel_values"] = values
+    checkpoint["channel_versions"] = dict.fromkeys(values, version)
+    where = {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": parent}, **(config or {})}
+    new = dict.fromkeys(values if changed is None else changed, version)
+    return saver.put(where, checkpoint, {"source": "loop", "step": 0, "parents": {}, **(meta or {})}, new)
+
+
+def values(saver, config):
+    """The values at a checkpoint."""
+    return saver.get_tuple(config).checkpoint["channel_values"]
+
+
+def count(database, table):
+    """How many rows a table has."""
+    with database.reading() as connection:
+        return connection.execute(select(func.count()).select_from(table)).scalar()
+
+
+def blob_bytes(database):
+    """How many bytes all values take."""
+    with database.reading() as connection:
+        return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar()
