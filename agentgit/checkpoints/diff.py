@@ -1,0 +1,279 @@
+"""The difference of two checkpoints: state, messages, tool calls, files (rows W6 and P3). Pure, no IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import SequenceMatcher
+from typing import Any, Literal
+
+from agentgit.checkpoints.checkpoint import Checkpoint
+from agentgit.values import portable, to_json
+
+Kind = Literal["added", "removed", "changed"]
+
+_LONGEST = 160
+"""How many characters of one value, message or call the text of a diff shows."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One place of the state that differs.
+
+    Args:
+        path: where, as a JSON pointer (RFC 6901) like `/cart/0`; empty if the state as a whole differs.
+        before: the value there, None if there was none.
+        after: the value there now, None if there is none.
+        kind: `added`, `removed` or `changed`.
+    """
+
+    path: str
+    before: Any
+    after: Any
+    kind: Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """What one checkpoint has and the other has not.
+
+    Args:
+        from_id: the checkpoint that is compared; None if it was never stored.
+        to_id: the checkpoint that it is compared with.
+        from_reference: how a person calls the first, like `main#7`; empty if nobody knows.
+        to_reference: how a person calls the second.
+        state: the places of the state that differ, in the order of the first state.
+        common_messages: how many messages both have, in the same order.
+        removed_messages: messages that only the first has, oldest first. An edited message is removed and added.
+        added_messages: messages that only the second has, oldest first.
+        common_calls: how many tool invocations both tool tracks have; a replayed one is the one that it replays.
+        removed_calls: tool invocations that only the first has, oldest first.
+        added_calls: tool invocations that only the second has, oldest first.
+        added_files: paths that only the second has.
+        modified_files: paths whose contents differ.
+        deleted_files: paths that only the first has.
+        diff_content: the files' difference as a unified diff.
+
+    Example:
+        >>> print(diff(Checkpoint(session_state={"cart": []}), Checkpoint(session_state={"cart": ["chair"]})))
+        state
+        + /cart/0  'chair'
+    """
+
+    from_id: int | None
+    to_id: int | None
+    from_reference: str = ""
+    to_reference: str = ""
+    state: list[Change] = field(default_factory=list)
+    common_messages: int = 0
+    removed_messages: list[dict[str, Any]] = field(default_factory=list)
+    added_messages: list[dict[str, Any]] = field(default_factory=list)
+    common_calls: int = 0
+    removed_calls: list[dict[str, Any]] = field(default_factory=list)
+    added_calls: list[dict[str, Any]] = field(default_factory=list)
+    added_files: list[str] = field(default_factory=list)
+    modified_files: list[str] = field(default_factory=list)
+    deleted_files: list[str] = field(default_factory=list)
+    diff_content: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if state, messages, tool calls and files are the same."""
+        messages = self.removed_messages or self.added_messages
+        calls = self.removed_calls or self.added_calls
+        files = self.added_files or self.modified_files or self.deleted_files
+        return not (self.state or messages or calls or files)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all fields as JSON-like data."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["state"] = [vars(change) for change in self.state]
+        plain: dict[str, Any] = portable(data)
+        return plain
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Give the text of the diff line by line, each with its sign.
+
+        The sign is `+`, `-`, or empty for a heading. The text has no control characters, and long values are cut.
+        """
+        if self.from_reference or self.to_reference:
+            yield "", f"{_harmless(self.from_reference or '?')} -> {_harmless(self.to_reference or '?')}"
+        if self.is_empty:
+            yield "", "no difference"
+        yield from _part("state", list(_state_lines(self.state)))
+        yield from _part(
+            f"messages ({self.common_messages} in common)",
+            [("-", _message(m)) for m in self.removed_messages] + [("+", _message(m)) for m in self.added_messages],
+        )
+        yield from _part(
+            f"tool calls ({self.common_calls} in common)",
+            [("-", _call(c)) for c in self.removed_calls] + [("+", _call(c)) for c in self.added_calls],
+        )
+        files = [("-", f) for f in self.deleted_files] + [("+", f) for f in self.added_files]
+        yield from _part("files", [(s, _harmless(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]])
+
+    def __str__(self) -> str:
+        return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())
+
+
+def diff(a: Checkpoint, b: Checkpoint) -> Diff:
+    """Compare two checkpoints, of one branch, of two branches or of two sessions.
+
+    Args:
+        a: the first.
+        b: the second.
+
+    Example:
+        >>> same = Checkpoint(session_state={"cart": ["chair"]})
+        >>> diff(same, same).is_empty
+        True
+    """
+    common_messages, removed_messages, added_messages = _align(a.conversation_history, b.conversation_history, to_json)
+    origins = {c["id"]: c["replay_of"] for c in [*a.tool_invocations, *b.tool_invocations] if c.get("replay_of")}
+    common_calls, removed_calls, added_calls = _align(
+        a.tool_invocations, b.tool_invocations, lambda call: _identity(call, origins)
+    )
+    return Diff(
+        from_id=a.id,
+        to_id=b.id,
+        from_reference=str(a.metadata.get("reference") or ""),
+        to_reference=str(b.metadata.get("reference") or ""),
+        state=list(_changes(a.session_state, b.session_state)),
+        common_messages=common_messages,
+        removed_messages=removed_messages,
+        added_messages=added_messages,
+        common_calls=common_calls,
+        removed_calls=removed_calls,
+        added_calls=added_calls,
+    )
+
+
+# -- messages and tool calls
+
+_Items = list[dict[str, Any]]
+
+
+def _align(left: _Items, right: _Items, identity: Callable[[dict[str, Any]], Hashable]) -> tuple[int, _Items, _Items]:
+    """Count what two lists have in common in the same order, and give what only one of them has.
+
+    Args:
+        left: the first list.
+        right: the second list.
+        identity: what tells an item apart from others.
+    """
+    a, b = [identity(item) for item in left], [identity(item) for item in right]
+    # Branches share a long beginning: folding it first keeps the rest, which costs its square, small.
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    matcher = SequenceMatcher(None, a[start:], b[start:], autojunk=False)
+    common = start
+    removed: _Items = []
+    added: _Items = []
+    for operation, i, i_end, j, j_end in matcher.get_opcodes():
+        if operation == "equal":
+            common += i_end - i
+        else:
+            removed += left[start + i : start + i_end]
+            added += right[start + j : start + j_end]
+    return common, removed, added
+
+
+def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
+    """Tell a tool call from others: by the invocation that really ran and by what came of it."""
+    if call.get("id") is None:
+        return to_json(call)
+    origin = call["id"]
+    for _ in origins:  # no more steps than there are replays, so that a broken record cannot lead in a circle
+        if origin not in origins:
+            break
+        origin = origins[origin]
+    # A replay that ran again may have come out differently: then it is not the same.
+    return origin, to_json([call.get("result"), call.get("error_message")])
+
+
+# -- state
+
+
+def _changes(before: Any, after: Any) -> Iterator[Change]:
+    """Walk two JSON-like values side by side."""
+    # A stack of our own: a state may be nested deeper than Python lets functions call each other.
+    stack: list[tuple[str, Any, Any]] = [("", before, after)]
+    while stack:
+        path, old, new = stack.pop()
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            keys = [*old, *(key for key in new if key not in old)]
+            parts = [(f"{path}/{_escape(key)}", old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys]
+            stack += reversed(parts)
+        elif isinstance(old, list) and isinstance(new, list):
+            longest = range(max(len(old), len(new)))
+            stack += reversed([(f"{path}/{i}", _item(old, i), _item(new, i)) for i in longest])
+        elif old is _ABSENT:
+            yield Change(path, None, new, "added")
+        elif new is _ABSENT:
+            yield Change(path, old, None, "removed")
+        elif not _same(old, new):
+            yield Change(path, old, new, "changed")
+
+
+_ABSENT: Any = object()
+"""Stands for what is not there, because None is a value."""
+
+
+def _item(items: list[Any], index: int) -> Any:
+    return items[index] if index < len(items) else _ABSENT
+
+
+def _same(a: Any, b: Any) -> bool:
+    # In JSON true is not 1, and a state that holds "not a number" twice has not changed.
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b or (a != a and b != b))
+
+
+def _escape(key: object) -> str:
+    return str(key).replace("~", "~0").replace("/", "~1")
+
+
+# -- text
+
+
+def _part(heading: str, lines: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    if lines:
+        yield "", heading
+        yield from lines
+
+
+def _state_lines(changes: list[Change]) -> Iterator[tuple[str, str]]:
+    for change in changes:
+        path = _harmless(change.path or "/")
+        if change.kind != "added":
+            yield "-", f"{path}  {_cut(repr(change.before))}"
+        if change.kind != "removed":
+            yield "+", f"{path}  {_cut(repr(change.after))}"
+
+
+def _message(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(str(b.get("text", "")) if isinstance(b, Mapping) else str(b) for b in content)
+    calls = ", ".join(f"{c.get('name')}({_arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
+    text = " ".join(part for part in (str(content), calls and f"-> {calls}") if part)
+    return f"{_harmless(str(message.get('role', '')))}: {_cut(_harmless(text))}"
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    error, status = call.get("error_message"), call.get("status", "done")
+    outcome = f"failed: {error}" if error else f"-> {call.get('result')!r}"
+    # What became of it in the world since, before what may be cut: the call may have been reversed.
+    since = "" if status in ("done", "failed") else f"({status}) "
+    return _cut(_harmless(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
+
+
+def _arguments(args: Any) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in args.items()) if isinstance(args, Mapping) else repr(args)
+
+
+def _harmless(text: str) -> str:
+    """Write out what a terminal would obey or hide, as Python's repr does."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,51 @@
+"""Values as JSON-like data, for programs: what the lists show, and never the content that they leave out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from agentgit.checkpoints import Checkpoint
+from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.values import portable
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Give what a checkpoint's columns say; its content is not read."""
+    return _plain({
+        "id": checkpoint.id,
+        "name": checkpoint.checkpoint_name,
+        "is_auto": checkpoint.is_auto,
+        "created_at": checkpoint.created_at,
+        "internal_session_id": checkpoint.internal_session_id,
+        "user_id": checkpoint.user_id,
+        **checkpoint.metadata,
+    })  # fmt: skip
+
+
+def of_branch(branch: InternalSession) -> dict[str, Any]:
+    """Give what a branch's columns say; its content is not read."""
+    return _plain({f.name: getattr(branch, f.name) for f in fields(branch) if f.name not in branch.CONTENT})
+
+
+def of_session(session: ExternalSession) -> dict[str, Any]:
+    """Give what a session's columns say."""
+    return _plain(vars(session))
+
+
+def of_tree(tree: Tree) -> dict[str, Any]:
+    """Give a tree as a list of its branches, parents before their children, each with its checkpoints.
+
+    Example:
+        >>> of_tree(Tree(session_name="s", roots=[]))
+        {'session_name': 's', 'branches': []}
+    """
+    branches = [{**vars(branch), "points": [vars(p) for p in branch.points]} for branch in tree.walk()]
+    for branch in branches:
+        del branch["children"]  # a child names its parent; nesting them would be as deep as the tree
+    return _plain({"session_name": tree.session_name, "branches": branches})
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = portable(data)
+    return plain
