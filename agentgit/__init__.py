@@ -1,6 +1,11 @@
 """agentgit: git for LangGraph sessions. Branch, roll back, and undo what the tools did."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from agentgit.auth import User
 from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.diff import Diff, diff
 from agentgit.errors import (
     AgentGitError,
     Ambiguous,
@@ -16,6 +21,13 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
+from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.agents.saver import SQLModelSaver
+    from agentgit.repository import Repository, open
 
 __version__ = "0.1.0"
 
@@ -25,13 +37,44 @@ __all__ = [
     "Checkpoint",
     "Conflict",
     "Corrupt",
+    "Diff",
+    "ExternalSession",
+    "InternalSession",
     "InvalidInput",
     "NotAllowed",
     "NotFound",
+    "Repository",
+    "RollbackAgent",
     "RollbackBlocked",
     "RollbackIncomplete",
+    "RollbackPlan",
+    "RollbackReport",
+    "SQLModelSaver",
     "SchemaMismatch",
+    "ToolInvocation",
     "Unavailable",
+    "User",
     "WorkspaceChanged",
     "WorldDiverged",
+    "compensable",
+    "diff",
+    "effect",
+    "open",
+    "reversible",
 ]
+
+_LATE = {
+    "Repository": "agentgit.repository",
+    "RollbackAgent": "agentgit.agents.agent",
+    "SQLModelSaver": "agentgit.agents.saver",
+    "open": "agentgit.repository",
+}
+"""What needs SQL or LangGraph is imported when it is first used: `import agentgit` alone takes no second."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'agentgit' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_LATE[name]), name)
+    globals()[name] = found
+    return found

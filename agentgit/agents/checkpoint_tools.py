@@ -1,0 +1,115 @@
+"""Tools with which an agent manages its own history (row A7). They are no part of the tool track.
+
+Inside a turn they act on the agent that runs it. A checkpoint never lies between a tool call and its result, so one
+that a tool asks for is made when its batch of calls is whole, and a rollback when the turn has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+
+from agentgit.agents.recorder import Recorder
+from agentgit.agents.turn import named
+from agentgit.errors import AgentGitError, RollbackBlocked
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.agents.turn import Turn
+
+CHECKPOINT_TOOLS = frozenset(
+    {
+        "create_checkpoint",
+        "list_checkpoints",
+        "get_checkpoint_info",
+        "rollback_to_checkpoint",
+        "delete_checkpoint",
+        "cleanup_auto_checkpoints",
+    }
+)
+"""Their names; calls of these are never recorded, reversed or replayed."""
+
+
+def _turn(config: RunnableConfig) -> Turn | None:
+    """Find the turn that a tool runs in, by its recorder among the callbacks."""
+    manager: Any = config.get("callbacks")
+    handlers = getattr(manager, "handlers", None) or (manager if isinstance(manager, list) else [])
+    return next((handler.turn for handler in handlers if isinstance(handler, Recorder)), None)
+
+
+def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
+    """Make the six tools.
+
+    Args:
+        bound: the agent they act on outside of any turn.
+    """
+
+    def agent(config: RunnableConfig) -> RollbackAgent:
+        turn = _turn(config)
+        return turn.agent if turn is not None else bound
+
+    def create_checkpoint(name: str, config: RunnableConfig, description: str | None = None) -> str:
+        """Save this point of the conversation under a name, to be able to come back to it."""
+        turn = _turn(config)
+        if turn is None:
+            return f"Saved: {bound.checkpoint(name, description=description).get_summary()}"
+        turn.wanted.append(named(turn.agent.rules.user_id, name, description))
+        return f"Checkpoint {name!r} is saved as soon as the tool calls of this message are done."
+
+    def list_checkpoints(config: RunnableConfig) -> str:
+        """List the saved points of this conversation, oldest first."""
+        points = agent(config).checkpoints()
+        lines = [f"{point.metadata['reference']}: {point.get_summary()}" for point in points]
+        return "\n".join(lines) or "There is no checkpoint yet."
+
+    def get_checkpoint_info(checkpoint: str, config: RunnableConfig) -> str:
+        """Tell what is known about one saved point: its name, its id, or a place like main#7."""
+        on = agent(config)
+        found = on.repository.checkpoint(checkpoint, on.session, branch=on.branch)
+        calls = ", ".join(call["tool_name"] for call in found.tool_invocations) or "none"
+        return f"{found.metadata['reference']}: {found.get_summary()}\nTool calls until there: {calls}"
+
+    def rollback_to_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
+        """Go back to a saved point: what tools did after it is undone. Happens when this turn has ended."""
+        turn, on = _turn(config), agent(config)
+        plan = on.plan_rollback(checkpoint)
+        if not plan.is_admissible:
+            raise RollbackBlocked(f"That point cannot be gone back to. {plan}", plan)
+        if turn is None:
+            bound.switch(bound.rollback(plan.checkpoint_id).branch)
+            return f"Done. {bound.report}"
+        turn.afterwards = lambda: on.switch(on.rollback(plan.checkpoint_id).branch)
+        return f"This happens when your turn has ended. {plan}"
+
+    def delete_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
+        """Delete one saved point. Points that a branch or a rollback needs stay."""
+        on = agent(config)
+        found = on.repository.delete_checkpoint(checkpoint, on.session, branch=on.branch)
+        return f"Deleted {found.metadata['reference']}."
+
+    def cleanup_auto_checkpoints(config: RunnableConfig, keep_latest: int = 5) -> str:
+        """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
+        on = agent(config)
+        count = on.repository.cleanup_auto_checkpoints(on.session, branch=on.branch, keep=keep_latest)
+        return f"Deleted {count} automatic checkpoints."
+
+    made: list[Callable[..., str]] = [
+        create_checkpoint, list_checkpoints, get_checkpoint_info, rollback_to_checkpoint, delete_checkpoint,
+        cleanup_auto_checkpoints,
+    ]  # fmt: skip
+    return [_tool(function) for function in made]
+
+
+def _tool(function: Callable[..., str]) -> BaseTool:
+    @functools.wraps(function)
+    def told(*args: Any, **kwargs: Any) -> str:
+        try:
+            return function(*args, **kwargs)
+        except AgentGitError as error:  # the model can do something about it, and it is told what
+            raise ToolException(str(error)) from error
+
+    return StructuredTool.from_function(told, handle_tool_error=True)

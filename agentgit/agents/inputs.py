@@ -1,0 +1,84 @@
+"""What a user gives to a graph, and what of it is a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
+from langgraph.channels import BinaryOperatorAggregate
+from langgraph.graph.message import add_messages
+from langgraph.pregel import Pregel
+from langgraph.types import Command
+
+from agentgit.errors import InvalidInput
+
+MESSAGES = "messages"
+TITLE = 80
+"""How many characters of a message an automatic checkpoint keeps as its description."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The input of a turn.
+
+    Args:
+        value: what the graph gets.
+        is_new: True for something new, False for an answer to an interrupt or for going on.
+        title: the first line of the user's message.
+        message_id: the id of the user's message, if it has one.
+    """
+
+    value: Any
+    is_new: bool
+    title: str | None = None
+    message_id: str | None = None
+
+
+def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
+    """Look at an input, and give the user's message an id where the graph's reducer would give it one anyway.
+
+    Args:
+        graph: whose input it is.
+        value: what the user gave.
+    """
+    if value is None or isinstance(value, Command):
+        return Given(value, is_new=False)
+    given: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
+    try:
+        messages = convert_to_messages(given if isinstance(given, list) else [given])
+    except (ValueError, NotImplementedError, TypeError):
+        return Given(value, is_new=True)  # a graph may take anything
+    last = messages[-1] if messages else None
+    if not isinstance(last, HumanMessage):
+        return Given(value, is_new=True)
+    if isinstance(value, Mapping) and _gives_ids(graph):
+        last = last.model_copy(update={"id": last.id or str(uuid4())})
+        value = {**value, MESSAGES: [*messages[:-1], last]}
+    return Given(value, is_new=True, title=title(last), message_id=last.id)
+
+
+def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
+    channel = graph.channels.get(MESSAGES)
+    return isinstance(channel, BinaryOperatorAggregate) and getattr(channel, "operator", None) is add_messages
+
+
+def title(message: BaseMessage) -> str | None:
+    """Give the first line of a message's text, cut to `TITLE` characters; None if it has no text."""
+    text = str(message.text).strip()
+    line = text.splitlines()[0] if text else ""
+    return line if len(line) <= TITLE else line[: TITLE - 1] + "…"
+
+
+def answer_of(output: Any) -> str:
+    """Give the text of the last message in a graph's output.
+
+    Raises:
+        InvalidInput: there are no messages in it.
+    """
+    messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
+    if not messages:
+        raise InvalidInput("This graph's answer has no messages; call invoke() with its own input.")
+    return str(messages[-1].text)

@@ -1,0 +1,201 @@
+"""Running a graph on a branch: the graph's own verbs, with the branch's thread filled in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import merge_configs
+from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
+from sqlalchemy import Connection
+
+from agentgit.agents import inputs
+from agentgit.agents.capture import captured
+from agentgit.agents.saver import SQLModelSaver
+from agentgit.agents.turn import Rules, Turn
+from agentgit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.repository import Repository
+
+Graph = Pregel[Any, Any, Any, Any]
+
+
+class Runs(Runnable[Any, Any]):
+    """A compiled graph on one branch, as a LangChain Runnable.
+
+    Args:
+        repository: where it is recorded.
+        graph: the user's graph; it stays as it is.
+        rules: what holds for every turn.
+        branch_id: the branch.
+    """
+
+    def __init__(self, repository: Repository, graph: Graph, rules: Rules, branch_id: int) -> None:
+        self.repository = repository
+        self.graph = graph
+        self.rules = rules
+        self.store = repository.store
+        self._saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs)
+        self._saver.on_put = self._on_put
+        self._runs: Graph = captured(graph, checkpointer=self._saver)
+        self._turn: Turn | None = None
+        self._stand_on(branch_id)
+
+    def _stand_on(self, branch_id: int) -> None:
+        with self.store.database.reading() as connection:
+            row = self.store.sessions.branch(connection, branch_id)
+            head = self.store.graphs.head(connection, row.thread_id)
+        self.branch_id, self._session_id, self._thread_id = row.id, row.external_session_id, row.thread_id
+        self.seen = head.checkpoint_id if head else None
+
+    # -- the graph's own verbs
+
+    def _config(self, config: RunnableConfig | None) -> RunnableConfig:
+        """Fill in the branch's thread."""
+        given = (config or {}).get("configurable", {})
+        if given.get("thread_id", self._thread_id) != self._thread_id:
+            raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
+        return merge_configs(config, {"configurable": {"thread_id": self._thread_id}})
+
+    def _begin(self, value: Any, config: RunnableConfig | None) -> tuple[Turn, RunnableConfig]:
+        """Begin a turn: take the branch, and make the config that records it."""
+        filled = self._config(config)
+        if "checkpoint_id" in filled["configurable"]:
+            raise InvalidInput(
+                "A branch is not run from its middle; make a new one there with fork(to) or rollback(to)."
+            )
+        turn = Turn(cast("RollbackAgent", self), inputs.read(self._runs, value))
+        turn.begin()
+        self._turn = turn
+        return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
+
+    def _end(self, turn: Turn, *, completed: bool) -> None:
+        self._turn = None
+        self.seen = turn.end(completed=completed)
+        if completed and turn.afterwards is not None:
+            turn.afterwards()
+
+    def _on_put(self, thread_id: str, ns: str, checkpoint_id: str, connection: Connection) -> None:
+        if self._turn is not None:
+            self._turn.on_put(thread_id, ns, checkpoint_id, connection)
+
+    @contextmanager
+    def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
+        """Hold the branch for one turn; give what the graph is run with."""
+        turn, filled = self._begin(value, config)
+        completed = False
+        try:
+            yield turn.given.value, filled
+            completed = True
+        finally:
+            self._end(turn, completed=completed)
+
+    @asynccontextmanager
+    async def _ataken(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
+        """Hold the branch for one turn, without blocking the event loop."""
+        turn, filled = await asyncio.to_thread(self._begin, value, config)
+        completed = False
+        try:
+            yield turn.given.value, filled
+            completed = True
+        finally:
+            await asyncio.to_thread(self._end, turn, completed=completed)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Run one turn, as the graph's `invoke`.
+
+        Raises:
+            Conflict: somebody else runs this branch, or has moved it since this agent last saw it.
+        """
+        with self._taken(input, config) as (value, filled):
+            return self._runs.invoke(value, filled, **kwargs)
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """Run one turn, as the graph's `stream`; a turn whose stream is left early has no end checkpoint."""
+        with self._taken(input, config) as (value, filled):
+            yield from self._runs.stream(value, filled, **kwargs)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Run one turn, as the graph's `ainvoke`."""
+        async with self._ataken(input, config) as (value, filled):
+            return await self._runs.ainvoke(value, filled, **kwargs)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        """Run one turn, as the graph's `astream`."""
+        async with self._ataken(input, config) as (value, filled):
+            async for chunk in self._runs.astream(value, filled, **kwargs):
+                yield chunk
+
+    async def astream_events(  # type: ignore[override]  # LangChain types it as a coroutine in some versions
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """Run one turn, as the graph's `astream_events`."""
+        async with self._ataken(input, config) as (value, filled):
+            async for event in self._runs.astream_events(value, filled, **kwargs):
+                yield event
+
+    def batch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """Run one turn after the other: they are one conversation."""
+        answers: list[Any] = []
+        for value, one in zip(inputs, _configs(config, len(inputs)), strict=True):
+            try:
+                answers.append(self.invoke(value, one, **kwargs))
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                answers.append(error)
+        return answers
+
+    async def abatch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """Run one turn after the other, as `batch`."""
+        answers: list[Any] = []
+        for value, one in zip(inputs, _configs(config, len(inputs)), strict=True):
+            try:
+                answers.append(await self.ainvoke(value, one, **kwargs))
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                answers.append(error)
+        return answers
+
+    def get_graph(self, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Give the graph's drawing, as the graph's `get_graph`."""
+        return self.graph.get_graph(config, **kwargs)
+
+    def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
+        """Give the branch's newest state, as the graph's `get_state`."""
+        return self._runs.get_state(self._config(config), **kwargs)
+
+    def get_state_history(self, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[StateSnapshot]:
+        """List the branch's graph checkpoints, newest first, as the graph's `get_state_history`."""
+        return self._runs.get_state_history(self._config(config), **kwargs)
+
+    def update_state(self, config: RunnableConfig | None, values: Any, as_node: str | None = None) -> RunnableConfig:
+        """Change the state by hand, as the graph's `update_state`; a turn of its own, without a user message."""
+        with self._taken(None, config) as (_, filled):
+            return self._runs.update_state(filled, values, as_node)
+
+    def run(self, text: str) -> str:
+        """Say something and give the text of the answer; for graphs whose state has `messages`.
+
+        Args:
+            text: the user's message.
+
+        Raises:
+            InvalidInput: the graph's state has no messages.
+        """
+        return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
+
+
+def _configs(config: Any, count: int) -> list[Any]:
+    return list(config) if isinstance(config, list) else [config] * count

@@ -1,0 +1,189 @@
+"""A turn: one run of the graph on a branch.
+
+It takes the branch, so that nobody else runs it; makes the automatic checkpoints; records the tools; and gives the
+branch back. Beginning and end are one durable transaction each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import messages_from_dict
+from sqlalchemy import Connection
+
+from agentgit.agents import inputs
+from agentgit.agents.inputs import Given
+from agentgit.agents.recorder import Recorder
+from agentgit.errors import Conflict, InvalidInput
+from agentgit.store import owners
+from agentgit.store.ids import new_id
+from agentgit.store.sessions import CHECKPOINT, Found, Label, Snapshot
+from agentgit.tools import Effect
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+TURN, TOOL, OFF = "turn", "tool", "off"
+
+NAME_LIMIT = 200
+"""Characters of a checkpoint's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What holds for every turn of an agent.
+
+    Args:
+        user_id: who runs it.
+        effects: what the tools do to the world, by name.
+        unrecorded: names of tools that are no part of the track.
+        auto: when to make automatic checkpoints: `turn`, `tool`, `off`, or after every so many turns.
+    """
+
+    user_id: int
+    effects: Mapping[str, Effect]
+    unrecorded: frozenset[str]
+    auto: str | int
+
+
+def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
+    """Make the label of a checkpoint that somebody asked for.
+
+    Raises:
+        InvalidInput: the name is empty, or longer than 200 characters.
+    """
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
+        raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
+    return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
+
+
+@dataclass
+class Turn:
+    """One run.
+
+    Args:
+        agent: who runs.
+        given: the input.
+    """
+
+    agent: RollbackAgent
+    given: Given
+    wanted: list[Label] = field(default_factory=list)
+    """Checkpoints that a tool asked for; they are made where its batch is whole."""
+    afterwards: Callable[[], Any] | None = None
+    """What a tool asked to be done when the turn has ended."""
+
+    branch: Found = field(init=False)
+    recorder: Recorder = field(init=False)
+
+    # -- beginning and end
+
+    def begin(self) -> None:
+        """Take the branch.
+
+        Raises:
+            Conflict: somebody else runs it, or has moved it since the agent last saw it.
+        """
+        self._held = ExitStack()
+        owner = self._held.enter_context(owners.owner())
+        try:
+            self.agent.store.database.write(lambda connection: self._begin(connection, owner), durable=True)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _begin(self, connection: Connection, owner: str) -> None:
+        sessions = self.agent.store.sessions
+        self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.agent.branch_id))
+        sessions.acquire(connection, self.agent.branch_id, owner)
+        head = self.agent.store.graphs.head(connection, self.branch.thread_id)
+        if (head.checkpoint_id if head else None) != self.agent.seen:
+            raise Conflict(
+                f"Branch {self.branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
+                f"new head with agent.switch({self.branch.name!r}), or go your own way with agent.fork().",
+                head=self.branch.head_id,
+            )
+        self.recorder = Recorder(
+            self.agent.store,
+            self.branch,
+            owner,
+            self.agent.rules.effects,
+            self.agent.rules.unrecorded,
+            batch=self.agent.store.journal.next_batch(connection, self.agent.branch_id),
+            paused=self.agent.store.journal.paused(connection, self.agent.branch_id),
+        )
+        self.recorder.turn = self
+        if self.given.is_new and self.agent.rules.auto in (TURN, TOOL):
+            moment = self.agent.store.moment(connection, self.branch)
+            label = self._label("before", self.given.title, self.given.message_id)
+            sessions.add_checkpoint(connection, self.agent.branch_id, moment.snapshot, label)
+
+    def end(self, *, completed: bool) -> str | None:
+        """Give the branch back; tell the newest graph checkpoint.
+
+        Args:
+            completed: False if the run raised or was broken off.
+        """
+        with self._held:
+            return self.agent.store.database.write(lambda connection: self._end(connection, completed), durable=True)
+
+    def _end(self, connection: Connection, completed: bool) -> str | None:
+        sessions, owner = self.agent.store.sessions, self.recorder.owner
+        self.agent.store.journal.abandon(connection, self.agent.branch_id, owner)
+        moment = self.agent.store.moment(connection, self.branch)
+        if moment.settled:
+            self._make_wanted(connection, moment.snapshot)
+            if completed and self._is_due(connection):
+                label = self._label("after", self._answer(connection, moment.snapshot))
+                sessions.add_checkpoint(connection, self.agent.branch_id, moment.snapshot, label)
+        sessions.touch(connection, self.branch.external_session_id)
+        sessions.release(connection, self.agent.branch_id, owner)
+        return moment.latest
+
+    def _is_due(self, connection: Connection) -> bool:
+        if isinstance(self.agent.rules.auto, int):
+            return self.agent.store.sessions.count_turn(connection, self.agent.branch_id) % self.agent.rules.auto == 0
+        return self.agent.rules.auto in (TURN, TOOL)
+
+    def _answer(self, connection: Connection, snapshot: Snapshot) -> str | None:
+        if snapshot.graph_checkpoint_id is None:
+            return None
+        last = self.agent.store.graphs.messages(connection, self.branch.thread_id, snapshot.graph_checkpoint_id, last=1)
+        return inputs.title(messages_from_dict(last)[0]) if last else None
+
+    def _label(self, kind: str, description: str | None, restore_point: str | None = None) -> Label:
+        return Label(kind=kind, user_id=self.agent.rules.user_id, description=description, restore_point=restore_point)
+
+    # -- on the way
+
+    def on_put(self, thread_id: str, ns: str, checkpoint_id: str, connection: Connection) -> None:
+        """Make the checkpoints that are due after a finished batch of tool calls, in the saver's own transaction."""
+        if ns or thread_id != self.branch.thread_id or not (self.wanted or self.agent.rules.auto == TOOL):
+            return
+        answered = self.agent.store.answered(connection, thread_id, checkpoint_id)
+        if not answered:
+            return
+        journal = self.agent.store.journal
+        batch = journal.last_batch(connection, self.agent.branch_id, answered)
+        until = None if batch is None else batch + 1
+        head = self.agent.store.graphs.snapshot(connection, thread_id, checkpoint_id)
+        snapshot = Snapshot(
+            graph_checkpoint_id=head.checkpoint_id,
+            state_hash=head.state_hash,
+            position=self.branch.inherited + journal.count(connection, self.agent.branch_id, before_batch=until),
+            message_count=head.message_count,
+        )
+        self._make_wanted(connection, snapshot)
+        if self.agent.rules.auto == TOOL:
+            label = self._label("tools", None)
+            self.agent.store.sessions.add_checkpoint(connection, self.agent.branch_id, snapshot, label)
+
+    def _make_wanted(self, connection: Connection, snapshot: Snapshot) -> None:
+        """Make what tools asked for, unless it was made; they have their ids, because a transaction may run twice."""
+        sessions = self.agent.store.sessions
+        for label in self.wanted:
+            if not sessions.checkpoints(connection, CHECKPOINT.c.id == label.id):
+                sessions.add_checkpoint(connection, self.agent.branch_id, snapshot, label)

@@ -1,0 +1,120 @@
+"""The asynchronous twins of the agent's verbs: the same work in a thread, so that the event loop is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import StateSnapshot
+
+from agentgit.agents import inputs
+from agentgit.checkpoints import Checkpoint
+from agentgit.sessions import InternalSession, Tree
+from agentgit.store.lookup import Place
+from agentgit.tools import RollbackPlan, ToolInvocation
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Twins:
+    """What `RollbackAgent` has with an `a` in front; each does what its twin says."""
+
+    async def _io(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(verb, *args, **kwargs)
+
+    @property
+    def _agent(self) -> RollbackAgent:
+        return cast("RollbackAgent", self)
+
+    async def arun(self, text: str) -> str:
+        """Say something and give the text of the answer, as `run`."""
+        return inputs.answer_of(await self._agent.ainvoke({inputs.MESSAGES: [("user", text)]}))
+
+    async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
+        """Give the branch's newest state, as `get_state`."""
+        return await self._io(self._agent.get_state, config, **kwargs)
+
+    async def aget_state_history(
+        self, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[StateSnapshot]:
+        """List the branch's graph checkpoints, as `get_state_history`."""
+        for snapshot in await self._io(lambda: list(self._agent.get_state_history(config, **kwargs))):
+            yield snapshot
+
+    async def aupdate_state(
+        self, config: RunnableConfig | None, values: Any, as_node: str | None = None
+    ) -> RunnableConfig:
+        """Change the state by hand, as `update_state`."""
+        return await self._io(self._agent.update_state, config, values, as_node)
+
+    async def acheckpoint(
+        self, name: str | None = None, *, description: str | None = None, data: Any = None
+    ) -> Checkpoint:
+        """Save this point of the branch, as `checkpoint`."""
+        return await self._io(self._agent.checkpoint, name, description=description, data=data)
+
+    async def acheckpoints(self) -> list[Checkpoint]:
+        """List the checkpoints, as `checkpoints`."""
+        return await self._io(self._agent.checkpoints)
+
+    async def ahistory(self) -> list[dict[str, Any]]:
+        """List the conversation, as `history`."""
+        return await self._io(self._agent.history)
+
+    async def atool_track(self) -> list[ToolInvocation]:
+        """List the tool invocations, as `tool_track`."""
+        return await self._io(self._agent.tool_track)
+
+    async def abranches(self) -> list[InternalSession]:
+        """List the branches, as `branches`."""
+        return await self._io(self._agent.branches)
+
+    async def atree(self) -> Tree:
+        """Give the tree, as `tree`."""
+        return await self._io(self._agent.tree)
+
+    async def aplan_rollback(self, to: Place, *, tools: str = "reverse") -> RollbackPlan:
+        """Tell what a rollback would do, as `plan_rollback`."""
+        return await self._io(self._agent.plan_rollback, to, tools=tools)
+
+    async def arollback(
+        self,
+        to: Place,
+        *,
+        tools: str = "reverse",
+        name: str | None = None,
+        force: bool = False,
+        on_error: str = "stop",
+        request_id: str | None = None,
+    ) -> RollbackAgent:
+        """Go back, as `rollback`; asynchronous undo functions run on this event loop."""
+        loop = asyncio.get_running_loop()
+
+        def settle(awaitable: Awaitable[Any]) -> Any:
+            async def settled() -> Any:
+                return await awaitable
+
+            return asyncio.run_coroutine_threadsafe(settled(), loop).result()
+
+        return await self._io(
+            self._agent._rollback, to, settle, tools=tools, name=name, force=force, on_error=on_error,
+            request_id=request_id,
+        )  # fmt: skip
+
+    async def aundo(self) -> RollbackAgent:
+        """Roll back to the previous checkpoint, as `undo`."""
+        return await self.arollback(await self._io(self._agent._previous))
+
+    async def afork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
+        """Make a branch without touching the world, as `fork`."""
+        return await self._io(self._agent.fork, to, name)
+
+    async def aswitch(self, branch: InternalSession | str | int) -> RollbackAgent:
+        """Continue on another branch, as `switch`."""
+        return await self._io(self._agent.switch, branch)

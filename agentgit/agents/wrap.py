@@ -1,0 +1,68 @@
+"""Wrapping: from a user's graph to an agent on a branch, with every wrong argument refused before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from agentgit.agents.agent import RollbackAgent
+from agentgit.agents.capture import tools_of
+from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS
+from agentgit.agents.runs import Graph
+from agentgit.agents.turn import OFF, TOOL, TURN, Rules
+from agentgit.errors import InvalidInput
+from agentgit.tools import Effect
+from agentgit.tools.effects import as_effect, declared_on
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+
+AutoCheckpoint = Literal["turn", "tool", "off"] | int
+
+
+def wrap(
+    repository: Repository,
+    graph: Any,
+    session: str,
+    *,
+    effects: Mapping[str, Effect | str],
+    auto_checkpoint: AutoCheckpoint,
+    branch: str | None,
+) -> RollbackAgent:
+    """Wrap a compiled graph; see `Repository.wrap`."""
+    if isinstance(graph, StateGraph):
+        raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
+    if not isinstance(graph, Pregel):
+        raise InvalidInput(f"{type(graph).__name__} is no LangGraph graph; wrap what graph.compile() gives.")
+    _expect_interval(auto_checkpoint)
+    declared = _declared(graph, effects)
+    found = repository.ensure_session(session)
+    for name, effect in declared.items():
+        if effect.undo is not None:
+            repository.declare(found.id, name, effect.undo)
+    with repository.store.database.reading() as connection:
+        row = repository.lookup.branch(connection, found, branch)
+    rules = Rules(user_id=repository.user.id, effects=declared, unrecorded=CHECKPOINT_TOOLS, auto=auto_checkpoint)
+    return RollbackAgent(repository, graph, rules, row.id)
+
+
+def _expect_interval(auto: AutoCheckpoint) -> None:
+    is_number = isinstance(auto, int) and not isinstance(auto, bool) and auto > 0
+    if not is_number and auto not in (TURN, TOOL, OFF):
+        raise InvalidInput(f"auto_checkpoint={auto!r} means nothing; give 'turn', 'tool', 'off' or a number of turns.")
+
+
+def _declared(graph: Graph, effects: Mapping[str, Effect | str]) -> dict[str, Effect]:
+    """Join what the tools declare of themselves with what the user declares of them, which wins."""
+    tools = {tool.name: tool for tool in tools_of(graph)}
+    unknown = sorted(set(effects) - set(tools))
+    if tools and unknown:
+        raise InvalidInput(
+            f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
+            "A tool that is called elsewhere than in a ToolNode declares its effect itself: @reversible(undo)."
+        )
+    own = {name: effect for name, tool in tools.items() if (effect := declared_on(tool)) is not None}
+    return own | {name: as_effect(effect) for name, effect in effects.items()}

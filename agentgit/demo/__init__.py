@@ -1,0 +1,280 @@
+"""A demo without a key and without network: a scripted model, a shop whose orders are real, and a story told in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+import agentgit
+from agentgit.agents.agent import RollbackAgent
+from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
+from agentgit.errors import InvalidInput, RollbackBlocked
+from agentgit.render.tree import draw
+from agentgit.repository import DEFAULT, ENVIRONMENT
+from agentgit.store.database import parse_url
+
+__all__ = [
+    "EFFECTS",
+    "ScriptedModel",
+    "build",
+    "cancel_order",
+    "clerk",
+    "open_shop",
+    "orders",
+    "refund",
+    "story",
+    "tools",
+]
+
+# -- the model
+
+
+class ScriptedModel(BaseChatModel):
+    """A chat model that answers from the conversation alone, so that it answers rightly on every branch.
+
+    Args:
+        replies: what it answers; the first where the conversation has no AI message yet, the second after one, …
+        rule: makes the answer from the messages, instead of `replies`.
+
+    Example:
+        >>> ScriptedModel(replies=["hello"]).invoke("hi").content
+        'hello'
+    """
+
+    replies: Sequence[str | AIMessage] = ()
+    rule: Callable[[Sequence[BaseMessage]], AIMessage] | None = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[Any, AIMessage]:
+        """Give the model itself: what it calls is in its script."""
+        return self
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        reply = self.rule(messages) if self.rule else self._reply(messages)
+        # Fresh ids, because a message with an id that is there already would replace that one.
+        calls = [{**call, "id": call["id"] or f"call-{uuid4().hex[:8]}"} for call in reply.tool_calls]
+        fresh = reply.model_copy(update={"id": f"ai-{uuid4().hex[:8]}", "tool_calls": calls})
+        return ChatResult(generations=[ChatGeneration(message=fresh)])
+
+    def _reply(self, messages: Sequence[BaseMessage]) -> AIMessage:
+        said = sum(isinstance(message, AIMessage) for message in messages)
+        if said >= len(self.replies):
+            raise InvalidInput(f"The script has {len(self.replies)} replies and one more was asked for; add it.")
+        reply = self.replies[said]
+        return reply if isinstance(reply, AIMessage) else AIMessage(reply)
+
+
+# -- the agent
+
+NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+
+WISH = re.compile(rf"\b({'|'.join(NUMBERS)}|\d{{1,3}}) ({'|'.join(CATALOGUE)})s?\b")
+
+ANSWERS = {
+    "search_catalogue": "We have, in euros: {items}.",
+    "create_order": "Ordered {what} for {price} euros ({order}).",
+    "charge_card": "Charged {amount} euros to your card.",
+    "send_mail": "Mailed the receipt to {to}.",
+    "add_note": "Noted.",
+}
+
+HELP = "Say: what do you have? / order two chairs / note that I am in a hurry / pay / mail the receipt"
+
+
+def _sum(messages: Sequence[BaseMessage], name: str, key: str) -> int:
+    """Add up a number in all results of one tool in this conversation."""
+    results = (m for m in messages if isinstance(m, ToolMessage) and m.name == name and m.status == "success")
+    return sum(json.loads(str(m.content))[key] for m in results)
+
+
+def _calls(text: str, messages: Sequence[BaseMessage]) -> Iterator[ToolCall]:
+    """Understand a wish: which tools are to be called, all at once."""
+    for number, item in WISH.findall(text.lower()):
+        quantity = NUMBERS.get(number) or int(number)
+        yield ToolCall(name="create_order", args={"item": item, "quantity": quantity}, id=None)
+    due = _sum(messages, "create_order", "price") - _sum(messages, "charge_card", "amount")
+    if re.search(r"\bpay\b", text):
+        yield ToolCall(name="charge_card", args={"amount": due}, id=None)
+    if re.search(r"\bmail\b", text):
+        yield ToolCall(name="send_mail", args={"to": "you@example.org", "text": f"You pay {due} euros."}, id=None)
+    if re.search(r"\bnote\b", text):
+        yield ToolCall(name="add_note", args={"text": text}, id=None)
+    if re.search(r"\b(have|sell)\b", text):
+        yield ToolCall(name="search_catalogue", args={}, id=None)
+
+
+def clerk(messages: Sequence[BaseMessage]) -> AIMessage:
+    """Answer as the shop's clerk: call tools for a wish, then tell what they gave.
+
+    Args:
+        messages: the conversation, oldest first.
+
+    Example:
+        >>> clerk([HumanMessage("order two chairs")]).tool_calls[0]["args"]
+        {'item': 'chair', 'quantity': 2}
+    """
+    asked = max((at for at, message in enumerate(messages) if isinstance(message, HumanMessage)), default=None)
+    if asked is None:
+        return AIMessage(HELP)
+    results = [message for message in messages[asked:] if isinstance(message, ToolMessage)]
+    if results:
+        return AIMessage(" ".join(_told(message) for message in results))
+    calls = list(_calls(messages[asked].text, messages))
+    return AIMessage("", tool_calls=calls) if calls else AIMessage(HELP)
+
+
+def _told(message: ToolMessage) -> str:
+    if message.status == "error":
+        return f"That did not work: {message.content}"
+    return ANSWERS[str(message.name)].format(**json.loads(str(message.content)))
+
+
+def build(shop: str | Path) -> CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]:
+    """Build the demo's agent, an ordinary LangGraph graph that knows nothing of agentgit.
+
+    Args:
+        shop: the path of the shop's SQLite file; it is made if it is not there.
+    """
+    shop_tools = tools(open_shop(shop))
+    model = ScriptedModel(rule=clerk).bind_tools(shop_tools)
+
+    def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", answer)
+    graph.add_node("tools", ToolNode(shop_tools, handle_tool_errors=True))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph.compile()
+
+
+# -- the story
+
+Say = Callable[[str], None]
+
+PLACE = "before the table"
+
+
+def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
+    """Tell what agentgit does, by doing it: every fact is read from the session's database or from the shop.
+
+    Args:
+        database: where agentgit keeps the session, as for `agentgit.open`; the session stays there to look at.
+        shop: the path of the shop's SQLite file; it is made if it is not there.
+        say: takes a line, or a block of lines, at a time.
+
+    Raises:
+        AgentGitError: the database or the shop cannot be used.
+
+    Example:
+        >>> import tempfile
+        >>> lines = []
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     story(f"{folder}/demo.db", f"{folder}/shop.db", lines.append)
+        >>> lines[1:3]
+        ['\\n> order two chairs', '  Ordered 2 chairs for 80 euros (chair-1).']
+    """
+    graph = build(shop)
+    older = {order.id for order in orders(shop)}
+
+    def show_orders() -> None:
+        say("\nThe shop's orders now:")
+        say("\n".join(f"  {order}" for order in orders(shop) if order.id not in older))
+
+    with agentgit.open(database) as repo:
+        session = _free_name({session.session_name for session in repo.sessions()})
+        say(f"Session {session}. The graph and the shop are real, only the model is scripted. No key, no network.")
+        agent = repo.wrap(graph, session=session, effects=EFFECTS)
+        _order_too_much(agent, say)
+        show_orders()
+        retry = _take_it_back(agent, say)
+        show_orders()
+        _chat(retry, "rather a sofa", say)
+        _read_the_first_branch(agent, say)
+        _hit_the_wall(retry, say)
+        _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
+    at = _option(database)
+    say(f"\nLook around:\n  agentgit tree {session}{at}\n  agentgit log {session}@main{at}")
+    say('Your own graph:\n  agent = agentgit.open().wrap(graph, session="mine", effects={"order": reversible(cancel)})')
+
+
+def _order_too_much(agent: RollbackAgent, say: Say) -> None:
+    _chat(agent, "order two chairs", say)
+    mark = agent.checkpoint(PLACE)
+    _show(f'agent.checkpoint("{PLACE}")', "a place to come back to", mark.metadata["reference"], say)
+    _chat(agent, "a table and two lamps, please", say)
+
+
+def _take_it_back(agent: RollbackAgent, say: Say) -> RollbackAgent:
+    plan = agent.plan_rollback(PLACE)
+    _show(f'agent.plan_rollback("{PLACE}")', "what would happen; nothing is done", plan, say)
+    retry = agent.rollback(PLACE)
+    _show(f'retry = agent.rollback("{PLACE}")', "do it, on a new branch; retry.report says", retry.report, say)
+    return retry
+
+
+def _read_the_first_branch(agent: RollbackAgent, say: Say) -> None:
+    said = [m for m in agent.history() if m["role"] in ("user", "assistant") and m["content"]]
+    lines = [f"{message['role']:<9}  {message['content']}" for message in said]
+    lines += [f"{call.status:<9}  {call}" for call in agent.tool_track()]
+    _show("agent.history(), agent.tool_track()", f"nothing is lost: branch {agent.branch.name}", "\n".join(lines), say)
+
+
+def _hit_the_wall(retry: RollbackAgent, say: Say) -> None:
+    before = retry.checkpoint("before the mail")
+    _chat(retry, "pay, and mail the receipt", say)
+    try:
+        retry.rollback(before)
+    except RollbackBlocked as blocked:
+        told = "\n".join([*textwrap.wrap(f"RollbackBlocked: {blocked}", 110), str(blocked.plan)])
+        _show('retry.rollback("before the mail")', "a mail cannot be unsent", told, say)
+
+
+def _chat(agent: RollbackAgent, text: str, say: Say) -> None:
+    say(f"\n> {text}")
+    say(f"  {agent.run(text)}")
+
+
+def _show(code: str, comment: str, outcome: object, say: Say) -> None:
+    say(f"\n{code:<42}  # {comment}\n{textwrap.indent(str(outcome), '  ')}")
+
+
+def _free_name(taken: Collection[str]) -> str:
+    names = (f"demo-{n}" if n > 1 else "demo" for n in count(1))
+    return next(name for name in names if name not in taken)
+
+
+def _option(database: str | Path | None) -> str:
+    """Write the option that leads the command line to this database, without its password; nothing for the default."""
+    if database is None or str(database) == (os.environ.get(ENVIRONMENT) or DEFAULT):
+        return ""
+    where = parse_url(database).render_as_string(hide_password=True) if "://" in str(database) else str(database)
+    return f" --db {shlex.quote(where)}"

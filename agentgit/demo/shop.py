@@ -1,0 +1,197 @@
+"""The world of the demo: a shop in a SQLite file, the tools that act on it, and what takes their effects back."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from langchain_core.tools import BaseTool, tool
+
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.tools import Effect, compensable, reversible
+
+SHOP = "AGENTGIT_DEMO_SHOP"
+"""The environment variable that says where the shop is, if it has moved since a call was recorded."""
+
+CATALOGUE = {"chair": 40, "table": 120, "lamp": 25, "sofa": 300}
+"""What the shop sells, with the price of one in euros."""
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS catalogue (item TEXT PRIMARY KEY, price INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT, quantity INTEGER, price INTEGER, status TEXT);
+CREATE TABLE IF NOT EXISTS payments (id INTEGER PRIMARY KEY, amount INTEGER, status TEXT);
+CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, recipient TEXT, text TEXT);
+CREATE TABLE IF NOT EXISTS notes (id INTEGER PRIMARY KEY, text TEXT);
+"""
+
+ORDER = """
+INSERT INTO orders
+SELECT item || '-' || (SELECT count(*) + 1 FROM orders WHERE item = :item), item, :quantity, price * :quantity, 'open'
+FROM catalogue WHERE item = :item RETURNING id, price
+"""
+
+
+class Order(NamedTuple):
+    """An order as the shop has it; `price` is in euros, `status` is `open` or `cancelled`."""
+
+    id: str
+    item: str
+    quantity: int
+    price: int
+    status: str
+
+    def __str__(self) -> str:
+        return f"{self.id:<9} {counted(self.quantity, self.item):<9} {self.price:>4} euros  {self.status}"
+
+
+@contextmanager
+def _opened(shop: str | Path) -> Iterator[sqlite3.Connection]:
+    """Give a connection whose changes are kept if nothing is raised."""
+    if not Path(shop).is_file():
+        raise NotFound(f"The shop {shop} is not there. Set {SHOP} to where it is now.")
+    with closing(sqlite3.connect(shop, timeout=30)) as connection, connection:
+        yield connection
+
+
+def open_shop(shop: str | Path) -> str:
+    """Make the shop's tables if they are not there, and give the absolute path of its file.
+
+    Args:
+        shop: the path of a SQLite file.
+
+    Raises:
+        InvalidInput: the file is something else; it was not touched.
+        Unavailable: the file cannot be opened or made.
+    """
+    path = Path(shop).absolute()
+    try:
+        with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if tables and "catalogue" not in tables:
+                raise InvalidInput(f"{path} is a database of something else. Give the shop a file of its own.")
+            connection.executescript(SCHEMA)
+            connection.executemany("INSERT OR IGNORE INTO catalogue VALUES (?, ?)", CATALOGUE.items())
+    except sqlite3.OperationalError as error:
+        raise Unavailable(f"The shop {path} cannot be opened: {error}. Does its folder exist?") from error
+    except sqlite3.DatabaseError as error:
+        raise InvalidInput(f"{path} is no shop: {error}. Give another path; this file was not touched.") from error
+    return str(path)
+
+
+def orders(shop: str | Path) -> list[Order]:
+    """Read the shop's orders, by item.
+
+    Raises:
+        NotFound: there is no such shop.
+    """
+    with _opened(shop) as connection:
+        rows = connection.execute("SELECT id, item, quantity, price, status FROM orders ORDER BY item, rowid")
+        return [Order(*row) for row in rows]
+
+
+def counted(n: int, noun: str) -> str:
+    """Write a number of things.
+
+    Example:
+        >>> counted(1, "chair"), counted(2, "chair")
+        ('1 chair', '2 chairs')
+    """
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def tools(shop: str) -> list[BaseTool]:
+    """Make the tools that act on a shop; each result says which shop it was, so that it can be undone after a restart.
+
+    Args:
+        shop: the absolute path of the shop's file, from `open_shop`.
+    """
+
+    @tool
+    def search_catalogue() -> dict[str, Any]:
+        """Look up what the shop sells."""
+        with _opened(shop) as connection:
+            rows = connection.execute("SELECT item, price FROM catalogue ORDER BY item").fetchall()
+        return {"items": ", ".join(f"{item} ({price})" for item, price in rows)}
+
+    @tool
+    def create_order(item: str, quantity: int) -> dict[str, Any]:
+        """Order something."""
+        if quantity < 1:
+            raise InvalidInput(f"Order at least one {item}.")
+        with _opened(shop) as connection:
+            row = connection.execute(ORDER, {"item": item, "quantity": quantity}).fetchone()
+        if row is None:
+            raise InvalidInput(f"The shop sells no {item}; it sells {', '.join(CATALOGUE)}.")
+        return {"order": row[0], "what": counted(quantity, item), "price": row[1], "shop": shop}
+
+    @tool
+    def charge_card(amount: int) -> dict[str, Any]:
+        """Charge the customer's card, in euros."""
+        with _opened(shop) as connection:
+            payment = connection.execute("INSERT INTO payments VALUES (NULL, ?, 'charged')", [amount]).lastrowid
+        return {"payment": payment, "amount": amount, "shop": shop}
+
+    @tool
+    def send_mail(to: str, text: str) -> dict[str, Any]:
+        """Send a mail."""
+        with _opened(shop) as connection:
+            connection.execute("INSERT INTO outbox VALUES (NULL, ?, ?)", [to, text])
+        return {"to": to, "text": text}
+
+    @tool
+    def add_note(text: str) -> dict[str, Any]:
+        """Keep a note about the customer."""
+        with _opened(shop) as connection:
+            connection.execute("INSERT INTO notes VALUES (NULL, ?)", [text])
+        return {"text": text}
+
+    return [search_catalogue, create_order, charge_card, send_mail, add_note]
+
+
+def cancel_order(args: dict[str, Any], result: dict[str, Any]) -> None:
+    """Undo `create_order`, from what was recorded of it alone.
+
+    Args:
+        args: what it was called with.
+        result: what it returned.
+
+    Raises:
+        NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
+        Conflict: the order is not open, so there is nothing to cancel.
+    """
+    _take_back(result, "UPDATE orders SET status = 'cancelled' WHERE id = ? AND status = 'open'", "order")
+
+
+def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
+    """Make up for `charge_card`: the payment stays in the books, as refunded.
+
+    Args:
+        args: what it was called with.
+        result: what it returned.
+
+    Raises:
+        NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
+        Conflict: the payment was refunded before.
+    """
+    _take_back(result, "UPDATE payments SET status = 'refunded' WHERE id = ? AND status = 'charged'", "payment")
+
+
+def _take_back(result: dict[str, Any], statement: str, kind: str) -> None:
+    with _opened(os.environ.get(SHOP) or result["shop"]) as connection:
+        if connection.execute(statement, [result[kind]]).rowcount != 1:
+            raise Conflict(
+                f"The {kind} {result[kind]} was taken back before, or never was. Look into the shop's tables."
+            )
+
+
+EFFECTS: dict[str, Effect | str] = {
+    "search_catalogue": "read_only",
+    "create_order": reversible(cancel_order),
+    "charge_card": compensable(refund),
+    "send_mail": "irreversible",
+}
+"""What the tools do to the world. Nobody declared `add_note`: every report will say so."""

@@ -1,0 +1,375 @@
+"""Rollback, exactly: plan, a new branch, the later effects reversed newest first, publish.
+
+Each step is on disk before the next begins, so that a rollback which was killed anywhere can be finished by `resume`
+and the branch that was left is as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
+from agentgit.sessions import operation
+from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
+from agentgit.store import owners
+from agentgit.store.operations import Begun
+from agentgit.store.sessions import Found, Label, Snapshot
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
+from agentgit.tools.effects import Undo, takes_invocation
+from agentgit.tools.plan import REVERSE, TOOLS_MODES, make_plan
+from agentgit.tools.report import ReportItem
+from agentgit.tools.undos import Undos
+from agentgit.values import as_object
+
+ON_ERROR = ("stop", "continue")
+"""What a rollback may do when an undo function raises."""
+
+Settle = Callable[[Awaitable[Any]], Any]
+"""Waits for an asynchronous undo function."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A rollback that somebody asks for.
+
+    Args:
+        user_id: who.
+        source_id: the branch that is left.
+        target: the row of the checkpoint to go to.
+        label: how the user called it.
+        tools: one of `TOOLS_MODES`.
+        name: of the new branch; None for a free one.
+        force: True to keep what stands in the way.
+        on_error: one of `ON_ERROR`.
+        request_id: the caller's own name for this rollback, unique in the session.
+    """
+
+    user_id: int
+    source_id: int
+    target: Found
+    label: str
+    tools: str = "reverse"
+    name: str | None = None
+    force: bool = False
+    on_error: str = "stop"
+    request_id: str | None = None
+
+
+def wait(awaitable: Awaitable[Any]) -> Any:
+    """Wait for an asynchronous undo function where no event loop runs."""
+
+    async def settled() -> Any:
+        return await awaitable
+
+    return asyncio.run(settled())
+
+
+class Rollback:
+    """The verb, on one store.
+
+    Args:
+        store: where.
+        undos: the undo functions at hand.
+        settle: waits for asynchronous ones.
+    """
+
+    def __init__(self, store: Store, undos: Undos, settle: Settle = wait) -> None:
+        self.store = store
+        self.undos = undos
+        self.settle = settle
+
+    # -- plan
+
+    def plan(self, connection: Connection, target: Found, label: str, tools: str) -> RollbackPlan:
+        """Decide, without doing anything, about every effect that stands and is not on the path to the target.
+
+        Raises:
+            InvalidInput: `tools` is no such mode.
+        """
+        if tools not in TOOLS_MODES:
+            raise InvalidInput(f"tools={tools!r} means nothing; it can be {', '.join(TOOLS_MODES)}.")
+        session_id = target.external_session_id
+        branch = self.store.sessions.branch(connection, target.internal_session_id)
+        replayed = self.store.track(connection, branch, target.position)
+        on_path = {call.id for call in replayed}
+        standing = self.store.journal.standing(connection, session_id)
+        return make_plan(
+            checkpoint_id=target.id,
+            target=label,
+            replayed=replayed,
+            later=[call for call in standing if call.id not in on_path],
+            can_undo=lambda call: self.undos.missing(session_id, call),
+            tools=tools,
+        )
+
+    # -- the whole of it
+
+    def run(self, request: Request) -> tuple[int, RollbackReport]:
+        """Roll back; give the id of the new branch, and the report.
+
+        Raises:
+            RollbackBlocked: something that cannot be reversed stands in the way; nothing was done.
+            RollbackIncomplete: a reversal failed; `resume` goes on.
+            Conflict: the branch that is left is running.
+        """
+        if request.on_error not in ON_ERROR:
+            raise InvalidInput(f"on_error={request.on_error!r} means nothing; it can be {', '.join(ON_ERROR)}.")
+        with owners.owner() as owner:
+            begun, is_new = self.store.database.write(lambda c: self._begin(c, request, owner), durable=True)
+            if is_new:
+                return self._proceed(begun, owner)
+        return self.resume(begun)
+
+    def resume(self, operation_id: int) -> tuple[int, RollbackReport]:
+        """Finish a rollback that stopped half way or whose process died; done items are not done again.
+
+        Raises:
+            NotFound: there is no such operation.
+            Conflict: it is being worked on.
+            RollbackIncomplete: a reversal failed again.
+        """
+        with owners.owner() as owner:
+            if self.store.database.write(lambda c: self._take(c, operation_id, owner), durable=True):
+                return self._proceed(operation_id, owner)
+        with self.store.database.reading() as connection:
+            row = self._operation(connection, operation_id)
+            return row.internal_session_id, self.report(connection, row)
+
+    def _begin(self, connection: Connection, request: Request, owner: str) -> tuple[int, bool]:
+        """Write down what is going to happen: the operation, and the branch that is not published yet."""
+        target, sessions = request.target, self.store.sessions
+        session_id = target.external_session_id
+        if request.request_id is not None:
+            earlier = self.store.operations.requested(connection, session_id, request.request_id)
+            if earlier is not None:
+                return self._same(earlier, request), False
+        for branch in sessions.branches(connection, session_id):
+            if self.store.recover(connection, branch).status == RUNNING and branch.id == request.source_id:
+                raise Conflict(f"Branch {branch.name} is running. Wait for its turn to end, then roll back.")
+        plan = self._admitted(self.plan(connection, target, request.label, request.tools), request.force)
+        branch_id = self._branch(connection, target, request.name, request.source_id)
+        begun = Begun(
+            kind="rollback", session_id=session_id, user_id=request.user_id, source_id=request.source_id,
+            target_id=target.id, branch_id=branch_id, request_id=request.request_id, owner=owner,
+            request={
+                "on_error": request.on_error,
+                "steps": [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in plan.steps],
+            },
+        )  # fmt: skip
+        return self.store.operations.begin(connection, begun), True
+
+    @staticmethod
+    def _same(earlier: Found, request: Request) -> int:
+        if earlier.target_id != request.target.id:
+            raise InvalidInput(
+                f"request_id {request.request_id!r} was used for a rollback to checkpoint {earlier.target_id}; "
+                "take another one."
+            )
+        return int(earlier.id)
+
+    @staticmethod
+    def _admitted(plan: RollbackPlan, force: bool) -> RollbackPlan:
+        if plan.is_admissible:
+            return plan
+        if not force:
+            why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+            raise RollbackBlocked(
+                f"Nothing was done. {why}. Choose a later checkpoint, or force=True to keep what cannot be reversed.",
+                plan,
+            )
+        return plan.forced()
+
+    def _branch(self, connection: Connection, target: Found, name: str | None, source_id: int) -> int:
+        """Make the new branch with the state of its branch point, not to be used yet."""
+        sessions, session_id = self.store.sessions, target.external_session_id
+        source = sessions.branch(connection, source_id)
+        branch_id = sessions.create_branch(
+            connection,
+            session_id,
+            sessions.free_name(connection, session_id, name, source.name),
+            status=REPLAYING,
+            parent_id=target.internal_session_id,
+            branch_point_id=target.id,
+            inherited=target.position,
+        )
+        if target.graph_checkpoint_id is not None:
+            thread_id = sessions.branch(connection, branch_id).thread_id
+            self.store.graphs.fork(connection, target.thread_id, target.graph_checkpoint_id, thread_id)
+        return branch_id
+
+    def _take(self, connection: Connection, operation_id: int, owner: str) -> bool:
+        """Take over an unfinished operation; what its last owner was reversing is unknown from now on."""
+        row = self._operation(connection, operation_id)
+        if row.status == operation.DONE:
+            return False
+        if owners.is_alive(row.owner) or not self.store.operations.take(connection, row, owner):
+            raise Conflict(f"Operation {operation_id} is being worked on. Wait until it ends.")
+        for invocation_id in self.store.journal.in_reversal(connection, row.external_session_id, row.owner):
+            self.store.journal.move(
+                connection, invocation_id, invocation.REVERSE_UNKNOWN, operation_id=operation_id,
+                error="the process died during its reversal",
+            )  # fmt: skip
+        self.store.sessions.set_status(connection, row.internal_session_id, REPLAYING)
+        return True
+
+    def _operation(self, connection: Connection, operation_id: int) -> Found:
+        row = self.store.operations.find(connection, operation_id)
+        if row is None:
+            raise NotFound(f"There is no operation {operation_id}. repo.operations() lists those of a session.")
+        return row
+
+    # -- reverse
+
+    def _proceed(self, operation_id: int, owner: str) -> tuple[int, RollbackReport]:
+        with self.store.database.reading() as connection:
+            row = self._operation(connection, operation_id)
+        request = as_object(row.request)
+        for step in request["steps"]:
+            if step["action"] != REVERSE:
+                continue
+            if not self._reverse(row, step["invocation"], owner) and request["on_error"] == "stop":
+                break
+        report = self.store.database.write(lambda c: self._publish(c, operation_id), durable=True)
+        if report.status != operation.DONE:
+            problems = "; ".join(map(str, report.failed or report.remaining))
+            raise RollbackIncomplete(
+                f"Rollback {operation_id} stopped half way: {problems}. The branch that was left is as before. Mend "
+                f"the cause, then repo.resume({operation_id}); or reverse it by hand, tell so with "
+                "repo.resolve(invocation, 'happened'), and resume.",
+                operation=operation_id,
+                report=report,
+            )
+        return row.internal_session_id, report
+
+    def _reverse(self, row: Found, invocation_id: int, owner: str) -> bool:
+        """Run the undo of one invocation, unless that was done already; tell whether it is reversed now."""
+        journal, write = self.store.journal, self.store.database.write
+        with self.store.database.reading() as connection:
+            call = journal.invocation(connection, invocation_id)
+        if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
+            return call is not None and call.status == invocation.REVERSED
+        if self.undos.missing(row.external_session_id, call) is not None:
+            return False
+        undo = self.undos.find(row.external_session_id, call)
+        try:
+            write(lambda c: journal.move(c, call.id, invocation.REVERSING, owner=owner), durable=True)
+        except Conflict:
+            return False  # another rollback was faster; the report tells its status
+        status, problem = invocation.REVERSED, None
+        try:
+            self._call(undo, call)
+        except Exception as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
+            status, problem = invocation.REVERSE_FAILED, f"{type(error).__name__}: {error}"
+        write(lambda c: journal.move(c, call.id, status, operation_id=row.id, error=problem), durable=True)
+        return problem is None
+
+    def _call(self, undo: Undo, call: ToolInvocation) -> None:
+        arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
+        answer = undo(*arguments)
+        if inspect.isawaitable(answer):
+            self.settle(answer)
+
+    # -- publish
+
+    def _publish(self, connection: Connection, operation_id: int) -> RollbackReport:
+        """Make the new branch the current one, if everything was reversed; record the report in either case."""
+        row = self._operation(connection, operation_id)
+        report = self._outcome(connection, row)
+        if report.status == operation.DONE:
+            self.publish(connection, row.internal_session_id, row.user_id, current=True)
+        else:
+            self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
+        stored = report.to_dict()
+        del stored["replayed"]  # it is the beginning of the new branch's track, however long that is
+        self.store.operations.end(connection, operation_id, report.status, stored)
+        return report
+
+    def publish(self, connection: Connection, branch_id: int, user_id: int, *, current: bool) -> None:
+        """Open a branch that stands at its branch point.
+
+        Args:
+            branch_id: the branch.
+            user_id: who asked for it.
+            current: True to make the session continue on it.
+
+        Raises:
+            Corrupt: its state is not that of its branch point.
+        """
+        sessions = self.store.sessions
+        branch = sessions.branch(connection, branch_id)
+        point = sessions.checkpoint(connection, branch.branch_point_id)
+        self.store.sure(connection, branch, point.state_hash)
+        snapshot = Snapshot(
+            graph_checkpoint_id=point.graph_checkpoint_id,
+            state_hash=point.state_hash,
+            position=point.position,
+            message_count=point.message_count,
+        )
+        label = Label(kind="branch", user_id=user_id, description=point.name or point.description)
+        sessions.add_checkpoint(connection, branch_id, snapshot, label)
+        sessions.set_status(connection, branch_id, OPEN)
+        if current:
+            sessions.set_current(connection, branch.external_session_id, branch_id)
+
+    def _outcome(self, connection: Connection, row: Found) -> RollbackReport:
+        """Tell what became of each step from the journal itself."""
+        groups: dict[str, list[ReportItem]] = {"reversed": [], "kept": [], "failed": [], "remaining": []}
+        for step in as_object(row.request)["steps"]:
+            call = self.store.journal.invocation(connection, step["invocation"])
+            assert call is not None, "an invocation is never deleted while an operation names it"  # noqa: S101
+            group, why = self._became(row, call) if step["action"] == REVERSE else ("kept", "")
+            groups[group].append(ReportItem(invocation=call, reason=why or step["why"]))
+        complete = not groups["failed"] and not groups["remaining"]
+        return self._report(connection, row, operation.DONE if complete else operation.PARTIAL, groups)
+
+    def _became(self, row: Found, call: ToolInvocation) -> tuple[str, str]:
+        if call.status == invocation.REVERSED:
+            return "reversed", ""
+        if call.status == invocation.REVERSE_UNKNOWN:
+            return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve"
+        if call.status == invocation.REVERSE_FAILED:
+            return "failed", f"its undo raised {call.error_message}"
+        return "remaining", self.undos.missing(row.external_session_id, call) or f"not tried: it is {call.status}"
+
+    def report(self, connection: Connection, row: Found) -> RollbackReport:
+        """Read the report of an operation that ended."""
+        stored, groups = as_object(row.report), {}
+        for group in ("reversed", "kept", "failed", "remaining"):
+            items = [(self.store.journal.invocation(connection, i["invocation"]), i) for i in stored.get(group, [])]
+            groups[group] = [ReportItem(invocation=call, reason=i["reason"]) for call, i in items if call is not None]
+        return self._report(connection, row, row.status, groups)
+
+    def _report(
+        self, connection: Connection, row: Found, status: str, groups: dict[str, list[ReportItem]]
+    ) -> RollbackReport:
+        branch = self.store.sessions.branch(connection, row.internal_session_id)
+        replayed = self.store.track(connection, branch, branch.inherited)
+        return RollbackReport(
+            operation_id=row.id,
+            status=status,
+            checkpoint_id=row.target_id,
+            branch=branch.name,
+            replayed=[ReportItem(invocation=call, reason="replayed from the record") for call in replayed],
+            **groups,
+        )
+
+    # -- fork
+
+    def fork(self, connection: Connection, target: Found, name: str | None, source_id: int, user_id: int) -> int:
+        """Make a branch at a checkpoint without touching the world; give its id."""
+        branch_id = self._branch(connection, target, name, source_id)
+        begun = Begun(
+            kind="fork", session_id=target.external_session_id, user_id=user_id, source_id=source_id,
+            target_id=target.id, branch_id=branch_id, request_id=None, owner="", request={"steps": []},
+        )  # fmt: skip
+        operation_id = self.store.operations.begin(connection, begun)
+        self.publish(connection, branch_id, user_id, current=False)
+        self.store.operations.end(connection, operation_id, operation.DONE, {})
+        return branch_id

@@ -1,0 +1,498 @@
+"""Wrapping graphs: every kind is recorded as it really ran, and stays as it was (rows D1, D3, A6)."""
+
+import asyncio
+import threading
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command
+from scripted import GRAPHS, World, agent_graph, call, calls, functional_graph, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotFound, effect
+
+STORY = (calls(call("add", item="chair"), call("look")), "a chair", calls(call("add", item="table")), "a table")
+
+
+def say(text: str) -> dict:
+    return {"messages": [("user", text)]}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def kinds_of(agent) -> list[str]:
+    return [point.metadata["kind"] for point in agent.checkpoints()]
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_d1_d3_every_kind_of_graph_is_recorded_as_it_ran(kind, repo, world):
+    """D1, D3: state, conversation and tool calls of any compiled graph are captured, in the order of the AI message."""
+    agent = repo.wrap(GRAPHS[kind](scripted(*STORY), world.tools()), "s", effects=world.effects())
+    agent.invoke(say("order a chair"))
+    agent.invoke(say("and a table"))
+    track = agent.tool_track()
+    assert [(c.tool_name, c.args, c.result, c.status) for c in track] == [
+        ("add", {"item": "chair"}, {"item": "chair", "number": 1}, "done"),
+        ("look", {}, world_text(world, track), "done"),
+        ("add", {"item": "table"}, {"item": "table", "number": 2}, "done"),
+    ]
+    assert [c.position for c in track] == [0, 1, 2]
+    assert all(c.started_at <= c.ended_at for c in track)
+    roles = "user assistant tool tool assistant user assistant tool assistant"
+    assert [m["role"] for m in agent.history()] == roles.split()
+    head = agent.head
+    assert head.conversation_history == agent.history()
+    assert [c["tool_name"] for c in head.tool_invocations] == ["add", "look", "add"]
+    assert head.get_tool_track_position() == 3
+
+
+def world_text(world: World, track) -> str:
+    """What `look` returned: it runs beside `add`, so both orders are true."""
+    assert track[1].result in ("nothing", "chair")
+    return str(track[1].result)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+async def test_d3_async_records_the_same(kind, repo, world):
+    """D3: ainvoke, astream and astream_events record what invoke records."""
+    agent = repo.wrap(GRAPHS[kind](scripted(*STORY, "bye"), world.tools()), "s", effects=world.effects())
+    await agent.ainvoke(say("order a chair"))
+    chunks = [chunk async for chunk in agent.astream(say("and a table"))]
+    events = [event async for event in agent.astream_events(say("thanks"), version="v2")]
+    assert chunks
+    assert events
+    assert [c.tool_name for c in await agent.atool_track()] == ["add", "look", "add"]
+    assert kinds_of(agent) == ["before", "after"] * 3
+
+
+def test_d3_wrapping_leaves_the_graph_as_it_was(repo, world):
+    """D3: the graph that was given still runs without a saver, and records nothing."""
+    graph = tool_node_graph(scripted(*STORY), world.tools())
+    before = dict(vars(graph))
+    tools = graph.nodes["tools"].bound.tools_by_name["add"]
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke(say("order a chair"))
+    assert vars(graph) == before
+    assert graph.nodes["tools"].bound.tools_by_name["add"] is tools
+    graph.invoke(say("order a chair"))
+    assert len(agent.tool_track()) == 2
+
+
+def test_d3_it_streams_as_the_graph_streams(repo, world):
+    """D3: the wrapped graph gives the same chunks as the graph itself."""
+
+    def names(chunks) -> list[str]:
+        return [name for chunk in chunks for name in chunk]
+
+    plain = tool_node_graph(scripted(*STORY), world.tools()).stream(say("order a chair"), stream_mode="updates")
+    agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
+    wrapped = agent.stream(say("order a chair"), stream_mode="updates")
+    assert names(wrapped) == names(plain) == ["model", "tools", "model"]
+
+
+def test_d3_a_graph_with_another_saver_keeps_working(repo, world):
+    """D3: a graph compiled with its own saver runs through ours, and its own saver sees nothing."""
+    own = InMemorySaver()
+    agent = repo.wrap(tool_node_graph(scripted("hello"), world.tools(), own), "s", effects=world.effects())
+    assert agent.run("hi") == "hello"
+    assert list(own.list(None)) == []
+
+
+def test_d3_batch_is_one_turn_after_the_other(repo, world):
+    """D3: inputs of a batch belong to one conversation, so they never run at once."""
+    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
+    answers = agent.batch([say("a"), say("b")])
+    assert [a["messages"][-1].content for a in answers] == ["one", "two"]
+    assert kinds_of(agent) == ["before", "after"] * 2
+
+
+def test_d3_an_interrupt_is_a_pause_and_the_same_call_goes_on(repo, world):
+    """D3: a tool that asks a person is paused, not failed; answered, it is one invocation, done once."""
+    graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    asked = agent.invoke(say("order a sofa"))
+    assert asked["__interrupt__"][0].value == {"add": "sofa"}
+    assert [c.status for c in agent.tool_track()] == ["paused"]
+    assert kinds_of(agent) == ["before"]
+    agent.invoke(Command(resume="yes"))
+    (only,) = agent.tool_track()
+    assert (only.status, only.result) == ("done", {"item": "sofa", "number": 1})
+    assert world.happened("add_if_approved") == [{"item": "sofa"}]
+    assert kinds_of(agent) == ["before", "after"]
+
+
+def test_d3_an_interrupt_can_be_answered_otherwise_on_a_fork(repo, world):
+    """D3: a fork of a waiting branch asks again, and each branch keeps its own answer."""
+    graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke(say("order a sofa"))
+    other = agent.fork()
+    agent.invoke(Command(resume="yes"))
+    other.invoke(Command(resume="no"))
+    assert agent.tool_track()[-1].result == {"item": "sofa", "number": 1}
+    assert other.tool_track()[-1].result == "not approved"
+    assert world.items == ["sofa"]
+
+
+def test_errors_are_recorded_as_they_were(repo, world):
+    """D1: a tool that raised is failed with its error, whether the graph goes on or the turn ends."""
+    graph = tool_node_graph(
+        scripted(calls(call("fail", why="no stock")), "sorry"), world.tools(), handle_tool_errors=True
+    )
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    assert agent.run("try") == "sorry"
+    (only,) = agent.tool_track()
+    assert (only.status, only.error_message, only.result) == ("failed", "RuntimeError: no stock", None)
+
+
+def test_a_turn_that_raised_leaves_the_branch_usable(repo, world):
+    """D1: after a failed turn there is no end checkpoint, the branch is free, and going on is possible."""
+    graph = tool_node_graph(scripted(calls(call("fail", why="boom")), "well"), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    with pytest.raises(RuntimeError, match="boom"):
+        agent.run("try")
+    assert kinds_of(agent) == ["before"]
+    assert agent.branch.status == "open"
+    saved = agent.checkpoint("after the failure")
+    assert [m["role"] for m in saved.conversation_history] == ["user"]
+    assert saved.get_tool_track_position() == 0
+
+
+def test_results_are_what_tools_returned_and_not_their_text(repo):
+    """D1: an undo gets the value itself: a text that looks like a number stays a text, an object becomes plain data."""
+    from pydantic import BaseModel
+
+    class Order(BaseModel):
+        number: int
+
+    @tool
+    def text() -> str:
+        """Give a text."""
+        return "123"
+
+    @tool
+    def thing() -> Order:
+        """Give an object."""
+        return Order(number=7)
+
+    @tool(response_format="content_and_artifact")
+    def both() -> tuple[str, dict]:
+        """Give a text for the model and a value for the program."""
+        return "made it", {"id": 9}
+
+    graph = tool_node_graph(scripted(calls(call("text"), call("thing"), call("both")), "ok"), [text, thing, both])
+    agent = repo.wrap(graph, "s")
+    agent.run("go")
+    assert [c.result for c in agent.tool_track()] == ["123", {"number": 7}, ["made it", {"id": 9}]]
+
+
+def test_a_tool_called_by_a_tool_is_recorded_after_it(repo):
+    """D3: tools that call tools are on the track too, at the place of the one that called."""
+
+    @tool
+    def inner(n: int) -> int:
+        """Count."""
+        return n + 1
+
+    @tool
+    def outer(n: int) -> int:
+        """Count through another tool."""
+        return int(inner.invoke({"n": n})) * 10
+
+    @tool
+    def last() -> str:
+        """Come last."""
+        return "last"
+
+    graph = tool_node_graph(scripted(calls(call("outer", n=1), call("last")), "ok"), [outer, last])
+    agent = repo.wrap(graph, "s", effects={"outer": "irreversible", "last": "irreversible"})
+    agent.run("go")
+    assert [(c.tool_name, c.result) for c in agent.tool_track()] == [("outer", 20), ("inner", 2), ("last", "last")]
+
+
+def test_parallel_calls_have_the_order_of_the_ai_message(repo):
+    """D3: who finished first does not matter; the AI message decides the positions."""
+    slow_may_go = threading.Event()
+
+    @tool
+    def slow() -> str:
+        """Wait for the other."""
+        assert slow_may_go.wait(10)
+        return "slow"
+
+    @tool
+    def fast() -> str:
+        """Let the other go."""
+        slow_may_go.set()
+        return "fast"
+
+    for session, build in (("a", tool_node_graph), ("b", agent_graph), ("c", functional_graph)):
+        slow_may_go.clear()
+        agent = repo.wrap(build(scripted(calls(call("slow"), call("fast")), "ok"), [slow, fast]), session)
+        agent.invoke(say("go"))
+        assert [c.tool_name for c in agent.tool_track()] == ["slow", "fast"]
+
+
+def test_call_ids_that_repeat_every_turn_do_not_mix_the_turns(repo, world):
+    """D1: models that number their calls anew each time still give one track in order."""
+    model = scripted(
+        calls(call("add", "call_1", item="a")), calls(call("add", "call_1", item="b"), call("add", "call_2", item="c")),
+        "ok", calls(call("add", "call_1", item="d")), "ok",
+    )  # fmt: skip
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
+    agent.run("go")
+    agent.run("on")
+    assert [c.args["item"] for c in agent.tool_track()] == ["a", "b", "c", "d"]
+
+
+# -- automatic and named checkpoints
+
+
+def test_a6_a_turn_has_a_checkpoint_before_and_after(repo, world):
+    """A6: by default each user message is a restore point, and each turn's end a checkpoint; both are automatic."""
+    agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [HumanMessage("order a chair", id="m1")]})
+    before, after = agent.checkpoints()
+    assert before.is_auto
+    assert after.is_auto
+    assert before.metadata["restore_point"] == "m1"
+    assert (before.metadata["kind"], before.metadata["message_count"]) == ("before", 0)
+    assert (after.metadata["kind"], after.metadata["message_count"]) == ("after", 5)
+    assert before.metadata["description"] == "order a chair"
+    assert after.metadata["description"] == "a chair"
+
+
+def test_a6_the_message_stream_carries_the_restore_point(repo, world):
+    """A6: a user message without an id gets one, which is the restore point's."""
+    agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
+    answer = agent.invoke(say("hi"))
+    assert answer["messages"][0].id == agent.checkpoints()[0].metadata["restore_point"]
+
+
+def test_a6_tool_checkpoints_lie_after_whole_batches(repo, world):
+    """A6: auto_checkpoint="tool" adds one after each finished batch, never between a call and its result."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects(), auto_checkpoint="tool"
+    )
+    agent.run("order a chair")
+    agent.run("and a table")
+    assert kinds_of(agent) == ["before", "tools", "after"] * 2
+    points = agent.checkpoints()
+    assert [p.get_tool_track_position() for p in points] == [0, 2, 2, 2, 3, 3]
+    for point in points:
+        answered = {m["tool_call_id"] for m in point.conversation_history if m["role"] == "tool"}
+        asked = {c["id"] for m in point.conversation_history for c in m["tool_calls"]}
+        assert asked == answered
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_a6_tool_checkpoints_are_right_in_every_durability_mode(durability, repo, world):
+    """A6: however late LangGraph saves, a checkpoint's position fits its conversation."""
+    model = scripted(*(calls(call("add", item=str(n))) for n in range(6)), "ok")
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects(), auto_checkpoint="tool")
+    agent.invoke(say("go"), durability=durability)
+    for point in agent.checkpoints():
+        results = [m for m in point.conversation_history if m["role"] == "tool"]
+        assert len(results) == point.get_tool_track_position() == len(point.tool_invocations)
+
+
+@pytest.mark.parametrize(("auto", "kinds"), [("off", []), (2, ["after", "after"]), (3, ["after"])])
+def test_a6_checkpoints_every_so_many_turns_or_never(auto, kinds, repo):
+    """A6: a number makes one after every n-th turn, also across restarts; "off" makes none."""
+    for n in range(5):  # a new agent each time, as in a program that is started again
+        agent = repo.wrap(tool_node_graph(scripted(*"abcde"), []), "s", auto_checkpoint=auto)
+        agent.run(str(n))
+    assert kinds_of(agent) == kinds
+
+
+def test_named_checkpoints_at_any_time(repo):
+    """A6: a named checkpoint keeps its name, description and data, and is not automatic."""
+    agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s", auto_checkpoint="off")
+    empty = agent.checkpoint()
+    agent.run("hi")
+    named = agent.checkpoint("greeted", description="we have met", data={"score": 1})
+    assert (empty.checkpoint_name, empty.is_auto, empty.conversation_history) == (None, False, [])
+    assert (named.checkpoint_name, named.is_auto) == ("greeted", False)
+    assert (named.metadata["description"], named.metadata["data"]) == ("we have met", {"score": 1})
+    assert agent.head.id == named.id
+    assert [p.id for p in agent.checkpoints()] == [empty.id, named.id]
+
+
+def test_d1_a_restarted_program_goes_on_where_it_was(tmp_path, world):
+    """D1: everything is in the database: a second process continues the current branch."""
+    graph = tool_node_graph(scripted(*STORY), world.tools())
+    with agentgit.open(tmp_path / "x.db") as repo:
+        repo.wrap(graph, "s", effects=world.effects()).run("order a chair")
+    with agentgit.open(tmp_path / "x.db") as repo:
+        agent = repo.wrap(graph, "s", effects=world.effects())
+        assert agent.run("and a table") == "a table"
+        assert [c.tool_name for c in agent.tool_track()] == ["add", "look", "add"]
+        assert isinstance(agent.messages()[1], AIMessage)
+        assert agent.state["messages"][-1].content == "a table"
+
+
+def test_state_beside_the_messages_is_captured(repo, world):
+    """D1: the other values of the state are in the checkpoint, the bookkeeping of LangGraph is not."""
+    agent = repo.wrap(GRAPHS["nested"](scripted("hi", "ho"), world.tools()), "s", effects=world.effects())
+    agent.run("a")
+    agent.run("b")
+    assert agent.head.session_state == {"visits": 2}
+    assert agent.branch.session_state == {"visits": 2}
+    assert agent.get_state().values["visits"] == 2
+    assert len(list(agent.get_state_history())) > 2
+
+
+def test_update_state_is_a_turn_without_a_message(repo):
+    """D3: update_state behaves as on the graph, on the branch's thread."""
+    agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
+    agent.run("hi")
+    agent.update_state(None, {"messages": [AIMessage("psst")]}, as_node="model")
+    assert agent.history()[-1]["content"] == "psst"
+    assert kinds_of(agent) == ["before", "after", "after"]
+
+
+async def test_every_verb_has_a_twin_that_does_not_block(repo, world):
+    """D3: each verb that does IO has an `a` twin that gives the same."""
+    agent = repo.wrap(tool_node_graph(scripted("hello", "again"), world.tools()), "s", effects=world.effects())
+    assert await agent.arun("hi") == "hello"
+    await agent.acheckpoint("x")
+    assert [p.id for p in await agent.acheckpoints()] == [p.id for p in agent.checkpoints()]
+    assert await agent.ahistory() == agent.history()
+    assert str(await agent.atree()) == str(agent.tree())
+    assert (await agent.aplan_rollback("x")).is_admissible
+    assert (await agent.aget_state()).values == agent.get_state().values
+    assert len([s async for s in agent.aget_state_history()]) == len(list(agent.get_state_history()))
+    await agent.aupdate_state(None, {"messages": [AIMessage("psst")]}, as_node="model")
+    back = await agent.arollback("x")
+    assert [b.name for b in await back.abranches()] == ["main", "main-2"]
+    other = await back.afork(name="other")
+    assert (await other.aswitch("main")).branch.name == "main"
+    assert (await other.aundo()).branch.name == "main-3"
+
+
+async def test_cancelled_turns_say_that_nobody_knows(repo, world):
+    """D3: a task that is cancelled inside a tool leaves that call unknown, and the branch free."""
+    started = asyncio.Event()
+
+    @tool
+    async def wait(item: str) -> str:
+        """Wait for ever."""
+        started.set()
+        await asyncio.sleep(60)
+        return item
+
+    agent = repo.wrap(tool_node_graph(scripted(calls(call("wait", item="x")), "ok"), [wait]), "s")
+    task = asyncio.create_task(agent.ainvoke(say("go")))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [c.status for c in agent.tool_track()] == ["unknown"]
+    assert agent.branch.status == "open"
+
+
+# -- bad input
+
+
+def test_two_agents_on_one_branch_get_a_clear_conflict(repo, world):
+    """Bad input: the second agent on a branch is told, runs nothing, and can go on after switch()."""
+    first = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "s")
+    second = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "s")
+    first.run("a")
+    with pytest.raises(Conflict, match="has moved") as caught:
+        second.run("b")
+    assert caught.value.head == first.head.id
+    assert second.switch("main").run("b") == "two"
+    assert len(second.history()) == 4
+
+
+def test_a_branch_that_runs_cannot_be_run_twice(repo):
+    """Bad input: while one turn is running, another one is refused, and a fork may go its own way."""
+    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
+    stream = agent.stream(say("a"))
+    next(stream)
+    with pytest.raises(Conflict, match="running"):
+        repo.wrap(tool_node_graph(scripted("one"), []), "s").run("b")
+    assert repo.wrap(tool_node_graph(scripted("one"), []), "s").fork().run("b") == "one"
+    stream.close()
+    assert agent.branch.status == "open"
+    assert agent.run("again") in ("one", "two")
+
+
+def test_bad_graphs_effects_and_options_are_refused(repo, world):
+    """Bad input: each says what to do instead, and no session is made."""
+    uncompiled = StateGraph(MessagesState)
+    uncompiled.add_node("model", lambda state: state)
+    uncompiled.add_edge(START, "model")
+    graph = tool_node_graph(scripted("hi"), world.tools())
+    for bad, why in [
+        (lambda: repo.wrap(uncompiled, "s"), "compile"),
+        (lambda: repo.wrap("graph", "s"), "no LangGraph graph"),
+        (lambda: repo.wrap(graph, "s", effects={"ad": "read_only"}), "has no tool ad"),
+        (lambda: repo.wrap(graph, "s", effects={"add": "harmless"}), "no effect"),
+        (lambda: repo.wrap(graph, "s", auto_checkpoint="sometimes"), "auto_checkpoint"),
+        (lambda: repo.wrap(graph, "s", auto_checkpoint=0), "auto_checkpoint"),
+        (lambda: repo.wrap(graph, " "), "name"),
+    ]:
+        with pytest.raises(InvalidInput, match=why):
+            bad()
+    assert repo.sessions() == []
+
+
+def test_bad_configs_and_names_are_refused(repo):
+    """Bad input: a foreign thread, the middle of a branch, an empty name, an unknown branch."""
+    agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    with pytest.raises(InvalidInput, match="thread_id"):
+        agent.invoke(say("a"), {"configurable": {"thread_id": "mine"}})
+    with pytest.raises(InvalidInput, match="fork"):
+        agent.invoke(say("a"), {"configurable": {"checkpoint_id": "x"}})
+    with pytest.raises(InvalidInput, match="name"):
+        agent.checkpoint("")
+    with pytest.raises(NotFound, match="main"):
+        agent.switch("mian")
+    assert agent.checkpoints() == []
+
+
+def test_effects_declared_on_tools_are_used(repo):
+    """W3: a decorated tool needs no entry in effects; what the user declares there wins."""
+
+    @tool
+    @effect("read_only")
+    def look() -> str:
+        """Look."""
+        return "nothing"
+
+    @tool
+    @effect("irreversible")
+    def send() -> str:
+        """Send."""
+        return "sent"
+
+    graph = tool_node_graph(scripted(calls(call("look"), call("send")), "ok"), [look, send])
+    agent = repo.wrap(graph, "s", effects={"send": "idempotent"})
+    agent.run("go")
+    assert [c.effect for c in agent.tool_track()] == ["read_only", "idempotent"]
+
+
+def test_hostile_text_comes_back_as_it_was(repo):
+    """D1: NUL, lone surrogates, escape sequences and megabytes in messages, names and arguments survive."""
+    nasty = "a\0b\x1b[31m\ud800 '; DROP TABLE checkpoint; --" + "x" * 1_000_000
+
+    @tool
+    def echo(text: str) -> str:
+        """Give it back."""
+        return text
+
+    agent = repo.wrap(tool_node_graph(scripted(calls(call("echo", text=nasty)), "ok"), [echo]), "s'; --\0")
+    agent.invoke({"messages": [HumanMessage(nasty)]})
+    (only,) = agent.tool_track()
+    assert (only.args, only.result) == ({"text": nasty}, nasty)
+    assert agent.history()[0]["content"] == nasty
+    assert agent.checkpoint("n\0\ud800").checkpoint_name == "n\0\ud800"
+    assert repo.session("s'; --\0").session_name == "s'; --\0"

@@ -1,0 +1,114 @@
+"""An agent that manages its own history (row A7)."""
+
+import pytest
+from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
+
+from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def managed(repo, world, *replies, kind="tool_node", **options):
+    """Wrap a graph that has the world's tools and the checkpoint tools of another agent of the same session."""
+    bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    graph = GRAPHS[kind](scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
+    return repo.wrap(graph, "s", effects=world.effects(), **options)
+
+
+def results(agent) -> list[str]:
+    return [m["content"] for m in agent.history() if m["role"] == "tool"]
+
+
+def test_a7_the_tools_have_the_promised_names(repo, world):
+    """A7: there are exactly these six."""
+    agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    assert {tool.name for tool in agent.checkpoint_tools()} == CHECKPOINT_TOOLS
+    assert all(tool.description for tool in agent.checkpoint_tools())
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_a7_a_model_saves_a_point_and_goes_back_to_it(kind, repo, world):
+    """A7: the point lies after the whole batch; the rollback happens when the turn has ended, and the agent goes on."""
+    agent = managed(
+        repo, world,
+        calls(call("add", item="chair"), call("create_checkpoint", name="one chair")), "saved",
+        call("add", item="table"), call("rollback_to_checkpoint", checkpoint="one chair"), "going back",
+        kind=kind,
+    )  # fmt: skip
+    agent.invoke({"messages": [("user", "order a chair and remember")]})
+    (point,) = [p for p in agent.checkpoints() if p.checkpoint_name == "one chair"]
+    assert [m["role"] for m in point.conversation_history][:4] == ["user", "assistant", "tool", "tool"]
+    assert point.get_tool_track_position() == 1
+    agent.invoke({"messages": [("user", "a table; no, back")]})
+    assert world.items == ["chair"]
+    assert agent.branch.name == "main-2"
+    assert [item.invocation.args for item in agent.report.reversed] == [{"item": "table"}]
+    assert agent.history() == point.conversation_history
+
+
+def test_a7_these_tools_are_never_on_the_track(repo, world):
+    """A7: calls of the checkpoint tools are not recorded, so they are never reversed or replayed."""
+    agent = managed(
+        repo, world, calls(call("list_checkpoints"), call("add", item="x"), call("create_checkpoint", name="n")), "ok"
+    )
+    agent.run("go")
+    assert [c.tool_name for c in agent.tool_track()] == ["add"]
+
+
+def test_a7_listing_and_looking(repo, world):
+    """A7: the model sees names, times, counts and the calls until there."""
+    agent = managed(
+        repo, world, calls(call("add", item="x")), "ok", call("list_checkpoints"),
+        call("get_checkpoint_info", checkpoint="main#2"), call("get_checkpoint_info", checkpoint="nowhere"), "ok",
+    )  # fmt: skip
+    agent.run("one")
+    agent.run("look")
+    listed, info, missing = results(agent)[1:]
+    assert listed.splitlines()[0].startswith("main#1: Unnamed (Auto)")
+    assert "Tool calls until there: add" in info
+    assert "no checkpoint 'nowhere'" in missing
+
+
+def test_a7_deleting_and_cleaning_up(repo, world):
+    """A7: a point can be deleted, old automatic ones too; what is needed stays, and the model is told."""
+    agent = managed(
+        repo, world,
+        call("create_checkpoint", name="gone soon"), "ok",
+        call("delete_checkpoint", checkpoint="gone soon"), "ok",
+        call("delete_checkpoint", checkpoint="HEAD"), call("cleanup_auto_checkpoints", keep_latest=1), "ok",
+    )  # fmt: skip
+    agent.run("one")
+    assert "gone soon" in [p.checkpoint_name for p in agent.checkpoints()]
+    agent.run("two")
+    assert "gone soon" not in [p.checkpoint_name for p in agent.checkpoints()]
+    agent.run("three")
+    refused, cleaned = results(agent)[-2:]
+    assert "needed" in refused
+    assert cleaned == "Deleted 4 automatic checkpoints."
+
+
+def test_a7_a_blocked_rollback_is_told_to_the_model(repo, world):
+    """A7: the model learns why it cannot go back, and nothing happens at the end of the turn."""
+    agent = managed(
+        repo, world, "hi", calls(call("send", text="x")), call("rollback_to_checkpoint", checkpoint="main#2"), "well",
+    )  # fmt: skip
+    agent.run("hello")
+    agent.run("send and go back")
+    assert "cannot be undone" in results(agent)[-1]
+    assert agent.branch.name == "main"
+
+
+def test_a7_outside_of_a_turn_they_act_on_their_own_agent(repo, world):
+    """A7: called by a program, the tools act at once."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(call("add", item="x"), "ok"), world.tools()), "s", effects=world.effects()
+    )
+    tools = {tool.name: tool for tool in agent.checkpoint_tools()}
+    tools["create_checkpoint"].invoke({"name": "empty"})
+    agent.run("go")
+    assert "Done" in tools["rollback_to_checkpoint"].invoke({"checkpoint": "empty"})
+    assert world.items == []
+    assert agent.branch.name == "main-2"

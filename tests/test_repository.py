@@ -1,0 +1,357 @@
+"""The repository: references, sessions, users, and what it refuses (rows D1, D5's first part)."""
+
+import os
+import sqlite3
+import stat
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import World, call, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Ambiguous, Checkpoint, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
+from agentgit.checkpoints import refs
+from agentgit.store.database import Database
+
+
+def chat(repo, session="s", **options):
+    """Wrap a graph that only talks."""
+    return repo.wrap(tool_node_graph(scripted(*(f"answer {n}" for n in range(20))), []), session, **options)
+
+
+@pytest.fixture
+def agent(repo):
+    agent = chat(repo)
+    agent.run("one")
+    agent.checkpoint("before payment")
+    agent.run("two")
+    return agent
+
+
+# -- references
+
+
+def test_every_form_of_reference_finds_its_place(repo, agent):
+    """D1: a Checkpoint, its id, its name, branch, branch#n, branch~n, HEAD and HEAD~n all name a place."""
+    points = agent.checkpoints()
+    assert [p.metadata["reference"] for p in points] == [f"main#{n}" for n in range(1, 6)]
+    for ref, place in [
+        (points[1], 1), (points[1].id, 1), (str(points[1].id), 1), ("before payment", 2), ("main", 4), ("HEAD", 4),
+        ("main#2", 1), ("main~1", 3), ("HEAD~1", 3), ("HEAD~", 3), ("HEAD~0", 4), ("main~4", 0),
+    ]:  # fmt: skip
+        assert repo.checkpoint(ref, "s").id == points[place].id, ref
+
+
+def test_head_counts_along_the_path_across_branches(repo, agent):
+    """D1: HEAD~n walks over the branch point into the parent, and a branch begins where it left."""
+    retry = agent.rollback("before payment")
+    retry.run("other")
+    path = [p.metadata["reference"] for p in retry.checkpoints()]
+    assert path == ["main#1", "main#2", "main-2#1", "main-2#2", "main-2#3"]
+    assert repo.checkpoint("HEAD~2", "s").metadata["reference"] == "main-2#1"
+    assert repo.checkpoint("HEAD~3", "s").metadata["reference"] == "main#2"
+    assert agent.plan_rollback("HEAD").target == "main#5"
+    assert agent.plan_rollback("main-2#2").target == "main-2#2"
+
+
+def test_names_may_repeat_and_mean_the_newest_on_the_path(repo, agent):
+    """D1: of several checkpoints of one name, the newest on the path is meant; only elsewhere, it is ambiguous."""
+    newer = agent.checkpoint("before payment")
+    assert repo.checkpoint("before payment", "s").id == newer.id
+    first = agent.fork("main#1", name="first")
+    with pytest.raises(Ambiguous) as caught:
+        first.plan_rollback("before payment")
+    assert caught.value.candidates == ("main#3", "main#6")
+    agent.checkpoint("only there")
+    assert first.plan_rollback("only there").target == "only there (main#7)"
+
+
+def test_names_that_look_like_places_are_still_names(repo, agent):
+    """D1: a checkpoint that somebody called `v1#2` or `7` is found by that name first."""
+    for name in ("v1#2", "a~b", "7", "ünï çode 😀"):
+        made = agent.checkpoint(name)
+        assert repo.checkpoint(name, "s").id == made.id
+
+
+def test_unknown_ambiguous_and_foreign_references_are_told_apart(repo, agent):
+    """Bad input: each is a typed error that says what is near, and nothing is done."""
+    other = chat(repo, "other")
+    foreign = other.checkpoint("theirs")
+    for ref, error, why in [
+        ("before paymnt", NotFound, "before payment"),
+        ("mian#1", NotFound, "main"),
+        ("main#99", NotFound, "has 5 checkpoints"),
+        ("HEAD~99", NotFound, "5 checkpoints on the path"),
+        (12345, NotFound, "12345"),
+        ("12345", NotFound, "12345"),
+        (foreign, InvalidInput, "belongs to session other"),
+        (foreign.id, InvalidInput, "belongs to session other"),
+        ("theirs", NotFound, "no checkpoint"),
+        ("", InvalidInput, "empty"),
+        (Checkpoint(), NotFound, "not stored"),
+        (3.5, InvalidInput, "names no checkpoint"),
+    ]:
+        for verb in (agent.plan_rollback, agent.rollback, agent.fork):
+            with pytest.raises(error, match=why):
+                verb(ref)
+    assert len(agent.branches()) == 1
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_reference_or_a_typed_error(text):
+    """D1: taking a reference apart never fails in another way, and keeps what was written."""
+    try:
+        reference = refs.parse(text)
+    except InvalidInput:
+        assert text == ""
+        return
+    assert reference.text == text
+    assert text.startswith(reference.base)
+    assert reference.back >= 0
+
+
+@given(st.text(max_size=30))
+def test_a_branch_name_that_is_allowed_can_be_referred_to(text):
+    """D1: whatever a branch may be called, `name#1` and `name~1` are read as places on it."""
+    try:
+        name = refs.branch_name(text)
+    except InvalidInput:
+        return
+    assert (refs.parse(f"{name}#1").base, refs.parse(f"{name}#1").number) == (name, 1)
+    assert (refs.parse(f"{name}~2").base, refs.parse(f"{name}~2").back) == (name, 2)
+
+
+# -- sessions, branches, values
+
+
+def test_sessions_are_listed_the_last_moved_first(repo):
+    """D1: the session that somebody worked on last comes first, and is the default everywhere."""
+    one, two = chat(repo, "one"), chat(repo, "two")
+    one.run("a")
+    two.run("a")
+    one.run("b")
+    assert [s.session_name for s in repo.sessions()] == ["one", "two"]
+    assert repo.session().session_name == "one"
+    assert repo.session(str(two.session.id)).session_name == "two"
+    with pytest.raises(NotFound, match="one"):
+        repo.session("ono")
+
+
+def test_nothing_yet_says_how_to_begin(repo):
+    """Bad input: an empty database says what to do."""
+    with pytest.raises(NotFound, match="wrap"):
+        repo.session()
+    assert repo.sessions() == []
+
+
+def test_values_tell_what_people_and_other_code_read(repo, agent):
+    """D1: ExternalSession and InternalSession have the fields that DESIGN names."""
+    retry = agent.rollback("before payment", name="retry")
+    session, branch = repo.session("s"), repo.branch("s")
+    assert (session.session_name, session.is_active, session.branch_count) == ("s", True, 2)
+    assert session.user_id == repo.user.id
+    assert session.current_internal_session_id == branch.id == retry.branch.id
+    assert (branch.name, branch.is_current, branch.status) == ("retry", True, "open")
+    assert (branch.checkpoint_count, branch.tool_invocation_count) == (1, 0)
+    assert branch.conversation_history == retry.history()
+    assert branch.langgraph_session_id != agent.branch.langgraph_session_id
+    assert [m["role"] for m in branch.conversation_history] == ["user", "assistant"]
+
+
+def test_users_do_not_see_each_others_sessions(database):
+    """D5: another user's sessions, checkpoints and operations are not found."""
+    with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
+        agent = chat(ada, "secret")
+        agent.run("hi")
+        agent.rollback("main#1")
+        point, operation = agent.head, ada.operations("secret")[0]
+        assert bob.sessions() == []
+        for look in (
+            lambda: bob.session("secret"), lambda: bob.checkpoint(point.id), lambda: bob.checkpoint(point),
+            lambda: bob.resume(operation), lambda: bob.tree(agent.session), lambda: bob.delete_checkpoint(point.id),
+        ):  # fmt: skip
+            with pytest.raises(NotFound):
+                look()
+        assert chat(bob, "secret").history() == []
+
+
+def test_data_of_a_checkpoint_is_any_json(repo):
+    """D1: data kept with a checkpoint comes back as it was."""
+    agent = chat(repo)
+    data = {"list": [1, None, "x\0\ud800"], "nested": {"a": 1.5}}
+    agent.checkpoint("x", data=data)
+    assert repo.checkpoint("x").metadata["data"] == data
+
+
+def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
+    """A7: heads, branch points and targets of rollbacks stay; other checkpoints may go, and the conversation stays."""
+    agent.fork("main#2")
+    for needed in ("main#2", "HEAD"):
+        with pytest.raises(agentgit.Conflict, match="needed"):
+            repo.delete_checkpoint(needed, "s")
+    gone = repo.delete_checkpoint("before payment", "s")
+    assert gone.conversation_history
+    assert "before payment" not in [p.checkpoint_name for p in agent.checkpoints()]
+    assert repo.cleanup_auto_checkpoints("s", keep=1) == 2
+    assert [p.metadata["reference"] for p in agent.checkpoints()] == ["main#2", "main#5"]
+    assert len(agent.history()) == 4
+    with pytest.raises(InvalidInput, match="negative"):
+        repo.cleanup_auto_checkpoints("s", keep=-1)
+
+
+# -- databases
+
+
+def test_environment_and_default_paths(tmp_path, monkeypatch):
+    """D1: without an argument, $AGENTGIT_DATABASE_URL is opened, else ./agentgit.db."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)
+    agentgit.open().close()
+    assert (tmp_path / "agentgit.db").exists()
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", f"sqlite:///{tmp_path}/other.db")
+    agentgit.open().close()
+    assert (tmp_path / "other.db").exists()
+    with pytest.raises(NotFound, match="agentgit demo"):
+        agentgit.open(tmp_path / "none.db", create=False)
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_server_without_tables_says_which_command_to_run(postgres_url):
+    """Bad input: on a server nothing is created behind the administrator's back."""
+    with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
+        agentgit.open(postgres_url.set(database="postgres"))
+
+
+def test_a_server_out_of_reach_says_so():
+    """Bad input: a wrong port is Unavailable, and a password is never shown."""
+    with pytest.raises(Unavailable) as caught:
+        agentgit.open("postgresql+psycopg://me:secret@127.0.0.1:1/x?connect_timeout=1")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_read_only_file_can_be_read_and_says_why_it_cannot_be_written(tmp_path):
+    """Bad input: looking works; running says what right is missing, and nothing is half done."""
+    path = tmp_path / "x.db"
+    with agentgit.open(path) as repo:
+        chat(repo).run("hi")
+    path.chmod(stat.S_IRUSR)
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        with agentgit.open(path) as repo, pytest.raises(Unavailable, match="right to write"):
+            chat(repo).run("again")
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_a_database_opened_read_only_is_read(tmp_path):
+    """Bad input: a read-only database can be looked at; a write says that it cannot be written."""
+    path = tmp_path / "x.db"
+    with agentgit.open(path) as repo:
+        chat(repo).run("hi")
+    with agentgit.open(f"sqlite:///file:{path}?mode=ro&uri=true") as repo:
+        assert len(repo.checkpoints("s")) == 2
+        agent = chat(repo)
+        with pytest.raises(Unavailable, match="cannot be written"):
+            agent.run("again")
+        assert len(agent.history()) == 2
+
+
+def test_a_locked_file_waits_and_then_says_so(tmp_path, monkeypatch):
+    """Bad input: a database that another program holds locked is Unavailable after the wait, and nothing is lost."""
+    monkeypatch.setattr("agentgit.store.database.BUSY_SECONDS", 0.05)
+    path = tmp_path / "x.db"
+    with agentgit.open(path) as repo:
+        agent = chat(repo)
+        agent.run("hi")
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable, match="locked"):
+            agent.run("again")
+        holder.close()
+        assert agent.run("again") == "answer 1"
+
+
+def test_corrupt_bytes_are_found_and_named(tmp_path):
+    """Bad input: a value that does not match its hash is Corrupt, with the row."""
+    path = tmp_path / "x.db"
+    with agentgit.open(path) as repo:
+        chat(repo).run("hello there")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE blob SET data = CAST('{}' AS BLOB) WHERE type = 'message'")
+    connection.close()
+    with agentgit.open(path) as repo, pytest.raises(Corrupt, match="blob") as caught:
+        repo.branch("s").conversation_history  # noqa: B018  # it loads when it is read
+    assert caught.value.row.startswith("blob ")
+
+
+def test_memory_databases_work_whole(tmp_path):
+    """D1: `:memory:` is a database like any other, from many threads too."""
+    world = World()
+    with agentgit.open(":memory:") as repo:
+        replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
+        agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+        agent.run("one")
+        agent.run("two")
+        agent.rollback("main#2")
+        assert world.items == ["a"]
+
+
+def test_many_threads_on_many_sessions_lose_nothing(repo):
+    """D1: eight sessions at once on one database: no locked error reaches anybody, no turn is lost."""
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            agent = chat(repo, name)
+            for n in range(5):
+                agent.run(str(n))
+        except BaseException as error:  # noqa: BLE001  # a thread's failure is the test's failure
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"s{n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    for n in range(8):
+        assert len(repo.branch(f"s{n}").conversation_history) == 10
+
+
+def test_many_agents_on_one_branch_never_mix_their_turns(repo):
+    """D1: when several race for one branch, each turn either runs whole or is refused with Conflict."""
+    agents = [chat(repo) for _ in range(6)]
+    outcomes: list[str] = []
+
+    def work(agent) -> None:
+        try:
+            agent.run("me")
+            outcomes.append("ran")
+        except agentgit.Conflict:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=work, args=(agent,)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 6
+    assert outcomes.count("ran") == 1
+    assert len(repo.branch("s").conversation_history) == 2
+
+
+def test_somebody_elses_file_is_not_changed_by_a_byte(tmp_path):
+    """Bad input: refusing a foreign database leaves its bytes as they were."""
+    path = tmp_path / "theirs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE invoice (id INTEGER)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(SchemaMismatch, match="invoice"):
+        agentgit.open(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["theirs.db"]
+    assert Database(path).is_sqlite
