@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: test check lint format pins clean
+.PHONY: demo test quick check docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -14,13 +14,27 @@ $(BIN)/.ready: requirements/dev.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+demo: $(BIN)/.ready
+	@$(BIN)/agentgit demo
+
 test: $(BIN)/.ready
 	$(BIN)/pytest -n $(WORKERS)
+
+# Everything but the slow tests, for while you work.
+quick: $(BIN)/.ready
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(BIN)/.ready
+	$(BIN)/mkdocs build --strict
+
+bench: $(BIN)/.ready
+	$(BIN)/python -m bench
 
 format: $(BIN)/.ready
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,176 @@
+"""The commands. Each is thin: it reads its arguments, asks the repository, and writes the answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+import agentgit
+from agentgit.cli import database, output, places
+from agentgit.cli.options import AsJson, Session, Where, address, repository
+from agentgit.errors import AgentGitError
+from agentgit.render import diff as diffs
+from agentgit.render import log as logs
+from agentgit.render import records
+from agentgit.render import show as shows
+from agentgit.render import tree as trees
+from agentgit.render.lines import Span
+from agentgit.render.sessions import branch_lines, session_lines
+
+app = typer.Typer(
+    name="agentgit",
+    help="Git for LangGraph sessions: look at what was recorded. Sessions, branches and places go by name.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help reads the same in a terminal, a pipe and a page
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(database.app)
+
+
+def run() -> int:
+    """Run the command line; give the exit code of a failure that agentgit raised on purpose."""
+    try:
+        app(prog_name="agentgit")
+    except AgentGitError as error:
+        return output.fail(error)
+    return 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        output.say(f"agentgit {agentgit.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def before(
+    context: typer.Context,
+    db: Annotated[str | None, typer.Option("--db", metavar="PATH|URL", help="The database.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Write the version.")
+    ] = False,
+) -> None:
+    """Keep the database that was named before the command."""
+    context.obj = db
+
+
+@app.command()
+def demo(
+    db: Where = None,
+    shop: Annotated[str, typer.Option(metavar="PATH", help="The shop's own database.")] = "shop.db",
+    as_json: AsJson = False,
+) -> None:
+    """Play a story of rollbacks in a shop, without any key or network."""
+    from agentgit.demo import story
+
+    said: list[str] = []
+    story(address(db), shop, said.append if as_json else output.say)
+    if as_json:
+        output.emit(True, lambda: {"database": address(db), "shop": shop, "said": said}, lambda _: [])
+
+
+@app.command()
+def sessions(db: Where = None, as_json: AsJson = False) -> None:
+    """List the sessions, the one that moved last first."""
+    with repository(db) as repo:
+        found = repo.sessions()
+        nothing = [(Span("no sessions yet; wrap a graph with repo.wrap(graph, session=...), or run `agentgit demo`"),)]
+        output.emit(
+            as_json,
+            lambda: [records.of_session(session) for session in found],
+            lambda width: session_lines(found, width=width, zone=None) or nothing,
+        )
+
+
+@app.command()
+def branches(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
+    """List the branches of a session, a * before the current one."""
+    with repository(db) as repo:
+        found = repo.branches(session)
+        output.emit(
+            as_json,
+            lambda: [records.of_branch(branch) for branch in found],
+            lambda width: branch_lines(found, repo.tree(session), width=width, zone=None),
+        )
+
+
+@app.command()
+def tree(
+    session: Session = None,
+    every: Annotated[bool, typer.Option("--all", help="Give each checkpoint its own line.")] = False,
+    times: Annotated[bool, typer.Option("--times", help="Show when each was made.")] = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the branches of a session, each where it left."""
+    with repository(db) as repo:
+        found = repo.tree(session)
+        output.emit(
+            as_json,
+            lambda: records.of_tree(found),
+            lambda width: trees.lines(found, width=width, every=every, times=times, zone=None),
+        )
+
+
+@app.command()
+def log(
+    session: Annotated[
+        str | None, typer.Argument(metavar="SESSION[@BRANCH]", help="Else the current branch of the most recent one.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of a branch, the newest first."""
+    with repository(db) as repo:
+        found = repo.checkpoints(*places.path(repo, session))[-(limit or 0) :]
+        output.emit(
+            as_json,
+            lambda: [records.of_checkpoint(checkpoint) for checkpoint in reversed(found)],
+            lambda width: logs.lines(found, width=width, zone=None) or [(Span("no checkpoints yet"),)],
+        )
+
+
+@app.command()
+def show(
+    first: Annotated[
+        str | None, typer.Argument(metavar="SESSION", help="A session's name or id; else the most recent one.")
+    ] = None,
+    second: Annotated[
+        str | None, typer.Argument(metavar="REF", help="Like main#7, HEAD~1, a name or an id; else HEAD.")
+    ] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state, messages and calls of a checkpoint."""
+    with repository(db) as repo:
+        found = places.checkpoint(repo, first, second)
+        output.emit(as_json, found.to_dict, lambda width: shows.lines(found, width=width, zone=None))
+
+
+class _Diff(TyperCommand):
+    """The optional argument of `diff` comes first, which the parser has no word for."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", "[SESSION]", "A", "B"]
+
+
+@app.command(cls=_Diff)
+def diff(
+    places_: Annotated[
+        list[str], typer.Argument(metavar="[SESSION] A B", help="Two places like main#7 or HEAD, of one session.")
+    ],
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two checkpoints: state, messages, tool calls."""
+    if len(places_) not in (2, 3):
+        raise typer.BadParameter("give two places, and before them a session if it is not the most recent one")
+    (*session, a, b) = places_
+    with repository(db) as repo:
+        found = repo.diff(a, b, session=session[0] if session else None)
+        output.emit(as_json, found.to_dict, lambda width: diffs.lines(found, width=width))

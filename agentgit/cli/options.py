@@ -1,0 +1,85 @@
+"""The options that commands share, and how a database is opened for one command.
+
+Nothing heavy is imported before a command runs, so that `agentgit --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentgit.errors import NotFound
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+    from agentgit.store.database import Database
+
+
+def _from_before(context: typer.Context, value: str | None) -> str | None:
+    """Take the database that was named before the command, if none was named after it."""
+    return value or context.obj
+
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="PATH|URL",
+        callback=_from_before,
+        help="The database; else $AGENTGIT_DATABASE_URL, else ./agentgit.db.",
+    ),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+Session = Annotated[
+    str | None, typer.Argument(metavar="SESSION", help="A session's name or id; else the most recent one.")
+]
+
+
+def address(where: str | None) -> str:
+    """Give the database to use: the one that was named, the environment's, or the one of this directory."""
+    from agentgit.repository import DEFAULT, ENVIRONMENT
+
+    return where or os.environ.get(ENVIRONMENT) or DEFAULT
+
+
+@contextmanager
+def repository(where: str | None) -> Iterator[Repository]:
+    """Open a database that is there, as its local owner, for one command.
+
+    Raises:
+        NotFound: there is no such file.
+    """
+    from agentgit.repository import open
+
+    with open(where, create=False) as repo:
+        yield repo
+
+
+@contextmanager
+def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
+    """Open a database without looking at its schema, for one command.
+
+    Args:
+        where: as the command line names it.
+        create: True if a file that is not there may be made.
+
+    Raises:
+        NotFound: there is no such file.
+    """
+    from agentgit.store.database import Database
+
+    found = Database(address(where))
+    try:
+        path = found.url.database or ""
+        if found.is_sqlite and not (create or found.in_memory or Path(path).exists()):
+            raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
+        yield found
+    finally:
+        found.close()

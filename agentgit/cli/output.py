@@ -1,0 +1,89 @@
+"""What the commands write: lines in colours for a terminal, plain text for everything else, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from agentgit.errors import AgentGitError
+from agentgit.render.lines import ASCII, Line, Span, plain
+from agentgit.render.text import clean, visible
+from agentgit.values import portable
+
+COLOURS = {
+    "heading": "bold",
+    "reference": "yellow",
+    "name": "bold magenta",
+    "head": "bold cyan",
+    "dim": "dim",
+    "added": "green",
+    "removed": "red",
+    "changed": "yellow",
+    "bad": "bold red",
+}
+"""What the styles of the render room look like in a terminal."""
+
+
+def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence[Line]]) -> None:
+    """Write one answer, for a program or for a person.
+
+    Args:
+        as_json: for a program.
+        data: gives the JSON-like data.
+        lines: gives the lines for a width in terminal cells.
+    """
+    if as_json:
+        # Pure ASCII, so that nothing in it can be obeyed by a terminal or be refused by an encoding.
+        _write(sys.stdout, json.dumps(portable(data()), indent=2).replace("\x7f", "\\u007f"))
+    else:
+        show(lines(max(40, shutil.get_terminal_size((100, 24)).columns)))
+
+
+def show(lines: Sequence[Line]) -> None:
+    """Write lines to standard output, in colours where it is a terminal that takes them."""
+    if not _takes_colours(sys.stdout):
+        _write(sys.stdout, plain(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
+    for line in lines:
+        # Text objects are never read as markup, whatever they hold.
+        text = Text.assemble(*((_fitting(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
+        console.print(text, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Write text that may have several lines."""
+    show([(Span(visible(line)),) for line in text.splitlines() or [""]])
+
+
+def fail(error: AgentGitError) -> int:
+    """Write a failure as one line to standard error, and give its exit code."""
+    _write(sys.stderr, f"error: {clean(str(error))}")
+    return error.exit_code
+
+
+def _takes_colours(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(_fitting(text, stream) + "\n")
+
+
+def _fitting(text: str, stream: TextIO) -> str:
+    """Give text that a stream's encoding can take: our own drawing in ASCII where it must be, the rest written out."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text

@@ -1,0 +1,55 @@
+"""How the arguments of a command name a session, a branch and a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentgit.errors import NotFound
+
+if TYPE_CHECKING:
+    from agentgit.checkpoints import Checkpoint
+    from agentgit.repository import Repository
+    from agentgit.sessions import ExternalSession
+
+
+def path(repo: Repository, text: str | None) -> tuple[ExternalSession, str | None]:
+    """Read `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
+
+    Args:
+        repo: where to look.
+        text: what was written; None is the most recent session.
+
+    Raises:
+        NotFound: there is no such session.
+    """
+    try:
+        return repo.session(text), None
+    except NotFound:
+        # Only now, because the name of a session may have an @ of its own.
+        session, at, branch = (text or "").rpartition("@")
+        if not (at and branch):
+            raise
+        return repo.session(session or None), branch
+
+
+def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
+    """Read `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
+
+    Args:
+        repo: where to look.
+        first: the session, or the reference if there is no second.
+        second: the reference.
+
+    Raises:
+        NotFound: there is no such place.
+    """
+    if second is not None:
+        return repo.checkpoint(second, session=first)
+    try:
+        return repo.checkpoint(first or "HEAD")
+    except NotFound as error:
+        try:
+            session = repo.session(first)
+        except NotFound:
+            raise error from None
+        return repo.checkpoint("HEAD", session=session)
