@@ -1,6 +1,5 @@
 """Databases for the tests: SQLite always, PostgreSQL where a server answers."""
 
-import importlib.util
 import os
 import shutil
 import uuid
@@ -15,7 +14,7 @@ from agentgit.store import schema
 from agentgit.store.database import Database
 from agentgit.store.tables import METADATA
 
-POSTGRES = make_url(os.environ.get("AGENTGIT_TEST_POSTGRES", "postgresql+psycopg://postgres@127.0.0.1:5432/test"))
+POSTGRES = make_url(os.environ.get("AGENTGIT_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test"))
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +28,11 @@ def sqlite_template(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def postgres_url():
-    """A fresh PostgreSQL database with its tables, dropped at the end; the test is skipped where no server answers."""
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed")
+    """A fresh PostgreSQL database with its tables, dropped at the end.
+
+    Where no server answers the test is skipped, and the summary says so; with $AGENTGIT_REQUIRE_POSTGRES it fails.
+    """
+    missing = pytest.fail if os.environ.get("AGENTGIT_REQUIRE_POSTGRES") else pytest.skip
     server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 2})
     name = f"agentgit_test_{uuid.uuid4().hex}"
     try:
@@ -39,7 +40,7 @@ def postgres_url():
             connection.execute(text(f'CREATE DATABASE "{name}"'))
     except OperationalError:
         server.dispose()
-        pytest.skip("no PostgreSQL server answers")
+        missing(f"left out on PostgreSQL: no server answers at {POSTGRES}; set $AGENTGIT_TEST_POSTGRES_URL")
     url = POSTGRES.set(database=name)
     with closing(Database(url)) as database:
         schema.upgrade(database)
