@@ -275,7 +275,7 @@ class Repository:
         """
         found = self.checkpoint(ref, session, branch=branch)
         found.to_dict()  # its content, while it is there
-        gone = self.store.database.write(lambda c: self.store.sessions.delete_checkpoints(c, [found.id or 0]))
+        gone = self.store.database.write(lambda c: self.store.checkpoints.delete(c, [found.id or 0]))
         if not gone:
             raise Conflict(f"Checkpoint {found.metadata['reference']} is needed by a branch or a rollback, and stays.")
         return found
@@ -297,7 +297,7 @@ class Repository:
             raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
         automatic = [point.id or 0 for point in self.checkpoints(session, branch) if point.is_auto]
         old = automatic[: len(automatic) - keep] if keep else automatic
-        return self.store.database.write(lambda c: self.store.sessions.delete_checkpoints(c, old))
+        return self.store.database.write(lambda c: self.store.checkpoints.delete(c, old))
 
     def tool_track(self, session: SessionRef = None, branch: BranchRef = None) -> list[ToolInvocation]:
         """List the tool invocations along a branch, from the root of the session, in order."""

@@ -18,8 +18,9 @@ from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked, R
 from agentgit.sessions import operation
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store import owners
+from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.operations import Begun
-from agentgit.store.sessions import Found, Label, Snapshot
+from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.tools.effects import Undo, takes_invocation
@@ -304,7 +305,7 @@ class Rollback:
         """
         sessions = self.store.sessions
         branch = sessions.branch(connection, branch_id)
-        point = sessions.checkpoint(connection, branch.branch_point_id)
+        point = self.store.checkpoints.one(connection, branch.branch_point_id)
         self.store.sure(connection, branch, point.state_hash)
         snapshot = Snapshot(
             graph_checkpoint_id=point.graph_checkpoint_id,
@@ -313,7 +314,7 @@ class Rollback:
             message_count=point.message_count,
         )
         label = Label(kind="branch", user_id=user_id, description=point.name or point.description)
-        sessions.add_checkpoint(connection, branch_id, snapshot, label)
+        self.store.checkpoints.add(connection, branch_id, snapshot, label)
         sessions.set_status(connection, branch_id, OPEN)
         if current:
             sessions.set_current(connection, branch.external_session_id, branch_id)

@@ -18,8 +18,9 @@ from agentgit.rollback import Request, Settle, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.history import from_stored
 from agentgit.sessions.session import RUNNING
+from agentgit.store.checkpoints import Label
 from agentgit.store.lookup import Place
-from agentgit.store.sessions import Found, Label
+from agentgit.store.sessions import Found
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
 
 if TYPE_CHECKING:
@@ -140,9 +141,7 @@ class RollbackAgent(Twins, Runs):
             if row.status == RUNNING:
                 raise Conflict(f"Branch {row.name} is running. Make the checkpoint when its turn has ended.")
             moment = self.store.moment(connection, row)
-            return self._found(
-                connection, self.store.sessions.add_checkpoint(connection, row.id, moment.snapshot, label)
-            )
+            return self._found(connection, self.store.checkpoints.add(connection, row.id, moment.snapshot, label))
 
         return self.repository.views.checkpoint(self.store.database.write(save, durable=True))
 
@@ -268,7 +267,7 @@ class RollbackAgent(Twins, Runs):
         if head is not None and (row.status == RUNNING or (head.graph_checkpoint_id, head.position) == standing):
             return head
         label = Label(kind="after", user_id=self.rules.user_id)
-        return self._found(connection, self.store.sessions.add_checkpoint(connection, row.id, now, label))
+        return self._found(connection, self.store.checkpoints.add(connection, row.id, now, label))
 
     def switch(self, branch: BranchRef) -> RollbackAgent:
         """Continue on another branch, or on this one from where somebody else has moved it.

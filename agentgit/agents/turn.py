@@ -1,7 +1,7 @@
 """A turn: one run of the graph on a branch.
 
 It takes the branch, so that nobody else runs it; makes the automatic checkpoints; records the tools; and gives the
-branch back. Beginning and end are one durable transaction each.
+branch back. Beginning and end are one transaction each.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from agentgit.agents.inputs import Given
 from agentgit.agents.recorder import Recorder
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store import owners
+from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.ids import new_id
-from agentgit.store.sessions import CHECKPOINT, Found, Label, Snapshot
+from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.tools import Effect
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class Turn:
         self._held = ExitStack()
         owner = self._held.enter_context(owners.owner())
         try:
-            self.agent.store.database.write(lambda connection: self._begin(connection, owner), durable=True)
+            # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
+            self.agent.store.database.write(lambda connection: self._begin(connection, owner))
         except BaseException:
             self._held.close()
             raise
@@ -119,7 +121,7 @@ class Turn:
         if self.given.is_new and self.agent.rules.auto in (TURN, TOOL):
             moment = self.agent.store.moment(connection, self.branch)
             label = self._label("before", self.given.title, self.given.message_id)
-            sessions.add_checkpoint(connection, self.agent.branch_id, moment.snapshot, label)
+            self._add(connection, moment.snapshot, label)
 
     def end(self, *, completed: bool) -> str | None:
         """Give the branch back; tell the newest graph checkpoint.
@@ -138,7 +140,7 @@ class Turn:
             self._make_wanted(connection, moment.snapshot)
             if completed and self._is_due(connection):
                 label = self._label("after", self._answer(connection, moment.snapshot))
-                sessions.add_checkpoint(connection, self.agent.branch_id, moment.snapshot, label)
+                self._add(connection, moment.snapshot, label)
         sessions.touch(connection, self.branch.external_session_id)
         sessions.release(connection, self.agent.branch_id, owner)
         return moment.latest
@@ -179,11 +181,13 @@ class Turn:
         self._make_wanted(connection, snapshot)
         if self.agent.rules.auto == TOOL:
             label = self._label("tools", None)
-            self.agent.store.sessions.add_checkpoint(connection, self.agent.branch_id, snapshot, label)
+            self._add(connection, snapshot, label)
 
     def _make_wanted(self, connection: Connection, snapshot: Snapshot) -> None:
         """Make what tools asked for, unless it was made; they have their ids, because a transaction may run twice."""
-        sessions = self.agent.store.sessions
         for label in self.wanted:
-            if not sessions.checkpoints(connection, CHECKPOINT.c.id == label.id):
-                sessions.add_checkpoint(connection, self.agent.branch_id, snapshot, label)
+            if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
+                self._add(connection, snapshot, label)
+
+    def _add(self, connection: Connection, snapshot: Snapshot, label: Label) -> None:
+        self.agent.store.checkpoints.add(connection, self.agent.branch_id, snapshot, label)

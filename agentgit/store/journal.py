@@ -119,8 +119,7 @@ class Journal:
             outcome: for a call that only reads, which need not be on disk before it runs.
         """
         invocation_id = new_id()
-        arrived = select(func.max(INVOCATION.c.arrival)).where(self._of(intent.branch_id))
-        last = connection.execute(arrived).scalar()
+        last = connection.execute(_LAST_ARRIVAL, self._key(intent.branch_id)).scalar()
         values = {
             "tenant_id": self.tenant_id, "id": invocation_id, "external_session_id": intent.session_id,
             "internal_session_id": intent.branch_id, "arrival": 0 if last is None else last + 1, "batch": intent.batch,
@@ -128,9 +127,7 @@ class Journal:
             "effect": intent.effect, "status": INTENDED, "args": to_json(intent.args), "undo": intent.undo,
             "idempotency_key": intent.idempotency_key, "owner": intent.owner, "started_at": intent.started_at,
         }  # fmt: skip
-        connection.execute(
-            insert(INVOCATION), values | ({"status": outcome.status, **_ended(outcome)} if outcome else {})
-        )
+        connection.execute(_ADD, values | ({"status": outcome.status, **_ended(outcome)} if outcome else {}))
         return invocation_id
 
     def again(self, connection: Connection, invocation_id: int, owner: str) -> None:
@@ -149,10 +146,7 @@ class Journal:
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls of a turn that ended without their outcome: nobody knows whether they happened."""
-        running = select(INVOCATION.c.id).where(
-            self._of(branch_id), INVOCATION.c.status == INTENDED, INVOCATION.c.owner == owner
-        )
-        for invocation_id in connection.execute(running.order_by(INVOCATION.c.arrival)).scalars().all():
+        for invocation_id in connection.execute(_RUNNING, {**self._key(branch_id), "by": owner}).scalars().all():
             self.end(connection, invocation_id, Outcome(status=UNKNOWN))
 
     # -- reverse, and what a person decides
@@ -199,10 +193,10 @@ class Journal:
     def _log(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action not in LOGGED:
             return
-        of_session = and_(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == row.external_session_id)
-        last = connection.execute(select(func.max(WORLD.c.seq)).where(of_session)).scalar() or 0
+        world = {"tenant": self.tenant_id, "session": row.external_session_id}
+        last = connection.execute(_LAST_SEQ, world).scalar() or 0
         connection.execute(
-            insert(WORLD),
+            _LOG,
             {
                 "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
                 "invocation_id": row.id, "action": action, "operation_id": operation_id,
@@ -220,14 +214,12 @@ class Journal:
             branch_id: the branch.
             before_batch: only those of earlier batches.
         """
-        query = select(func.count()).select_from(INVOCATION).where(self._of(branch_id))
-        if before_batch is not None:
-            query = query.where(INVOCATION.c.batch < before_batch)
-        return int(connection.execute(query).scalar_one())
+        until = 2**31 - 1 if before_batch is None else before_batch
+        return int(connection.execute(_COUNT, {**self._key(branch_id), "until": until}).scalar_one())
 
     def next_batch(self, connection: Connection, branch_id: int) -> int:
         """Give the number that the next batch of a branch has."""
-        last = connection.execute(select(func.max(INVOCATION.c.batch)).where(self._of(branch_id))).scalar()
+        last = connection.execute(_LAST_BATCH, self._key(branch_id)).scalar()
         return 0 if last is None else int(last) + 1
 
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
@@ -239,8 +231,7 @@ class Journal:
 
     def paused(self, connection: Connection, branch_id: int) -> dict[str, Row[Any]]:
         """Find the paused calls of a branch by their tool call ids."""
-        query = select(INVOCATION.c.id, INVOCATION.c.tool_call_id, INVOCATION.c.batch, INVOCATION.c.batch_index)
-        rows = connection.execute(query.where(self._of(branch_id), INVOCATION.c.status == PAUSED))
+        rows = connection.execute(_PAUSED, self._key(branch_id))
         return {row.tool_call_id: row for row in rows}
 
     def track(self, connection: Connection, parts: Sequence[Part]) -> list[ToolInvocation]:
@@ -303,8 +294,31 @@ class Journal:
         )  # fmt: skip
         return list(connection.execute(query).scalars())
 
+    def _key(self, branch_id: int) -> dict[str, Any]:
+        return {"tenant": self.tenant_id, "branch": branch_id}
+
     def _of(self, branch_id: int) -> Any:
         return and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.internal_session_id == branch_id)
+
+
+# The statements of every turn and call, built once: building one takes as long as running it.
+_of_branch = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.internal_session_id == bindparam("branch"))
+_ADD = insert(INVOCATION)
+_LAST_ARRIVAL = select(func.max(INVOCATION.c.arrival)).where(*_of_branch)
+_LAST_BATCH = select(func.max(INVOCATION.c.batch)).where(*_of_branch)
+_COUNT = select(func.count()).select_from(INVOCATION).where(*_of_branch, INVOCATION.c.batch < bindparam("until"))
+_RUNNING = (
+    select(INVOCATION.c.id)
+    .where(*_of_branch, INVOCATION.c.status == INTENDED, INVOCATION.c.owner == bindparam("by"))
+    .order_by(INVOCATION.c.arrival)
+)
+_PAUSED = select(INVOCATION.c.id, INVOCATION.c.tool_call_id, INVOCATION.c.batch, INVOCATION.c.batch_index).where(
+    *_of_branch, INVOCATION.c.status == PAUSED
+)
+_LOG = insert(WORLD)
+_LAST_SEQ = select(func.max(WORLD.c.seq)).where(
+    WORLD.c.tenant_id == bindparam("tenant"), WORLD.c.external_session_id == bindparam("session")
+)
 
 
 def _ended(outcome: Outcome) -> dict[str, Any]:

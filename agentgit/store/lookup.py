@@ -85,8 +85,7 @@ class Lookup:
 
     def path(self, connection: Connection, branch: Found) -> list[Found]:
         """List the checkpoints from the root of the session to the head of a branch."""
-        sessions = self.store.sessions
-        return list(sessions.checkpoints(connection, sessions.on_path(sessions.lineage(connection, branch))))
+        return list(self.store.checkpoints.on_path(connection, self.store.sessions.lineage(connection, branch)))
 
     def checkpoint(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
         """Find the checkpoint that a reference means, seen from a branch.
@@ -124,7 +123,7 @@ class Lookup:
         return found
 
     def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> Found:
-        for row in self.store.sessions.checkpoints(connection, CHECKPOINT.c.id == checkpoint_id):
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
             if row.external_session_id == session.id:
                 return row
             owner = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
@@ -137,7 +136,7 @@ class Lookup:
 
     def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
         """Tell which of the user's sessions a checkpoint belongs to."""
-        for row in self.store.sessions.checkpoints(connection, CHECKPOINT.c.id == checkpoint_id):
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
             found = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
             return found[0] if found else None
         return None
@@ -146,7 +145,7 @@ class Lookup:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
         sessions = self.store.sessions
         branches = [row.id for row in sessions.branches(connection, session.id)]
-        named = sessions.checkpoints(
+        named = self.store.checkpoints.find(
             connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.name == name
         )
         if not named:
@@ -179,7 +178,7 @@ class Lookup:
     def _names(self, connection: Connection, session: ExternalSession) -> list[str]:
         sessions = self.store.sessions
         rows = sessions.branches(connection, session.id)
-        named = sessions.checkpoints(
+        named = self.store.checkpoints.find(
             connection, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
         )
         return [row.name for row in (*rows, *named)]

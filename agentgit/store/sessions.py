@@ -1,4 +1,4 @@
-"""Sessions, branches and checkpoints in the database. Every query is bound to one tenant."""
+"""Users, sessions and branches in the database. Every query is bound to one tenant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, or_, select, update
 
 from agentgit.auth import User
 from agentgit.checkpoints import refs
@@ -18,57 +18,16 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
-from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, OperationRow, UserRow
+from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, UserRow
 from agentgit.values import as_object, to_json
 
 USER = UserRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 SESSION = ExternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 CHECKPOINT = CheckpointRow.__table__  # type: ignore[attr-defined]  # as above
-OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # as above
 
 Found = Row[Any]
 """A row as SQLAlchemy gives it; it does not leave this room."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """What a new checkpoint points at.
-
-    Args:
-        graph_checkpoint_id: LangGraph's checkpoint; None before the first.
-        state_hash: the hash of the state there.
-        position: how many tool invocations lie before it.
-        message_count: how many messages its conversation has.
-    """
-
-    graph_checkpoint_id: str | None
-    state_hash: bytes
-    position: int
-    message_count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """How a new checkpoint is called and why it was made.
-
-    Args:
-        kind: `before`, `after`, `tools`, `branch` or `named`.
-        user_id: who made it.
-        name: the name a person gave it.
-        description: what a person wrote about it.
-        restore_point: the id of the user message that it belongs to.
-        data: JSON-like data a person kept with it.
-        id: made beforehand, or None.
-    """
-
-    kind: str
-    user_id: int
-    name: str | None = None
-    description: str | None = None
-    restore_point: str | None = None
-    data: Any = None
-    id: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +121,7 @@ class Sessions:
 
     def touch(self, connection: Connection, session_id: int) -> None:
         """Note that a session moved."""
-        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        connection.execute(update(SESSION).where(this).values(updated_at=datetime.now(UTC)))
+        connection.execute(_TOUCH, {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)})
 
     # -- branches
 
@@ -227,7 +185,7 @@ class Sessions:
 
     def branch(self, connection: Connection, branch_id: int) -> Found:
         """Read one branch."""
-        return connection.execute(select(BRANCH).where(self._is_branch(branch_id))).one()
+        return connection.execute(_BRANCH, self._key(branch_id)).one()
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> None:
         """Take a branch for one run, if it is open.
@@ -235,11 +193,7 @@ class Sessions:
         Raises:
             Conflict: somebody else is running it, or its rollback was not finished.
         """
-        taken = connection.execute(
-            update(BRANCH)
-            .where(self._is_branch(branch_id), BRANCH.c.status == OPEN)
-            .values(status=RUNNING, owner=owner)
-        )
+        taken = connection.execute(_ACQUIRE, {**self._key(branch_id), "by": owner})
         if taken.rowcount == 1:
             return
         row = self.branch(connection, branch_id)
@@ -256,18 +210,17 @@ class Sessions:
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Give a branch back after a run; nothing happens if somebody else has taken it over."""
-        mine = and_(self._is_branch(branch_id), BRANCH.c.status == RUNNING, BRANCH.c.owner == owner)
-        connection.execute(update(BRANCH).where(mine).values(status=OPEN, owner=None))
+        connection.execute(_RELEASE, {**self._key(branch_id), "by": owner})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
         """Set what a branch is in the middle of."""
-        connection.execute(update(BRANCH).where(self._is_branch(branch_id)).values(status=status, owner=None))
+        connection.execute(_SET_STATUS, {**self._key(branch_id), "now": status})
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
         """Count one more turn of a branch; tell how many it had."""
         meta = as_object(self.branch(connection, branch_id).meta)
         meta["turns"] = meta.get("turns", 0) + 1
-        connection.execute(update(BRANCH).where(self._is_branch(branch_id)).values(meta=to_json(meta)))
+        connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
@@ -299,71 +252,26 @@ class Sessions:
         )
         return {row.id: row.number for row in connection.execute(query, {"ids": ids})}
 
-    def on_path(self, segments: Sequence[Segment]) -> Any:
-        """Give the condition that a checkpoint lies on that path."""
-        return or_(
-            *(
-                and_(
-                    CHECKPOINT.c.internal_session_id == part.branch.id,
-                    CHECKPOINT.c.number <= (part.checkpoints if part.checkpoints is not None else 2**31 - 1),
-                )
-                for part in segments
-            )
-        )
+    def _key(self, branch_id: int) -> dict[str, Any]:
+        return {"tenant": self.tenant_id, "branch": branch_id}
 
-    # -- checkpoints
 
-    def add_checkpoint(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
-        """Store a checkpoint and make it the head of its branch; give its id."""
-        of_branch = and_(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.internal_session_id == branch_id)
-        count = connection.execute(select(func.max(CHECKPOINT.c.number)).where(of_branch)).scalar() or 0
-        checkpoint_id, now = label.id or new_id(), datetime.now(UTC)
-        connection.execute(
-            insert(CHECKPOINT),
-            {
-                "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
-                "number": count + 1, "name": label.name, "description": label.description, "kind": label.kind,
-                "is_auto": label.kind != "named", "user_id": label.user_id, "created_at": now,
-                "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
-                "position": snapshot.position, "message_count": snapshot.message_count,
-                "restore_point": label.restore_point,
-                "data": to_json(label.data) if label.data is not None else None,
-            },
-        )  # fmt: skip
-        connection.execute(update(BRANCH).where(self._is_branch(branch_id)).values(head_id=checkpoint_id))
-        return checkpoint_id
-
-    def checkpoint(self, connection: Connection, checkpoint_id: int) -> Found:
-        """Read one checkpoint that must exist."""
-        where = and_(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
-        return connection.execute(select(CHECKPOINT).where(where)).one()
-
-    def checkpoints(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
-        """Read checkpoints, each with its branch's name and session, oldest first."""
-        joined = CHECKPOINT.join(
-            BRANCH,
-            and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
-        )
-        columns = (BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id)
-        query = select(CHECKPOINT, *columns).select_from(joined)
-        query = query.where(CHECKPOINT.c.tenant_id == self.tenant_id, *conditions).order_by(CHECKPOINT.c.id)
-        return connection.execute(query).all()
-
-    def delete_checkpoints(self, connection: Connection, ids: Sequence[int]) -> int:
-        """Delete those of these checkpoints that nothing needs; tell how many went."""
-        gone = 0
-        for checkpoint_id in ids:
-            needed = (BRANCH.c.head_id == checkpoint_id, BRANCH.c.branch_point_id == checkpoint_id)
-            kept = [
-                exists().where(BRANCH.c.tenant_id == self.tenant_id, or_(*needed)),
-                exists().where(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.target_id == checkpoint_id),
-            ]
-            this = and_(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
-            gone += connection.execute(delete(CHECKPOINT).where(this, *(~one for one in kept))).rowcount
-        return gone
-
-    def _is_branch(self, branch_id: int) -> Any:
-        return and_(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
+# The statements of every turn, built once: building one takes as long as running it.
+_this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+_BRANCH = select(BRANCH).where(*_this_branch)
+_ACQUIRE = update(BRANCH).where(*_this_branch, BRANCH.c.status == OPEN).values(status=RUNNING, owner=bindparam("by"))
+_RELEASE = (
+    update(BRANCH)
+    .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
+    .values(status=OPEN, owner=None)
+)
+_SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None)
+_SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
+_TOUCH = (
+    update(SESSION)
+    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .values(updated_at=bindparam("now"))
+)
 
 
 def _external(row: Found) -> ExternalSession:

@@ -11,12 +11,13 @@ from agentgit.errors import Corrupt
 from agentgit.sessions.history import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
 from agentgit.store import owners
+from agentgit.store.checkpoints import Checkpoints, Snapshot
 from agentgit.store.database import Database
 from agentgit.store.graph import GraphStore
 from agentgit.store.graph_rows import INTERRUPT, Head, Place
 from agentgit.store.journal import Journal, Part
 from agentgit.store.operations import Operations
-from agentgit.store.sessions import Found, Sessions, Snapshot
+from agentgit.store.sessions import Found, Sessions
 from agentgit.tools import ToolInvocation
 
 NO_STATE = Head(checkpoint_id="", state_hash=b"", message_count=0)
@@ -50,6 +51,7 @@ class Store:
         self.database = database
         self.tenant_id = tenant_id
         self.sessions = Sessions(tenant_id)
+        self.checkpoints = Checkpoints(tenant_id)
         self.journal = Journal(tenant_id)
         self.operations = Operations(tenant_id)
         self.graphs = GraphStore(tenant_id)

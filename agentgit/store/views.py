@@ -106,7 +106,7 @@ class Views:
         rows = self.store.sessions.branches(connection, session.id)
         points: dict[int, list[Point]] = {row.id: [] for row in rows}
         of_session = CHECKPOINT.c.internal_session_id.in_(list(points))
-        for row in self.store.sessions.checkpoints(connection, of_session):
+        for row in self.store.checkpoints.find(connection, of_session):
             points[row.internal_session_id].append(_point(row))
         return Tree.grow(
             session.session_name,

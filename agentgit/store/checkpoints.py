@@ -1,0 +1,139 @@
+"""Checkpoints in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
+
+from agentgit.store.ids import new_id
+from agentgit.store.sessions import BRANCH, CHECKPOINT, Found, Segment
+from agentgit.store.tables import OperationRow
+from agentgit.values import to_json
+
+OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a new checkpoint points at.
+
+    Args:
+        graph_checkpoint_id: LangGraph's checkpoint; None before the first.
+        state_hash: the hash of the state there.
+        position: how many tool invocations lie before it.
+        message_count: how many messages its conversation has.
+    """
+
+    graph_checkpoint_id: str | None
+    state_hash: bytes
+    position: int
+    message_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """How a new checkpoint is called and why it was made.
+
+    Args:
+        kind: `before`, `after`, `tools`, `branch` or `named`.
+        user_id: who made it.
+        name: the name a person gave it.
+        description: what a person wrote about it.
+        restore_point: the id of the user message that it belongs to.
+        data: JSON-like data a person kept with it.
+        id: made beforehand, or None.
+    """
+
+    kind: str
+    user_id: int
+    name: str | None = None
+    description: str | None = None
+    restore_point: str | None = None
+    data: Any = None
+    id: int | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
+        """Store a checkpoint and make it the head of its branch; give its id."""
+        checkpoint_id = label.id or new_id()
+        of_branch = {"tenant": self.tenant_id, "branch": branch_id}
+        last = connection.execute(_LAST_NUMBER, of_branch).scalar() or 0
+        connection.execute(
+            _ADD,
+            {
+                "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
+                "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
+                "is_auto": label.kind != "named", "user_id": label.user_id, "created_at": datetime.now(UTC),
+                "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
+                "position": snapshot.position, "message_count": snapshot.message_count,
+                "restore_point": label.restore_point,
+                "data": to_json(label.data) if label.data is not None else None,
+            },
+        )  # fmt: skip
+        connection.execute(_MOVE_HEAD, {**of_branch, "head": checkpoint_id})
+        return checkpoint_id
+
+    def one(self, connection: Connection, checkpoint_id: int) -> Found:
+        """Read one checkpoint that must exist."""
+        return connection.execute(_ONE, {"tenant": self.tenant_id, "checkpoint": checkpoint_id}).one()
+
+    def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
+        """Read checkpoints, each with its branch's name, thread and session, oldest first."""
+        mine = CHECKPOINT.c.tenant_id == self.tenant_id
+        return connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id)).all()
+
+    def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[Found]:
+        """Read the checkpoints along a path, oldest first."""
+        parts = []
+        for segment in path:
+            part = CHECKPOINT.c.internal_session_id == segment.branch.id
+            until = segment.checkpoints
+            parts.append(part if until is None else and_(part, CHECKPOINT.c.number <= until))
+        return self.find(connection, or_(*parts))
+
+    def delete(self, connection: Connection, ids: Sequence[int]) -> int:
+        """Delete those of these checkpoints that nothing needs; tell how many went."""
+        these = [{"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in ids]
+        return sum(connection.execute(_DELETE, one).rowcount for one in these)
+
+
+_this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
+_ONE = select(CHECKPOINT).where(*_this)
+_ADD = insert(CHECKPOINT)
+_LAST_NUMBER = select(func.max(CHECKPOINT.c.number)).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
+)
+_MOVE_HEAD = (
+    update(BRANCH)
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+    .values(head_id=bindparam("head"))
+)
+_WITH_BRANCH = select(
+    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
+).select_from(
+    CHECKPOINT.join(
+        BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    )
+)
+_DELETE = delete(CHECKPOINT).where(
+    *_this,
+    ~exists().where(
+        BRANCH.c.tenant_id == bindparam("tenant"),
+        or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
+    ),
+    ~exists().where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.target_id == bindparam("checkpoint")),
+)
