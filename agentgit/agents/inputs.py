@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import HumanMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate
 from langgraph.graph.message import add_messages
 from langgraph.pregel import Pregel
@@ -57,7 +57,7 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
     if isinstance(value, Mapping) and _gives_ids(graph):
         last = last.model_copy(update={"id": last.id or str(uuid4())})
         value = {**value, MESSAGES: [*messages[:-1], last]}
-    return Given(value, is_new=True, title=title(last), message_id=last.id)
+    return Given(value, is_new=True, title=first_line(str(last.text)), message_id=last.id)
 
 
 def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
@@ -65,11 +65,11 @@ def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
     return isinstance(channel, BinaryOperatorAggregate) and getattr(channel, "operator", None) is add_messages
 
 
-def title(message: BaseMessage) -> str | None:
-    """Give the first line of a message's text, cut to `TITLE` characters; None if it has no text."""
-    text = str(message.text).strip()
-    line = text.splitlines()[0] if text else ""
-    return line if len(line) <= TITLE else line[: TITLE - 1] + "…"
+def first_line(text: str) -> str | None:
+    """Give the first line of a text, cut to `TITLE` characters; None if there is none."""
+    lines = text.strip().splitlines()
+    line = lines[0] if lines else ""
+    return (line if len(line) <= TITLE else line[: TITLE - 1] + "…") or None
 
 
 def answer_of(output: Any) -> str:

@@ -11,17 +11,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import messages_from_dict
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import Given
 from agentgit.agents.recorder import Recorder
 from agentgit.errors import Conflict, InvalidInput
+from agentgit.sessions.history import text_of
 from agentgit.store import owners
 from agentgit.store.checkpoints import Label, Snapshot
+from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.store import snapshot_of
 from agentgit.tools import Effect
 
 if TYPE_CHECKING:
@@ -101,25 +103,21 @@ class Turn:
         sessions = self.agent.store.sessions
         self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.agent.branch_id))
         sessions.acquire(connection, self.agent.branch_id, owner)
-        head = self.agent.store.graphs.head(connection, self.branch.thread_id)
-        if (head.checkpoint_id if head else None) != self.agent.seen:
+        store = self.agent.store
+        calls, batch = store.journal.tally(connection, self.agent.branch_id)
+        moment = store.moment(connection, self.branch, calls)
+        if moment.latest != self.agent.seen:
             raise Conflict(
                 f"Branch {self.branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
                 f"new head with agent.switch({self.branch.name!r}), or go your own way with agent.fork().",
                 head=self.branch.head_id,
             )
+        paused = store.journal.paused(connection, self.agent.branch_id) if calls else {}
         self.recorder = Recorder(
-            self.agent.store,
-            self.branch,
-            owner,
-            self.agent.rules.effects,
-            self.agent.rules.unrecorded,
-            batch=self.agent.store.journal.next_batch(connection, self.agent.branch_id),
-            paused=self.agent.store.journal.paused(connection, self.agent.branch_id),
+            store, self.branch, owner, self.agent.rules.effects, self.agent.rules.unrecorded, batch, paused
         )
         self.recorder.turn = self
         if self.given.is_new and self.agent.rules.auto in (TURN, TOOL):
-            moment = self.agent.store.moment(connection, self.branch)
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, moment.snapshot, label)
 
@@ -139,8 +137,8 @@ class Turn:
         if moment.settled:
             self._make_wanted(connection, moment.snapshot)
             if completed and self._is_due(connection):
-                label = self._label("after", self._answer(connection, moment.snapshot))
-                self._add(connection, moment.snapshot, label)
+                title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
+                self._add(connection, moment.snapshot, self._label("after", title))
         sessions.touch(connection, self.branch.external_session_id)
         sessions.release(connection, self.agent.branch_id, owner)
         return moment.latest
@@ -149,12 +147,6 @@ class Turn:
         if isinstance(self.agent.rules.auto, int):
             return self.agent.store.sessions.count_turn(connection, self.agent.branch_id) % self.agent.rules.auto == 0
         return self.agent.rules.auto in (TURN, TOOL)
-
-    def _answer(self, connection: Connection, snapshot: Snapshot) -> str | None:
-        if snapshot.graph_checkpoint_id is None:
-            return None
-        last = self.agent.store.graphs.messages(connection, self.branch.thread_id, snapshot.graph_checkpoint_id, last=1)
-        return inputs.title(messages_from_dict(last)[0]) if last else None
 
     def _label(self, kind: str, description: str | None, restore_point: str | None = None) -> Label:
         return Label(kind=kind, user_id=self.agent.rules.user_id, description=description, restore_point=restore_point)
@@ -165,19 +157,15 @@ class Turn:
         """Make the checkpoints that are due after a finished batch of tool calls, in the saver's own transaction."""
         if ns or thread_id != self.branch.thread_id or not (self.wanted or self.agent.rules.auto == TOOL):
             return
-        answered = self.agent.store.answered(connection, thread_id, checkpoint_id)
-        if not answered:
+        store = self.agent.store
+        at = store.graphs.find(connection, Place(thread_id, ns, checkpoint_id))
+        answered = store.answered(connection, at) if at is not None else []
+        if at is None or not answered:
             return
-        journal = self.agent.store.journal
-        batch = journal.last_batch(connection, self.agent.branch_id, answered)
+        batch = store.journal.last_batch(connection, self.agent.branch_id, answered)
         until = None if batch is None else batch + 1
-        head = self.agent.store.graphs.snapshot(connection, thread_id, checkpoint_id)
-        snapshot = Snapshot(
-            graph_checkpoint_id=head.checkpoint_id,
-            state_hash=head.state_hash,
-            position=self.branch.inherited + journal.count(connection, self.agent.branch_id, before_batch=until),
-            message_count=head.message_count,
-        )
+        calls = store.journal.count(connection, self.agent.branch_id, before_batch=until)
+        snapshot = snapshot_of(at, self.branch.inherited + calls)
         self._make_wanted(connection, snapshot)
         if self.agent.rules.auto == TOOL:
             label = self._label("tools", None)

@@ -258,7 +258,10 @@ class GraphStore:
             NotFound: the thread has no such graph checkpoint.
             Corrupt: a value does not match its hash.
         """
-        at = self._expect(connection, thread, checkpoint_id)
+        return self.messages_at(connection, self._expect(connection, thread, checkpoint_id), last)
+
+    def messages_at(self, connection: Connection, at: Found, last: int | None = None) -> list[dict[str, Any]]:
+        """Read the messages of a graph checkpoint that was read already, as `messages`."""
         channel = conversation(at.header["counts"])
         if channel is None or last == 0:
             return []

@@ -54,6 +54,8 @@ class Found(NamedTuple):
     meta: dict[str, Any]
     header: dict[str, Any]
     channels: dict[str, bytes]
+    state_hash: bytes
+    message_count: int
 
 
 class Pending(NamedTuple):
@@ -146,7 +148,8 @@ def found(row: Row[Any]) -> Found:
     place = Place(row.thread_id, row.ns, row.checkpoint_id)
     try:
         return Found(
-            place, row.seq, row.parent_id, from_json(row.meta), from_json(row.header), unpack(row.channels)
+            place, row.seq, row.parent_id, from_json(row.meta), from_json(row.header), unpack(row.channels),
+            row.state_hash, row.message_count,
         )  # fmt: skip
     except ValueError as error:
         key = "/".join(place)

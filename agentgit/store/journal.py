@@ -206,21 +206,15 @@ class Journal:
 
     # -- reading
 
-    def count(self, connection: Connection, branch_id: int, *, before_batch: int | None = None) -> int:
-        """Count the calls that a branch made itself.
+    def tally(self, connection: Connection, branch_id: int) -> tuple[int, int]:
+        """Count the calls that a branch made itself; with the number that its next batch has."""
+        row = connection.execute(_TALLY, self._key(branch_id)).one()
+        return row.calls, 0 if row.batch is None else row.batch + 1
 
-        Args:
-            connection: any.
-            branch_id: the branch.
-            before_batch: only those of earlier batches.
-        """
+    def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
+        """Count the calls that a branch made itself before one of its batches; None for all."""
         until = 2**31 - 1 if before_batch is None else before_batch
         return int(connection.execute(_COUNT, {**self._key(branch_id), "until": until}).scalar_one())
-
-    def next_batch(self, connection: Connection, branch_id: int) -> int:
-        """Give the number that the next batch of a branch has."""
-        last = connection.execute(_LAST_BATCH, self._key(branch_id)).scalar()
-        return 0 if last is None else int(last) + 1
 
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
         """Tell the newest batch of a branch that one of these tool calls belongs to; None if none was recorded."""
@@ -305,7 +299,7 @@ class Journal:
 _of_branch = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.internal_session_id == bindparam("branch"))
 _ADD = insert(INVOCATION)
 _LAST_ARRIVAL = select(func.max(INVOCATION.c.arrival)).where(*_of_branch)
-_LAST_BATCH = select(func.max(INVOCATION.c.batch)).where(*_of_branch)
+_TALLY = select(func.count().label("calls"), func.max(INVOCATION.c.batch).label("batch")).where(*_of_branch)
 _COUNT = select(func.count()).select_from(INVOCATION).where(*_of_branch, INVOCATION.c.batch < bindparam("until"))
 _RUNNING = (
     select(INVOCATION.c.id)

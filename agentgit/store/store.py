@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,12 @@ from agentgit.store import owners
 from agentgit.store.checkpoints import Checkpoints, Snapshot
 from agentgit.store.database import Database
 from agentgit.store.graph import GraphStore
-from agentgit.store.graph_rows import INTERRUPT, Head, Place
+from agentgit.store.graph_rows import INTERRUPT
+from agentgit.store.graph_rows import Found as At
 from agentgit.store.journal import Journal, Part
 from agentgit.store.operations import Operations
 from agentgit.store.sessions import Found, Sessions
 from agentgit.tools import ToolInvocation
-
-NO_STATE = Head(checkpoint_id="", state_hash=b"", message_count=0)
-"""What a branch looks like before its first turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +31,13 @@ class Moment:
         snapshot: what a checkpoint made here points at.
         latest: the newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
         settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
+        last: the last message, shown; nothing if there is none.
     """
 
     snapshot: Snapshot
     latest: str | None
     settled: bool
+    last: Sequence[Mapping[str, Any]] = ()
 
 
 class Store:
@@ -68,53 +69,51 @@ class Store:
             parts[-1] = Part(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return self.journal.track(connection, parts)
 
-    def moment(self, connection: Connection, branch: Found) -> Moment:
+    def moment(self, connection: Connection, branch: Found, count: int | None = None) -> Moment:
         """Look where a branch stands, stepping back behind a batch of tool calls that was never finished.
 
         A batch that waits for an answer (an interrupt) is not stepped behind: it goes on rightly from a fork.
+
+        Args:
+            connection: any.
+            branch: its row.
+            count: how many calls the branch made itself, if that is known.
         """
-        thread, head = branch.thread_id, self.graphs.head(connection, branch.thread_id)
-        position = branch.inherited + self.journal.count(connection, branch.id)
-        if head is None:
-            return Moment(snapshot=_snapshot(None, position), latest=None, settled=True)
-        latest = head.checkpoint_id
-        if self.is_interrupted(connection, thread, latest):
-            return Moment(snapshot=_snapshot(head, position), latest=latest, settled=False)
-        waiting = self.waiting(connection, thread, latest)
-        if not waiting:
-            return Moment(snapshot=_snapshot(head, position), latest=latest, settled=True)
+        at = self.graphs.newest(connection, branch.thread_id)
+        position = branch.inherited + (self.journal.tally(connection, branch.id)[0] if count is None else count)
+        if at is None:
+            return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True)
+        latest, tail = at.place.checkpoint_id, self._tail(connection, at)
+        waiting = unanswered(tail)
+        asks = self.is_interrupted(connection, at)
+        if asks or not waiting:
+            return Moment(snapshot=snapshot_of(at, position), latest=latest, settled=not asks, last=tail[-1:])
         began = self.journal.last_batch(connection, branch.id, waiting)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
-        before = self._before(connection, thread, latest)
-        return Moment(snapshot=_snapshot(before, position), latest=latest, settled=False)
+        return Moment(snapshot=snapshot_of(self._before(connection, at), position), latest=latest, settled=False)
 
-    def _before(self, connection: Connection, thread_id: str, checkpoint_id: str) -> Head | None:
+    def _before(self, connection: Connection, at: At) -> At | None:
         """Find the newest graph checkpoint before this one in which no tool call waits for its result."""
-        at = self.graphs.find(connection, Place(thread_id, "", checkpoint_id))
-        while at is not None and self.waiting(connection, thread_id, at.place.checkpoint_id):
-            at = self.graphs.find(connection, at.place._replace(checkpoint_id=at.parent_id)) if at.parent_id else None
-        return self.graphs.snapshot(connection, thread_id, at.place.checkpoint_id) if at is not None else None
+        found: At | None = at
+        while found is not None and unanswered(self._tail(connection, found)):
+            earlier = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
+            found = self.graphs.find(connection, earlier) if earlier else None
+        return found
 
-    def is_interrupted(self, connection: Connection, thread_id: str, checkpoint_id: str) -> bool:
+    def is_interrupted(self, connection: Connection, at: At) -> bool:
         """Tell whether a graph checkpoint waits for a person's answer."""
-        pending = self.graphs.writes(connection, Place(thread_id, "", checkpoint_id))
-        return any(write.channel == INTERRUPT for write in pending)
+        return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
 
-    def waiting(self, connection: Connection, thread_id: str, checkpoint_id: str) -> list[str]:
-        """List the tool calls that wait for their results at a graph checkpoint."""
-        return unanswered(self._tail(connection, thread_id, checkpoint_id))
-
-    def answered(self, connection: Connection, thread_id: str, checkpoint_id: str) -> list[str]:
+    def answered(self, connection: Connection, at: At) -> list[str]:
         """List the tool calls whose results came last, if none of their batch still waits; else nothing."""
-        tail = self._tail(connection, thread_id, checkpoint_id)
+        tail = self._tail(connection, at)
         return [] if unanswered(tail) else [message["tool_call_id"] for message in tail if message["role"] == "tool"]
 
-    def _tail(self, connection: Connection, thread_id: str, checkpoint_id: str) -> list[dict[str, Any]]:
+    def _tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
         """Read the last message that is no result of a tool, and the results after it."""
         last = 1
         while True:
-            stored = self.graphs.messages(connection, thread_id, checkpoint_id, last=last)
-            tail = [from_stored(message) for message in stored]
+            tail = [from_stored(message) for message in self.graphs.messages_at(connection, at, last)]
             starts = [n for n, message in enumerate(tail) if message["role"] != "tool"]
             if starts or len(tail) < last:
                 return tail[starts[-1] :] if starts else tail
@@ -141,19 +140,19 @@ class Store:
         Raises:
             Corrupt: its state is another one.
         """
-        head = self.graphs.head(connection, branch.thread_id) or NO_STATE
-        if head.state_hash != state_hash:
+        head = self.graphs.head(connection, branch.thread_id)
+        if (head.state_hash if head else b"") != state_hash:
             raise Corrupt(
                 f"Branch {branch.name} does not have the state of the checkpoint it was made from. Run: agentgit fsck",
                 row=f"internal_session {branch.id}",
             )
 
 
-def _snapshot(head: Head | None, position: int) -> Snapshot:
-    at = head or NO_STATE
+def snapshot_of(at: At | None, position: int) -> Snapshot:
+    """Tell what a checkpoint made at a graph checkpoint points at; None is before the first."""
     return Snapshot(
-        graph_checkpoint_id=at.checkpoint_id or None,
-        state_hash=at.state_hash,
+        graph_checkpoint_id=at.place.checkpoint_id if at else None,
+        state_hash=at.state_hash if at else b"",
         position=position,
-        message_count=at.message_count,
+        message_count=at.message_count if at else 0,
     )

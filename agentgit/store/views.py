@@ -69,7 +69,7 @@ class Views:
     def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
         """Make one branch of its row."""
         checkpoints = self._counts(connection, CHECKPOINT, [row.id])
-        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.count(connection, row.id))
+        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)[0])
 
     def _counts(self, connection: Connection, table: Any, branch_ids: list[int]) -> dict[int, int]:
         query = (
