@@ -362,13 +362,15 @@ class Repository:
 
         def decide(connection: Connection) -> ToolInvocation:
             call = self._own_invocation(connection, invocation_id)
+            self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
+            call = self._own_invocation(connection, invocation_id)
             decisions = DECISIONS.get(call.status)
             if decisions is None:
                 raise InvalidInput(f"{call} is {call.status}: there is nothing to decide about it.")
             if outcome not in decisions:
                 raise InvalidInput(f"outcome={outcome!r} means nothing; it can be {' or '.join(decisions)}.")
             if decisions[outcome] != call.status:
-                error = call.error_message if decisions[outcome] == "reverse_failed" else None
+                error = None if outcome == "happened" else call.error_message or "somebody saw that it did not happen"
                 self.store.journal.move(connection, call.id, decisions[outcome], error=error)
             return self._own_invocation(connection, invocation_id)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.tools.effects import Undo, takes_invocation
-from agentgit.tools.plan import REVERSE, TOOLS_MODES, make_plan
+from agentgit.tools.plan import KEEP, REVERSE, TOOLS_MODES, make_plan
 from agentgit.tools.report import ReportItem
 from agentgit.tools.undos import Undos
 from agentgit.values import as_object
@@ -64,12 +65,16 @@ class Request:
 
 
 def wait(awaitable: Awaitable[Any]) -> Any:
-    """Wait for an asynchronous undo function where no event loop runs."""
+    """Wait for an asynchronous undo function, on an event loop of its own in a thread of its own.
+
+    The caller may stand on a running loop, as every cell of a notebook does.
+    """
 
     async def settled() -> Any:
         return await awaitable
 
-    return asyncio.run(settled())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, settled()).result()
 
 
 class Rollback:
@@ -88,12 +93,24 @@ class Rollback:
 
     # -- plan
 
-    def plan(self, connection: Connection, target: Found, label: str, tools: str) -> RollbackPlan:
-        """Decide, without doing anything, about every effect that stands and is not on the path to the target.
+    def plan(self, source_id: int, target: Found, label: str, tools: str) -> RollbackPlan:
+        """Tell what a rollback would do, without doing anything.
+
+        Args:
+            source_id: the branch that would be left.
+            target: the row of the checkpoint to go to.
+            label: how the user called it.
+            tools: one of `TOOLS_MODES`.
 
         Raises:
             InvalidInput: `tools` is no such mode.
         """
+        self.store.recover_all(target.external_session_id)
+        with self.store.database.reading() as connection:
+            return self._plan(connection, source_id, target, label, tools)
+
+    def _plan(self, connection: Connection, source_id: int, target: Found, label: str, tools: str) -> RollbackPlan:
+        """Decide about every effect that stands and is not on the path to the target."""
         if tools not in TOOLS_MODES:
             raise InvalidInput(f"tools={tools!r} means nothing; it can be {', '.join(TOOLS_MODES)}.")
         session_id = target.external_session_id
@@ -106,9 +123,17 @@ class Rollback:
             target=label,
             replayed=replayed,
             later=[call for call in standing if call.id not in on_path],
+            accepted=self._accepted(connection, source_id),
             can_undo=lambda call: self.undos.missing(session_id, call),
             tools=tools,
         )
+
+    def _accepted(self, connection: Connection, branch_id: int) -> set[int]:
+        """Find the effects that the rollbacks on the way to a branch have kept: it lives with them."""
+        line = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, branch_id))
+        made = self.store.operations.of_branches(connection, [segment.branch.id for segment in line])
+        steps = [step for row in made for step in as_object(row.request)["steps"]]
+        return {step["invocation"] for step in steps if step["action"] == KEEP}
 
     # -- the whole of it
 
@@ -122,6 +147,7 @@ class Rollback:
         """
         if request.on_error not in ON_ERROR:
             raise InvalidInput(f"on_error={request.on_error!r} means nothing; it can be {', '.join(ON_ERROR)}.")
+        self.store.recover_all(request.target.external_session_id)
         with owners.owner() as owner:
             begun, is_new = self.store.database.write(lambda c: self._begin(c, request, owner), durable=True)
             if is_new:
@@ -151,10 +177,11 @@ class Rollback:
             earlier = self.store.operations.requested(connection, session_id, request.request_id)
             if earlier is not None:
                 return self._same(earlier, request), False
-        for branch in sessions.branches(connection, session_id):
-            if self.store.recover(connection, branch).status == RUNNING and branch.id == request.source_id:
-                raise Conflict(f"Branch {branch.name} is running. Wait for its turn to end, then roll back.")
-        plan = self._admitted(self.plan(connection, target, request.label, request.tools), request.force)
+        source = sessions.branch(connection, request.source_id)
+        if source.status == RUNNING:
+            raise Conflict(f"Branch {source.name} is running. Wait for its turn to end, then roll back.")
+        plan = self._plan(connection, source.id, target, request.label, request.tools)
+        plan = self._admitted(plan, request.force)
         branch_id = self._branch(connection, target, request.name, request.source_id)
         begun = Begun(
             kind="rollback", session_id=session_id, user_id=request.user_id, source_id=request.source_id,
@@ -337,7 +364,8 @@ class Rollback:
             return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve"
         if call.status == invocation.REVERSE_FAILED:
             return "failed", f"its undo raised {call.error_message}"
-        return "remaining", self.undos.missing(row.external_session_id, call) or f"not tried: it is {call.status}"
+        missing = self.undos.missing(row.external_session_id, call)
+        return "remaining", missing or "not tried, because an earlier one failed"
 
     def report(self, connection: Connection, row: Found) -> RollbackReport:
         """Read the report of an operation that ended."""

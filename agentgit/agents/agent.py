@@ -83,10 +83,10 @@ class RollbackAgent(Twins, Runs):
     def report(self) -> RollbackReport | None:
         """What the rollback that made this branch did; None if no rollback made it."""
         with self.store.database.reading() as connection:
-            made = self.store.operations.of_branch(connection, self.branch_id)
-            if made is None or made.kind != "rollback":
+            made = self.store.operations.of_branches(connection, [self.branch_id])
+            if not made or made[0].kind != "rollback":
                 return None
-            return self.repository.rollback().report(connection, made)
+            return self.repository.rollback().report(connection, made[0])
 
     def messages(self) -> list[BaseMessage]:
         """List the conversation as LangChain messages, oldest first."""
@@ -182,7 +182,7 @@ class RollbackAgent(Twins, Runs):
         """
         with self.store.database.reading() as connection:
             target, label = self._target(connection, to)
-            return self.repository.rollback().plan(connection, target, label, tools)
+        return self.repository.rollback().plan(self.branch_id, target, label, tools)
 
     def rollback(
         self,

@@ -127,6 +127,14 @@ class Store:
         self.sessions.release(connection, branch.id, branch.owner)
         return self.sessions.branch(connection, branch.id)
 
+    def recover_all(self, session_id: int) -> None:
+        """Take back the branches of a session whose processes have died."""
+        with self.database.reading() as connection:
+            branches = self.sessions.branches(connection, session_id)
+        dead = [row for row in branches if row.status == RUNNING and not owners.is_alive(row.owner)]
+        if dead:
+            self.database.write(lambda c: [self.recover(c, self.sessions.branch(c, row.id)) for row in dead])
+
     def state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
         """Read the state and the conversation at a graph checkpoint, as a value's large fields have them."""
         if checkpoint_id is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +115,7 @@ def make_plan(
     replayed: list[ToolInvocation],
     later: Iterable[ToolInvocation],
     can_undo: Callable[[ToolInvocation], str | None],
+    accepted: Collection[int] = (),
     tools: str = "reverse",
 ) -> RollbackPlan:
     """Decide about every effect that stands in the world and is not on the path to the checkpoint.
@@ -125,9 +126,14 @@ def make_plan(
         replayed: the track up to there.
         later: the other invocations of the session that may stand in the world, newest first in world order.
         can_undo: None if the undo function of an invocation is at hand, else why not.
+        accepted: the ids of those that an earlier rollback kept and reported.
         tools: one of `TOOLS_MODES`.
     """
-    steps = [step for call in later if (step := _step(call, can_undo, tools)) is not None]
+    steps = [
+        PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it") if call.id in accepted else step
+        for call in later
+        if (step := _step(call, can_undo, tools)) is not None
+    ]
     return RollbackPlan(
         checkpoint_id=checkpoint_id, target=target, position=len(replayed), replayed=replayed, steps=steps
     )
