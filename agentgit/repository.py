@@ -134,6 +134,7 @@ class Repository:
         effects: Mapping[str, Effect | str] | None = None,
         auto_checkpoint: AutoCheckpoint = "turn",
         branch: str | None = None,
+        check_effects: bool = True,
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
 
@@ -144,6 +145,7 @@ class Repository:
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
                 tool calls), a number n (after every n-th turn), or `off`.
             branch: which branch to continue; None is the current one.
+            check_effects: False if `effects` names tools that nodes call out of sight of the graph.
 
         Raises:
             InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have.
@@ -152,7 +154,13 @@ class Repository:
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
         made: RollbackAgent = agents.wrap(
-            self, graph, session, effects=effects or {}, auto_checkpoint=auto_checkpoint, branch=branch
+            self,
+            graph,
+            session,
+            effects={} if effects is None else effects,
+            auto_checkpoint=auto_checkpoint,
+            branch=branch,
+            check_effects=check_effects,
         )
         return made
 
@@ -304,7 +312,7 @@ class Repository:
 
         def look(connection: Connection) -> list[ToolInvocation]:
             found = self.lookup.session(connection, session)
-            return self.store.track(connection, self.lookup.branch(connection, found, branch))
+            return self.store.live_track(connection, self.lookup.branch(connection, found, branch))
 
         return self._read(look)
 
@@ -337,7 +345,7 @@ class Repository:
         """
         operation_id = operation.id if isinstance(operation, Operation) else operation
         self._read(lambda c: self._owns_operation(c, operation_id))
-        return self.rollback().resume(operation_id)[1]
+        return self.rollback().resume(operation_id)
 
     def _owns_operation(self, connection: Connection, operation_id: int) -> None:
         row = self.store.operations.find(connection, operation_id)
@@ -383,6 +391,25 @@ class Repository:
             if any(s.id == branch.external_session_id for s in self.lookup.sessions(connection)):
                 return call
         raise NotFound(f"There is no tool invocation {invocation_id}. tool_track() lists those of a branch.")
+
+    def recover(self, session: SessionRef = None, branch: BranchRef = None) -> InternalSession:
+        """Take back a branch whose turn died where nobody here can see it: on another machine, in another container.
+
+        Dead turns of this machine are taken back by themselves. What the turn was calling is unknown from then on.
+
+        Args:
+            session: None is the one that moved last.
+            branch: None is the current one.
+        """
+
+        def take(connection: Connection) -> InternalSession:
+            found = self.lookup.session(connection, session)
+            row = self.lookup.branch(connection, found, branch)
+            self.store.journal.abandon(connection, row.id, row.owner)
+            self.store.sessions.release(connection, row.id, row.owner)
+            return self.views.branch(connection, found, self.store.sessions.branch(connection, row.id))
+
+        return self.store.database.write(take, durable=True)
 
     def rollback(self) -> Rollback:
         """Give the verb that agents and faces roll back with."""

@@ -32,12 +32,14 @@ class Moment:
         latest: the newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
         settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
         last: the last message, shown; nothing if there is none.
+        waiting: the AI message some of whose tool calls have no result, and the results that are there.
     """
 
     snapshot: Snapshot
     latest: str | None
     settled: bool
     last: Sequence[Mapping[str, Any]] = ()
+    waiting: Sequence[Mapping[str, Any]] = ()
 
 
 class Store:
@@ -64,10 +66,19 @@ class Store:
             branch: its row.
             position: how many invocations; None for all.
         """
+        return self.journal.track(connection, self.parts(connection, branch, position))
+
+    def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[Part]:
+        """Tell what the tool track of a branch is made of, root first."""
         parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
             parts[-1] = Part(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
-        return self.journal.track(connection, parts)
+        return parts
+
+    def live_track(self, connection: Connection, branch: Found) -> list[ToolInvocation]:
+        """Read the tool track of a branch, and the calls that wait for an answer now."""
+        track = self.track(connection, branch)
+        return [*track, *self.journal.waiting(connection, branch.id, len(track))]
 
     def moment(self, connection: Connection, branch: Found, count: int | None = None) -> Moment:
         """Look where a branch stands, stepping back behind a batch of tool calls that was never finished.
@@ -87,10 +98,14 @@ class Store:
         waiting = unanswered(tail)
         asks = self.is_interrupted(connection, at)
         if asks or not waiting:
-            return Moment(snapshot=snapshot_of(at, position), latest=latest, settled=not asks, last=tail[-1:])
+            here = snapshot_of(at, position)
+            return Moment(
+                snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=tail if waiting else ()
+            )
         began = self.journal.last_batch(connection, branch.id, waiting)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
-        return Moment(snapshot=snapshot_of(self._before(connection, at), position), latest=latest, settled=False)
+        before = snapshot_of(self._before(connection, at), position)
+        return Moment(snapshot=before, latest=latest, settled=False, waiting=tail)
 
     def _before(self, connection: Connection, at: At) -> At | None:
         """Find the newest graph checkpoint before this one in which no tool call waits for its result."""
@@ -104,10 +119,10 @@ class Store:
         """Tell whether a graph checkpoint waits for a person's answer."""
         return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
 
-    def answered(self, connection: Connection, at: At) -> list[str]:
-        """List the tool calls whose results came last, if none of their batch still waits; else nothing."""
+    def answered(self, connection: Connection, at: At) -> dict[str, Any] | None:
+        """Give the AI message whose tool calls were all answered just before; None if another message came last."""
         tail = self._tail(connection, at)
-        return [] if unanswered(tail) else [message["tool_call_id"] for message in tail if message["role"] == "tool"]
+        return tail[0] if len(tail) > 1 and not unanswered(tail) else None
 
     def _tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
         """Read the last message that is no result of a tool, and the results after it."""
