@@ -20,6 +20,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
 from agentgit.store.tables import BlobRow
 from agentgit.values import from_json, to_json
@@ -165,7 +166,7 @@ class Blobs:
         if not fresh:
             return
         # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
-        connection.execute(_insert(connection), [self._row(fresh[key]) for key in sorted(fresh)])
+        _INSERT.run(connection, *(self._row(fresh[key]) for key in sorted(fresh)))
         self._leaves.add(fresh.items())
 
     def _row(self, value: Leaf) -> dict[str, Any]:
@@ -195,7 +196,7 @@ class Blobs:
         if key == base:
             return key
         depth, data = self._encode(connection, hashes, base)
-        connection.execute(_insert(connection), [self._values(key, LIST, RAW, len(hashes), data)])
+        _INSERT.run(connection, self._values(key, LIST, RAW, len(hashes), data))
         self._lists.add([(key, Items(hashes, depth))])
         return key
 
@@ -282,7 +283,7 @@ class Blobs:
 
     def _chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield each link's count of kept items and own items' hashes, from this list down to a full one."""
-        rows = {row.hash: row.data for row in connection.execute(_CHAIN, {"tenant": self.tenant_id, "hash": key})}
+        rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
         while (data := rows.pop(key, None)) is not None:
             if data[:1] == FULL:
                 yield 0, data[1:]
@@ -336,14 +337,10 @@ def _corrupt(key: bytes, what: str) -> Corrupt:
     )
 
 
-def _insert(connection: Connection) -> Any:
-    return _INSERTS[connection.dialect.name]
-
-
-_INSERTS = {
+_INSERT = Prepared({
     "sqlite": sqlite.insert(_table).on_conflict_do_nothing(),
     "postgresql": postgresql.insert(_table).on_conflict_do_nothing(),
-}
+})  # fmt: skip
 _one = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash == bindparam("hash"))
 _several = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash.in_(bindparam("hashes", expanding=True)))
 _BY_HASH = select(_table.c.hash, _table.c.type, _table.c.codec, _table.c.data).where(*_several)
@@ -363,4 +360,4 @@ def _chain_query() -> Any:
     return select(chain.union(step))  # not UNION ALL: a damaged chain that loops must end
 
 
-_CHAIN = _chain_query()
+_CHAIN = Prepared(_chain_query())

@@ -18,7 +18,6 @@ from agentgit.store.graph_rows import (
     INTERRUPT,
     NEWEST,
     NEWEST_HEAD,
-    NEXT_SEQ,
     ONE,
     PREVIOUS,
     REPLACE_WRITES,
@@ -63,7 +62,8 @@ class GraphStore:
             place: where.
             draft: what.
         """
-        parent = self.find(connection, place._replace(checkpoint_id=draft.parent_id)) if draft.parent_id else None
+        newest = self.newest(connection, place.thread, place.ns)
+        parent = self._parent(connection, place, draft.parent_id, newest)
         kept = _kept(draft, parent)
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
         bases = parent.channels if parent else {}
@@ -74,14 +74,21 @@ class GraphStore:
         head = Head(place.checkpoint_id, hash_state(channels), counts.get(conversation(counts) or "", 0))
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         row = {
-            **self._key(place), "seq": connection.execute(NEXT_SEQ, self._space(place.thread, place.ns)).scalar(),
+            **self._key(place), "seq": newest.seq + 1 if newest else 1,
             "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
             "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
             "meta": compact(draft.meta), "header": compact({**draft.header, "counts": counts}),
             "channels": pack(channels), "state_hash": head.state_hash,
         }  # fmt: skip
-        connection.execute(UPSERT[connection.dialect.name], row)
+        UPSERT.run(connection, row)
         return head
+
+    def _parent(
+        self, connection: Connection, place: Place, parent_id: str | None, newest: Found | None
+    ) -> Found | None:
+        if parent_id is None or newest is None or newest.place.checkpoint_id == parent_id:
+            return newest if parent_id else None
+        return self.find(connection, place._replace(checkpoint_id=parent_id))
 
     def put_writes(
         self, connection: Connection, place: Place, task: Task, writes: Sequence[tuple[int, str, Body]]
@@ -104,13 +111,12 @@ class GraphStore:
             }
             for (index, channel, _), value in zip(writes, hashes, strict=True)
         ]  # fmt: skip
-        dialect = connection.dialect.name
         for statement, part in (
-            (REPLACE_WRITES[dialect], [row for row in rows if row["idx"] < 0]),
-            (ADD_WRITES[dialect], [row for row in rows if row["idx"] >= 0]),
+            (REPLACE_WRITES, [row for row in rows if row["idx"] < 0]),
+            (ADD_WRITES, [row for row in rows if row["idx"] >= 0]),
         ):
             if part:
-                connection.execute(statement, part)
+                statement.run(connection, *part)
 
     def fork(self, connection: Connection, source: str, checkpoint_id: str, target: str) -> Head:
         """Copy one graph checkpoint of the whole graph with its id into a new thread, with all it needs to go on.
@@ -151,12 +157,12 @@ class GraphStore:
 
     def find(self, connection: Connection, place: Place) -> Found | None:
         """Read one graph checkpoint, or None."""
-        row = connection.execute(ONE, self._key(place)).first()
+        row = ONE.first(connection, self._key(place))
         return found(row) if row is not None else None
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
         """Read the graph checkpoint of a namespace that came last, or None."""
-        row = connection.execute(NEWEST, self._space(thread, ns)).first()
+        row = NEWEST.first(connection, self._space(thread, ns))
         return found(row) if row is not None else None
 
     def page(
@@ -200,14 +206,14 @@ class GraphStore:
 
     def writes(self, connection: Connection, place: Place) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
-        rows = connection.execute(WRITES, self._key(place)).all()
+        rows = WRITES.all(connection, self._key(place))
         # Sorted here, because a database may have its own idea of the order of text.
         rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
         return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in rows]
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
-        row = connection.execute(NEWEST_HEAD, self._space(thread, "")).first()
+        row = NEWEST_HEAD.first(connection, self._space(thread, ""))
         return Head(*row) if row is not None else None
 
     def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
@@ -216,7 +222,7 @@ class GraphStore:
         Raises:
             NotFound: the thread has no such graph checkpoint.
         """
-        row = connection.execute(HEAD, self._key(Place(thread, "", checkpoint_id))).first()
+        row = HEAD.first(connection, self._key(Place(thread, "", checkpoint_id)))
         if row is None:
             raise _missing(thread, checkpoint_id)
         return Head(*row)
