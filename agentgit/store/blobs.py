@@ -155,19 +155,38 @@ class Blobs:
         self._leaves: Recent[Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
         self._lists: Recent[Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
 
-    def put_many(self, connection: Connection, leaves: Iterable[Leaf]) -> None:
-        """Store values that may be stored already.
+    def put_many(
+        self,
+        connection: Connection,
+        leaves: Iterable[Leaf],
+        lists: Iterable[tuple[Sequence[bytes], bytes | None]] = (),
+    ) -> None:
+        """Store values that may be stored already, in one statement.
 
         Args:
             connection: in a transaction that writes.
             leaves: what to store; equal ones are stored once.
+            lists: the items' hashes of each list, and the hash of a stored value or None; if that value is a list,
+                this one probably continues it.
+
+        Raises:
+            Corrupt: such an earlier list does not match its hash.
         """
         fresh = {value.hash: value for value in leaves}
-        if not fresh:
-            return
-        # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
-        _INSERT.run(connection, *(self._row(fresh[key]) for key in sorted(fresh)))
+        rows = {key: self._row(value) for key, value in fresh.items()}
+        known: dict[bytes, Items] = {}
+        for item_hashes, base in lists:
+            hashes = tuple(item_hashes)
+            key = list_hash(hashes)
+            if key != base:
+                depth, data = self._encode(connection, hashes, base)
+                known[key] = Items(hashes, depth)
+                rows[key] = self._values(key, LIST, RAW, len(hashes), data)
+        if rows:
+            # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
+            _INSERT.run(connection, *(rows[key] for key in sorted(rows)))
         self._leaves.add(fresh.items())
+        self._lists.add(known.items())
 
     def _row(self, value: Leaf) -> dict[str, Any]:
         codec, data = RAW, value.data
@@ -181,24 +200,9 @@ class Blobs:
         return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
 
     def put_list(self, connection: Connection, item_hashes: Sequence[bytes], base: bytes | None = None) -> bytes:
-        """Store a list of values that are stored, and give its hash.
-
-        Args:
-            connection: in a transaction that writes.
-            item_hashes: the items' hashes in order, 32 bytes each.
-            base: the hash of a stored value; if it is a list, this one probably continues it.
-
-        Raises:
-            Corrupt: the base does not match its hash.
-        """
-        hashes = tuple(item_hashes)
-        key = list_hash(hashes)
-        if key == base:
-            return key
-        depth, data = self._encode(connection, hashes, base)
-        _INSERT.run(connection, self._values(key, LIST, RAW, len(hashes), data))
-        self._lists.add([(key, Items(hashes, depth))])
-        return key
+        """Store one list of values that are stored, and give its hash; see `put_many`."""
+        self.put_many(connection, (), [(item_hashes, base)])
+        return list_hash(item_hashes)
 
     def _encode(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
         earlier = self._find_list(connection, base)
@@ -227,6 +231,7 @@ class Blobs:
         """
         wanted = set(hashes)
         found = self._leaves.find(wanted)
+        found.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(wanted - found.keys()))
         missing = list(wanted - found.keys())
         for start in range(0, len(missing), CHUNK):
             part = missing[start : start + CHUNK]

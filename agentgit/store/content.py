@@ -56,9 +56,7 @@ class Content:
                 named = {name: collect(part, bases.get(name)) for name, part in body.items()}
                 body = leaf(RECORD, pack(named))
             found.append(collect(body, base))
-        self.blobs.put_many(connection, leaves)
-        for hashes, base in lists:
-            self.blobs.put_list(connection, hashes, base)
+        self.blobs.put_many(connection, leaves, lists)
         return found
 
     def _parts(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:

@@ -25,6 +25,11 @@ BUSY_SECONDS = 30
 ATTEMPTS = 6
 """How often a transaction runs when another one was in its way."""
 
+_MODE, _SYNCHRONOUS = "agentgit_mode", "agentgit_synchronous"
+"""Notes on a connection: what the next transaction is to do, and how SQLite writes now."""
+
+_WRITING, _DURABLE = "NORMAL", "FULL"
+
 SERIALIZATION_FAILURES = {"40001", "40P01"}
 """PostgreSQL's states for "run the transaction again"."""
 
@@ -111,7 +116,7 @@ class Database:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self._translated(), self._turn, self._writers, self.engine.connect() as connection:
-                    connection = connection.execution_options(agentgit_durable=durable, agentgit_write=True)
+                    connection.info[_MODE] = _DURABLE if durable else _WRITING
                     with connection.begin():
                         return work(connection)
             except _Again:
@@ -152,15 +157,15 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    options = connection.get_execution_options()
     raw: Any = connection.connection.dbapi_connection  # past SQLAlchemy, which takes ten times as long to say this
-    if not options.get("agentgit_write"):
+    info = connection.info
+    mode = info.pop(_MODE, None)
+    if mode is None:
         raw.execute("BEGIN")
         return
-    durable, info = bool(options.get("agentgit_durable")), connection.info
-    if info.get("agentgit_durable", False) != durable:
-        raw.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        info["agentgit_durable"] = durable
+    if info.get(_SYNCHRONOUS, _WRITING) != mode:
+        raw.execute(f"PRAGMA synchronous={mode}")
+        info[_SYNCHRONOUS] = mode
     # IMMEDIATE, because a transaction that reads first and then writes cannot wait: it fails at once.
     raw.execute("BEGIN IMMEDIATE")
 

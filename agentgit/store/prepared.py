@@ -96,7 +96,8 @@ class _Compiled:
             dialect,
         )
         columns = list(statement.selected_columns) if isinstance(statement, Select) else []
-        self._make = namedtuple("Row", [column.name for column in columns])._make  # type: ignore[misc]  # made per query
+        # A named tuple made for the query: its rows are read by the names of the columns.
+        self._make: Convert = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
         self._out = _converters(
             enumerate(column.type for column in columns), lambda kind: kind.result_processor(dialect, None), dialect
         )
