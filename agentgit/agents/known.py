@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import repeat
+from operator import attrgetter
+from typing import cast
 
 from langchain_core.messages import BaseMessage
 
@@ -15,7 +17,9 @@ from agentgit.store.recent import Recent
 
 KNOWN_BYTES = 64 * 2**20
 
-_NUMBERS = {kind: number for number, kind in enumerate(MESSAGE_TYPES.values())}
+_EXACT = frozenset(MESSAGE_TYPES.values())
+_parts = attrgetter("__dict__", "__pydantic_extra__", "__pydantic_private__")
+"""All that a leaf is made of, if the message is of one of these classes."""
 
 _FORMAT = 2
 """Marshal's last format in which equal bytes mean equal values whatever else refers to them."""
@@ -41,28 +45,29 @@ class KnownMessages:
         Raises:
             InvalidInput: one cannot be stored; the text says what it is.
         """
-        keys = _keys(messages)
-        known = self._known.find(keys)
-        fresh: dict[bytes, Leaf] = {}
-        found = []
-        for key, message in zip(keys, messages, strict=True):
-            value = known.get(key)
-            if value is None:
-                value = self._encode(message)
-                # Nothing else: marshal writes an array like the bytes it holds, and JSON has neither.
-                if key and value.type == MESSAGE:
-                    fresh[key] = value
-            found.append(value)
-        self._known.add(fresh.items())
-        return found
+        if not _EXACT.issuperset(map(type, messages)):
+            return list(map(self._encode, messages))
+        try:
+            keys = list(map(marshal.dumps, map(_parts, messages), repeat(_FORMAT)))
+        except ValueError:  # one holds an object of the user's
+            return [self._leaf(message) for message in messages]
+        found = self._known.lookup(keys)
+        if None in found:
+            found = [
+                value or self._fresh(key, message) for key, message, value in zip(keys, messages, found, strict=True)
+            ]
+        return cast("list[Leaf]", found)
 
+    def _leaf(self, message: BaseMessage) -> Leaf:
+        try:
+            key = marshal.dumps(_parts(message), _FORMAT)
+        except ValueError:
+            return self._encode(message)
+        return self._known.get(key) or self._fresh(key, message)
 
-def _keys(messages: Sequence[BaseMessage]) -> list[bytes]:
-    try:
-        return [
-            marshal.dumps((_NUMBERS[type(m)], m.__dict__, m.__pydantic_extra__, m.__pydantic_private__), _FORMAT)
-            for m in messages
-        ]
-    except (KeyError, ValueError):  # one is of another class, or holds an object of the user's
-        half = len(messages) // 2
-        return [*_keys(messages[:half]), *_keys(messages[half:])] if half else [b""]
+    def _fresh(self, key: bytes, message: BaseMessage) -> Leaf:
+        value = self._encode(message)
+        # Nothing else: marshal writes an array like the bytes it holds, and JSON has neither.
+        if value.type == MESSAGE:
+            self._known.add([(key, value)])
+        return value

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
+from itertools import repeat
 from typing import Any
 
 import orjson
@@ -151,22 +153,25 @@ def rebuild(stored: dict[str, Any]) -> BaseMessage:
 
 def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
     """Make messages of their stored forms, see `rebuild`."""
-    messages = []
-    for one in stored:
-        kind, data = MESSAGE_TYPES[one["type"]], one["data"]
-        fields = _FIELDS[kind]
-        if len(data) != len(fields) or not fields.issuperset(data):
-            # It has more, or another release of LangChain wrote it.
-            messages.append(kind.model_construct(None, **data))
-            continue
-        # What pydantic's own `__setstate__` does, written out: a long conversation does it thousands of times a turn.
-        message = _new(kind)
-        _set_dict(message, data)
-        _set_fields_set(message, _FIELDS_SET[kind].copy())
-        _set_extra(message, {})
-        _set_private(message, None)
-        messages.append(message)
+    kinds = [MESSAGE_TYPES[one["type"]] for one in stored]
+    data = [one["data"] for one in stored]
+    if not all(map(_fits, kinds, data)):
+        # One has more, or another release of LangChain wrote it.
+        return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
+    # What pydantic's own `__setstate__` does, without Python's steps between: a long conversation has thousands.
+    messages = list(map(_new, kinds))
+    for fill, values in (
+        (_set_dict, data),
+        (_set_fields_set, [_FIELDS_SET[kind].copy() for kind in kinds]),
+        (_set_extra, [{} for _ in kinds]),
+        (_set_private, repeat(None)),
+    ):
+        deque(map(fill, messages, values), maxlen=0)
     return messages
+
+
+def _fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
+    return data.keys() == _FIELDS[kind]
 
 
 def type_names(data: bytes) -> set[tuple[str, str]]:

@@ -159,15 +159,15 @@ class Blobs:
         self,
         connection: Connection,
         leaves: Iterable[Leaf],
-        lists: Iterable[tuple[Sequence[bytes], bytes | None]] = (),
+        lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
     ) -> None:
         """Store values that may be stored already, in one statement.
 
         Args:
             connection: in a transaction that writes.
             leaves: what to store; equal ones are stored once.
-            lists: the items' hashes of each list, and the hash of a stored value or None; if that value is a list,
-                this one probably continues it.
+            lists: each list's hash, its items' hashes, and the hash of a stored value or None; if that value is a
+                list, this one probably continues it.
 
         Raises:
             Corrupt: such an earlier list does not match its hash.
@@ -175,9 +175,7 @@ class Blobs:
         fresh = {value.hash: value for value in leaves}
         rows = {key: self._row(value) for key, value in fresh.items()}
         known: dict[bytes, Items] = {}
-        for item_hashes, base in lists:
-            hashes = tuple(item_hashes)
-            key = list_hash(hashes)
+        for key, hashes, base in lists:
             if key != base:
                 depth, data = self._encode(connection, hashes, base)
                 known[key] = Items(hashes, depth)
@@ -201,8 +199,9 @@ class Blobs:
 
     def put_list(self, connection: Connection, item_hashes: Sequence[bytes], base: bytes | None = None) -> bytes:
         """Store one list of values that are stored, and give its hash; see `put_many`."""
-        self.put_many(connection, (), [(item_hashes, base)])
-        return list_hash(item_hashes)
+        key = list_hash(item_hashes)
+        self.put_many(connection, (), [(key, tuple(item_hashes), base)])
+        return key
 
     def _encode(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
         earlier = self._find_list(connection, base)
@@ -213,9 +212,9 @@ class Blobs:
             return depth, APPENDED + _link.pack(base, kept, depth) + b"".join(hashes[kept:])
         return 0, FULL + b"".join(hashes)
 
-    def kept(self, connection: Connection, item_hashes: Sequence[bytes], base: bytes | None) -> int:
+    def kept(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
         """Tell how many items at the front a list shares with a stored one, and so need no storing."""
-        return shared_prefix(self._find_list(connection, base).hashes, tuple(item_hashes))
+        return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
 
     def get_many(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
         """Read values, each checked against its hash.

@@ -38,16 +38,17 @@ class Content:
             values: each with the hash of a stored value that it may continue, or None.
         """
         leaves: list[Leaf] = []
-        lists: list[tuple[list[bytes], bytes | None]] = []
+        lists: list[tuple[bytes, tuple[bytes, ...], bytes | None]] = []
 
         def collect(part: Part, base: bytes | None) -> bytes:
             if isinstance(part, Leaf):
                 leaves.append(part)
                 return part.hash
-            hashes = [item.hash for item in part]
+            hashes = tuple([item.hash for item in part])
             leaves.extend(part[self.blobs.kept(connection, hashes, base) :])
-            lists.append((hashes, base))
-            return list_hash(hashes)
+            key = list_hash(hashes)
+            lists.append((key, hashes, base))
+            return key
 
         found: list[bytes] = []
         for body, base in values:

@@ -35,16 +35,20 @@ class Recent(Generic[T]):
     def get(self, key: bytes) -> T | None:
         """Give one value, or None."""
         found = self._young.get(key)
-        return found if found is not None else self.find([key]).get(key)
+        return found if found is not None else self.lookup([key])[0]
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, T]:
         """Give those that are held."""
-        young, old = self._young, self._old
-        found = {key: value for key in keys if (value := young.get(key)) is not None}
-        if old and len(found) < len(keys):
-            again = {key: value for key in keys if key not in found and (value := old.get(key)) is not None}
+        return {key: value for key, value in zip(keys, self.lookup(keys), strict=True) if value is not None}
+
+    def lookup(self, keys: Collection[bytes]) -> list[T | None]:
+        """Give the value of each key, or None."""
+        found = list(map(self._young.get, keys))
+        old = self._old
+        if old and None in found:
+            again = {key: old[key] for key, value in zip(keys, found, strict=True) if value is None and key in old}
             self.add(again.items())
-            found.update(again)
+            found = [value or again.get(key) for key, value in zip(keys, found, strict=True)]
         return found
 
     def add(self, values: Iterable[tuple[bytes, T]]) -> None:
