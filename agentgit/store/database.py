@@ -113,16 +113,18 @@ class Database:
         Raises:
             Unavailable: the database stayed locked, is read-only, full or out of reach.
         """
-        for attempt in range(1, ATTEMPTS + 1):
+        # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
+        attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
+        for attempt in range(1, attempts + 1):
             try:
                 with self._translated(), self._turn, self._writers, self.engine.connect() as connection:
                     connection.info[_MODE] = _DURABLE if durable else _WRITING
                     with connection.begin():
                         return work(connection)
             except _Again:
-                if attempt == ATTEMPTS:
+                if attempt == attempts:
                     raise
-                time.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311  # only spreads the writers
+                time.sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def use_wal(self) -> None:

@@ -14,6 +14,7 @@ from agentgit.store.content import Body, Content, Encoded
 from agentgit.store.graph_rows import (
     ADD_WRITES,
     CHECKPOINT,
+    DROP_WRITES,
     HEAD,
     INTERRUPT,
     NEWEST,
@@ -37,6 +38,7 @@ from agentgit.store.graph_rows import (
     is_shown,
 )
 from agentgit.store.plain import show_message, show_state
+from agentgit.store.races import Seen, refuse_gone, refuse_second_run
 
 __all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
 
@@ -51,6 +53,7 @@ class GraphStore:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
         self.content = Content(tenant_id)
+        self.seen = Seen()
 
     # -- writing
 
@@ -61,9 +64,12 @@ class GraphStore:
             connection: in a transaction that writes.
             place: where.
             draft: what.
+
+        Raises:
+            Conflict: its thread was deleted meanwhile, or another run moved it; see `agentgit.store.races`.
         """
         newest = self.newest(connection, place.thread, place.ns)
-        parent = self._parent(connection, place, draft.parent_id, newest)
+        parent = self._parent(connection, place, draft, newest)
         kept = _kept(draft, parent)
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
         bases = parent.channels if parent else {}
@@ -83,12 +89,34 @@ class GraphStore:
         UPSERT.run(connection, row)
         return head
 
-    def _parent(
-        self, connection: Connection, place: Place, parent_id: str | None, newest: Found | None
-    ) -> Found | None:
-        if parent_id is None or newest is None or newest.place.checkpoint_id == parent_id:
-            return newest if parent_id else None
-        return self.find(connection, place._replace(checkpoint_id=parent_id))
+    def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
+        """Find what a checkpoint was made from, and refuse what would bring a thread back or leave it behind."""
+        parent_id = draft.parent_id
+        if newest is not None and newest.place.checkpoint_id == parent_id:
+            return newest
+        if draft.continues and self.find(connection, place) is None:
+            refuse_second_run(place, parent_id, newest)
+        if parent_id is None:
+            root_id = (draft.meta.get("parents") or {}).get("")
+            if place.ns and newest is None and root_id:
+                self._must_not_be_gone(connection, Place(place.thread, "", root_id))
+            return None
+        at = place._replace(checkpoint_id=parent_id)
+        known = at in self.seen  # asked first: what is on its way may arrive between the two
+        parent = self.find(connection, at)
+        if known and parent is None:
+            refuse_gone(at)
+        return parent
+
+    def _must_not_be_gone(self, connection: Connection, place: Place) -> None:
+        if place in self.seen and HEAD.first(connection, self._key(place)) is None:
+            refuse_gone(place)
+
+    def refuse(self, connection: Connection, place: Place) -> None:
+        """Drop the writes that came before a graph checkpoint which was refused, and let no more in."""
+        self.seen.add(place)
+        if HEAD.first(connection, self._key(place)) is None:
+            DROP_WRITES.run(connection, self._key(place))
 
     def put_writes(
         self, connection: Connection, place: Place, task: Task, writes: Sequence[tuple[int, str, Body]]
@@ -100,7 +128,11 @@ class GraphStore:
             place: the graph checkpoint that the task belongs to.
             task: who wrote.
             writes: index, channel and value of each.
+
+        Raises:
+            Conflict: that graph checkpoint was deleted meanwhile.
         """
+        self._must_not_be_gone(connection, place)
         hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
         held = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
         rows = [
@@ -157,13 +189,18 @@ class GraphStore:
 
     def find(self, connection: Connection, place: Place) -> Found | None:
         """Read one graph checkpoint, or None."""
-        row = ONE.first(connection, self._key(place))
-        return found(row) if row is not None else None
+        return self._read(ONE.first(connection, self._key(place)))
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
         """Read the graph checkpoint of a namespace that came last, or None."""
-        row = NEWEST.first(connection, self._space(thread, ns))
-        return found(row) if row is not None else None
+        return self._read(NEWEST.first(connection, self._space(thread, ns)))
+
+    def _read(self, row: Any) -> Found | None:
+        if row is None:
+            return None
+        at = found(row)
+        self.seen.add(at.place)
+        return at
 
     def page(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -93,6 +93,7 @@ class Draft:
         names: the channels that have a value, in order.
         changed: those whose value may differ from the parent's.
         encode: gives the value of a channel; it is asked only for what the parent does not have.
+        continues: True if the parent must still be the newest of its namespace.
     """
 
     parent_id: str | None
@@ -101,6 +102,7 @@ class Draft:
     names: Sequence[str]
     changed: frozenset[str]
     encode: Callable[[str], Encoded]
+    continues: bool = False
 
 
 def is_shown(channel: str) -> bool:
@@ -191,3 +193,4 @@ _HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.messa
 ONE, NEWEST = Prepared(_one), Prepared(_newest)
 HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))
 WRITES = Prepared(select(WRITE).where(*where(WRITE, *KEY)))
+DROP_WRITES = Prepared(delete(WRITE).where(*where(WRITE, *KEY)))
