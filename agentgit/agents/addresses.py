@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import get_checkpoint_id
+from langgraph.checkpoint.base import CheckpointMetadata, get_checkpoint_id
 
 from agentgit.errors import InvalidInput
 from agentgit.store.graph import Place, Scope
@@ -52,3 +52,21 @@ def without_secrets(config: RunnableConfig) -> RunnableConfig:
         if key not in configurable or key in RECORDED_KEYS
     }
     return {"metadata": metadata, "configurable": {k: v for k, v in configurable.items() if k in RECORDED_KEYS}}
+
+
+def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
+    """Tell whether a checkpoint comes from a run that goes on from the newest one, and from no other that was asked for.
+
+    LangGraph copies thread and checkpoint of the config that a run was called with into `metadata`; where it did not,
+    or where a checkpoint is copied on purpose, nothing is expected.
+
+    Args:
+        config: as `put` gets it.
+        metadata: as `put` gets it.
+    """
+    thread, ns, parent_id = address(config)
+    called = config.get("metadata") or {}
+    if ns or str(called.get("thread_id")) != thread or metadata.get("source") == "fork":
+        return False
+    asked = called.get("checkpoint_id")
+    return asked is None or asked != parent_id

@@ -12,10 +12,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from agentgit.agents.known import KnownMessages
 from agentgit.agents.leaves import (
     ALONE_BYTES,
     RUN_BYTES,
@@ -24,6 +26,7 @@ from agentgit.agents.leaves import (
     message_leaf,
     plain_leaf,
     rebuild,
+    rebuild_all,
     run_leaf,
     stored_form,
     type_names,
@@ -32,7 +35,7 @@ from agentgit.agents.leaves import (
 from agentgit.errors import InvalidInput
 from agentgit.store.blobs import Leaf, leaf
 from agentgit.store.content import Body, Encoded, Part
-from agentgit.store.plain import MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS, SEALED
+from agentgit.store.plain import MESSAGE, MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS, SEALED
 from agentgit.store.recent import Recent
 
 KNOWN_BYTES = 32 * 2**20
@@ -50,6 +53,7 @@ class Codec:
         self.serde = serde
         self._reader, self._learns = serde, learns
         self._learned: set[tuple[str, str]] = set()
+        self._known_messages = KnownMessages(self.leaf)
 
     def encode(self, value: Any) -> Encoded:
         """Turn a value into what is stored.
@@ -59,7 +63,7 @@ class Codec:
         """
         kind = type(value)
         if kind is list:
-            return Encoded(list(self._items(value)), len(value) if _all_messages(value) else None)
+            return Encoded(self._part(value), len(value) if _all_messages(value) else None)
         if kind is dict and _holds_conversation(value):
             parts: dict[str, Part] = {name: self._part(part) for name, part in value.items()}
             messages = value.get("messages")
@@ -67,7 +71,9 @@ class Codec:
         return Encoded(self.leaf(value))
 
     def _part(self, value: Any) -> Part:
-        return list(self._items(value)) if type(value) is list else self.leaf(value)
+        if type(value) is not list:
+            return self.leaf(value)
+        return self._known_messages.leaves(value) if _all_messages(value) else list(self._items(value))
 
     def leaf(self, value: Any) -> Leaf:
         """Turn one value into one leaf."""
@@ -113,6 +119,8 @@ class Codec:
             return {name: self.decode(part) for name, part in body.items()}
         if isinstance(body, Leaf):
             return self._value(body)
+        if all(item.type == MESSAGE for item in body):
+            return rebuild_all(orjson.loads(b"[%b]" % b",".join([item.data for item in body])))
         items: list[Any] = []
         for item in body:
             items.extend(self._value(item)) if item.type in RUNS else items.append(self._value(item))
@@ -152,6 +160,9 @@ class SealedCodec(Codec):
         self._plain = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
         self._known: Recent[Leaf] = Recent(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
 
+    def _part(self, value: Any) -> Part:
+        return list(map(self.leaf, value)) if type(value) is list else self.leaf(value)
+
     def encode(self, value: Any) -> Encoded:
         """Turn a value into what is stored.
 
@@ -171,9 +182,6 @@ class SealedCodec(Codec):
             known = leaf(SEALED, kind.encode() + b"\0" + data)
             self._remember(name, known)
         return known
-
-    def _items(self, values: list[Any]) -> Iterator[Leaf]:
-        return map(self.leaf, values)
 
     def _value(self, stored: Leaf) -> Any:
         if stored.type != SEALED:
@@ -208,7 +216,7 @@ def make_codec(serde: SerializerProtocol, *, own: bool) -> Codec:
 
 
 def _all_messages(values: list[Any]) -> bool:
-    return all(isinstance(value, BaseMessage) for value in values)
+    return all(issubclass(kind, BaseMessage) for kind in set(map(type, values)))
 
 
 def _holds_conversation(value: dict[Any, Any]) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
+from itertools import repeat
 from typing import Any
 
 import orjson
@@ -25,7 +28,14 @@ MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
     "system": SystemMessage,
     "tool": ToolMessage,
 }
-_FIELDS = {kind: kind.model_fields.keys() for kind in MESSAGE_TYPES.values()}
+_FIELDS = {kind: frozenset(kind.model_fields) for kind in MESSAGE_TYPES.values()}
+_FIELDS_SET = {kind: set(fields) for kind, fields in _FIELDS.items()}
+
+_new: Callable[[type[BaseMessage]], BaseMessage] = object.__new__
+_set_dict, _set_fields_set, _set_extra, _set_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 RUN_BYTES = 1024
 """A run of small items of a list is closed when it is as long as this."""
@@ -138,20 +148,30 @@ def rebuild(stored: dict[str, Any]) -> BaseMessage:
 
     Without validation, which would change what was stored: it fills `tool_calls` again from `additional_kwargs`.
     """
-    kind, data = MESSAGE_TYPES[stored["type"]], stored["data"]
-    fields = _FIELDS[kind]
-    if data.keys() != fields:
-        return kind.model_construct(None, **data)  # it has more, or another release of LangChain wrote it
-    message = kind.__new__(kind)
-    message.__setstate__(
-        {
-            "__dict__": data,
-            "__pydantic_fields_set__": set(fields),
-            "__pydantic_extra__": {},
-            "__pydantic_private__": None,
-        }
-    )
-    return message
+    return rebuild_all([stored])[0]
+
+
+def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+    """Make messages of their stored forms, see `rebuild`."""
+    kinds = [MESSAGE_TYPES[one["type"]] for one in stored]
+    data = [one["data"] for one in stored]
+    if not all(map(_fits, kinds, data)):
+        # One has more, or another release of LangChain wrote it.
+        return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
+    # What pydantic's own `__setstate__` does, without Python's steps between: a long conversation has thousands.
+    messages = list(map(_new, kinds))
+    for fill, values in (
+        (_set_dict, data),
+        (_set_fields_set, [_FIELDS_SET[kind].copy() for kind in kinds]),
+        (_set_extra, [{} for _ in kinds]),
+        (_set_private, repeat(None)),
+    ):
+        deque(map(fill, messages, values), maxlen=0)
+    return messages
+
+
+def _fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
+    return data.keys() == _FIELDS[kind]
 
 
 def type_names(data: bytes) -> set[tuple[str, str]]:

@@ -21,10 +21,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL, Connection
 
-from agentgit.agents.addresses import address, config_of, scope, without_secrets
+from agentgit.agents.addresses import address, config_of, continues, scope, without_secrets
 from agentgit.agents.async_twins import AsyncTwins
 from agentgit.agents.codec import Codec, make_codec
-from agentgit.errors import InvalidInput
+from agentgit.errors import Conflict, InvalidInput
 from agentgit.store import schema
 from agentgit.store.blobs import compact
 from agentgit.store.content import Encoded
@@ -224,6 +224,7 @@ class SQLModelSaver(AsyncTwins):
 
         Raises:
             InvalidInput: a value cannot be stored.
+            Conflict: the thread was deleted meanwhile, or a second run moved it.
         """
         thread, ns, parent_id = address(config)
         place = Place(thread, ns, checkpoint["id"])
@@ -235,7 +236,12 @@ class SQLModelSaver(AsyncTwins):
             if self.on_put is not None:
                 self.on_put(*place, connection)
 
-        self.database.write(work)
+        try:
+            self.database.write(work)
+        except Conflict:
+            self.database.write(lambda connection: store.refuse(connection, place))
+            raise
+        store.seen.add(place)
         return config_of(place)
 
     def _draft(
@@ -273,6 +279,7 @@ class SQLModelSaver(AsyncTwins):
             names=list(values),
             changed=changed,
             encode=encode,
+            continues=continues(config, metadata),
         )
 
     def put_writes(
@@ -288,6 +295,7 @@ class SQLModelSaver(AsyncTwins):
 
         Raises:
             InvalidInput: a value cannot be stored.
+            Conflict: that checkpoint was deleted meanwhile.
         """
         thread, ns, checkpoint_id = address(config)
         if not checkpoint_id:

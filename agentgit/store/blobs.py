@@ -20,6 +20,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
 from agentgit.store.tables import BlobRow
 from agentgit.values import from_json, to_json
@@ -154,19 +155,36 @@ class Blobs:
         self._leaves: Recent[Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
         self._lists: Recent[Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
 
-    def put_many(self, connection: Connection, leaves: Iterable[Leaf]) -> None:
-        """Store values that may be stored already.
+    def put_many(
+        self,
+        connection: Connection,
+        leaves: Iterable[Leaf],
+        lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
+    ) -> None:
+        """Store values that may be stored already, in one statement.
 
         Args:
             connection: in a transaction that writes.
             leaves: what to store; equal ones are stored once.
+            lists: each list's hash, its items' hashes, and the hash of a stored value or None; if that value is a
+                list, this one probably continues it.
+
+        Raises:
+            Corrupt: such an earlier list does not match its hash.
         """
         fresh = {value.hash: value for value in leaves}
-        if not fresh:
-            return
-        # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
-        connection.execute(_insert(connection), [self._row(fresh[key]) for key in sorted(fresh)])
+        rows = {key: self._row(value) for key, value in fresh.items()}
+        known: dict[bytes, Items] = {}
+        for key, hashes, base in lists:
+            if key != base:
+                depth, data = self._encode(connection, hashes, base)
+                known[key] = Items(hashes, depth)
+                rows[key] = self._values(key, LIST, RAW, len(hashes), data)
+        if rows:
+            # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
+            _INSERT.run(connection, *(rows[key] for key in sorted(rows)))
         self._leaves.add(fresh.items())
+        self._lists.add(known.items())
 
     def _row(self, value: Leaf) -> dict[str, Any]:
         codec, data = RAW, value.data
@@ -180,23 +198,9 @@ class Blobs:
         return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
 
     def put_list(self, connection: Connection, item_hashes: Sequence[bytes], base: bytes | None = None) -> bytes:
-        """Store a list of values that are stored, and give its hash.
-
-        Args:
-            connection: in a transaction that writes.
-            item_hashes: the items' hashes in order, 32 bytes each.
-            base: the hash of a stored value; if it is a list, this one probably continues it.
-
-        Raises:
-            Corrupt: the base does not match its hash.
-        """
-        hashes = tuple(item_hashes)
-        key = list_hash(hashes)
-        if key == base:
-            return key
-        depth, data = self._encode(connection, hashes, base)
-        connection.execute(_insert(connection), [self._values(key, LIST, RAW, len(hashes), data)])
-        self._lists.add([(key, Items(hashes, depth))])
+        """Store one list of values that are stored, and give its hash; see `put_many`."""
+        key = list_hash(item_hashes)
+        self.put_many(connection, (), [(key, tuple(item_hashes), base)])
         return key
 
     def _encode(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
@@ -208,9 +212,9 @@ class Blobs:
             return depth, APPENDED + _link.pack(base, kept, depth) + b"".join(hashes[kept:])
         return 0, FULL + b"".join(hashes)
 
-    def kept(self, connection: Connection, item_hashes: Sequence[bytes], base: bytes | None) -> int:
+    def kept(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
         """Tell how many items at the front a list shares with a stored one, and so need no storing."""
-        return shared_prefix(self._find_list(connection, base).hashes, tuple(item_hashes))
+        return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
 
     def get_many(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
         """Read values, each checked against its hash.
@@ -226,6 +230,7 @@ class Blobs:
         """
         wanted = set(hashes)
         found = self._leaves.find(wanted)
+        found.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(wanted - found.keys()))
         missing = list(wanted - found.keys())
         for start in range(0, len(missing), CHUNK):
             part = missing[start : start + CHUNK]
@@ -282,7 +287,7 @@ class Blobs:
 
     def _chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield each link's count of kept items and own items' hashes, from this list down to a full one."""
-        rows = {row.hash: row.data for row in connection.execute(_CHAIN, {"tenant": self.tenant_id, "hash": key})}
+        rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
         while (data := rows.pop(key, None)) is not None:
             if data[:1] == FULL:
                 yield 0, data[1:]
@@ -336,14 +341,10 @@ def _corrupt(key: bytes, what: str) -> Corrupt:
     )
 
 
-def _insert(connection: Connection) -> Any:
-    return _INSERTS[connection.dialect.name]
-
-
-_INSERTS = {
+_INSERT = Prepared({
     "sqlite": sqlite.insert(_table).on_conflict_do_nothing(),
     "postgresql": postgresql.insert(_table).on_conflict_do_nothing(),
-}
+})  # fmt: skip
 _one = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash == bindparam("hash"))
 _several = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash.in_(bindparam("hashes", expanding=True)))
 _BY_HASH = select(_table.c.hash, _table.c.type, _table.c.codec, _table.c.data).where(*_several)
@@ -363,4 +364,4 @@ def _chain_query() -> Any:
     return select(chain.union(step))  # not UNION ALL: a damaged chain that loops must end
 
 
-_CHAIN = _chain_query()
+_CHAIN = Prepared(_chain_query())

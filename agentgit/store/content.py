@@ -38,16 +38,17 @@ class Content:
             values: each with the hash of a stored value that it may continue, or None.
         """
         leaves: list[Leaf] = []
-        lists: list[tuple[list[bytes], bytes | None]] = []
+        lists: list[tuple[bytes, tuple[bytes, ...], bytes | None]] = []
 
         def collect(part: Part, base: bytes | None) -> bytes:
             if isinstance(part, Leaf):
                 leaves.append(part)
                 return part.hash
-            hashes = [item.hash for item in part]
+            hashes = tuple([item.hash for item in part])
             leaves.extend(part[self.blobs.kept(connection, hashes, base) :])
-            lists.append((hashes, base))
-            return list_hash(hashes)
+            key = list_hash(hashes)
+            lists.append((key, hashes, base))
+            return key
 
         found: list[bytes] = []
         for body, base in values:
@@ -56,9 +57,7 @@ class Content:
                 named = {name: collect(part, bases.get(name)) for name, part in body.items()}
                 body = leaf(RECORD, pack(named))
             found.append(collect(body, base))
-        self.blobs.put_many(connection, leaves)
-        for hashes, base in lists:
-            self.blobs.put_list(connection, hashes, base)
+        self.blobs.put_many(connection, leaves, lists)
         return found
 
     def _parts(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from agentgit.errors import AgentGitError, InvalidInput, SchemaMismatch, Unavailable
@@ -24,6 +24,11 @@ BUSY_SECONDS = 30
 
 ATTEMPTS = 6
 """How often a transaction runs when another one was in its way."""
+
+_MODE, _SYNCHRONOUS = "agentgit_mode", "agentgit_synchronous"
+"""Notes on a connection: what the next transaction is to do, and how SQLite writes now."""
+
+_WRITING, _DURABLE = "NORMAL", "FULL"
 
 SERIALIZATION_FAILURES = {"40001", "40P01"}
 """PostgreSQL's states for "run the transaction again"."""
@@ -73,7 +78,9 @@ class Database:
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
+        self._name = self.url.render_as_string(hide_password=True)
         self.engine: Engine = self._create_engine()
+        self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has one connection, so its users take turns; a file has as many as it needs.
         self._turn = threading.RLock() if self.in_memory else nullcontext()
         # SQLite lets a second writer sleep for milliseconds before it looks again; in one process they take turns here.
@@ -98,7 +105,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Give a connection that sees one consistent moment and changes nothing."""
-        with _translated(self.url), self._turn, self.engine.connect() as connection, connection.begin():
+        with self._translated(), self._turn, self.engine.connect() as connection, connection.begin():
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False) -> T:
@@ -111,23 +118,35 @@ class Database:
         Raises:
             Unavailable: the database stayed locked, is read-only, full or out of reach.
         """
-        for attempt in range(1, ATTEMPTS + 1):
+        # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
+        attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
+        for attempt in range(1, attempts + 1):
             try:
-                with _translated(self.url), self._turn, self._writing, self.engine.connect() as connection:
-                    connection = connection.execution_options(agentgit_durable=durable, agentgit_write=True)
+                with self._translated(), self._turn, self._writing, self.engine.connect() as connection:
+                    connection.info[_MODE] = _DURABLE if durable else _WRITING
                     with connection.begin():
                         return work(connection)
             except _Again:
-                if attempt == ATTEMPTS:
+                if attempt == attempts:
                     raise
-                time.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311  # only spreads the writers
+                time.sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def use_wal(self) -> None:
         """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
-        with _translated(self.url), self._turn, self.engine.connect() as connection:
+        with self._translated(), self._turn, self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside of a transaction
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the drivers' errors into ours, which say what to do next."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise _meaning(cast(Exception, error.orig), self._name) from error
+        except self._driver_error as error:  # from a statement that went past SQLAlchemy
+            raise _meaning(error, self._name) from error
 
     def close(self) -> None:
         """Give all connections back; the object may not be used afterwards."""
@@ -145,29 +164,28 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    options = connection.get_execution_options()
-    if not options.get("agentgit_write"):
-        connection.exec_driver_sql("BEGIN")
+    raw: Any = connection.connection.dbapi_connection  # past SQLAlchemy, which takes ten times as long to say this
+    info = connection.info
+    mode = info.pop(_MODE, None)
+    if mode is None:
+        raw.execute("BEGIN")
         return
-    connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('agentgit_durable') else 'NORMAL'}")
+    if info.get(_SYNCHRONOUS, _WRITING) != mode:
+        raw.execute(f"PRAGMA synchronous={mode}")
+        info[_SYNCHRONOUS] = mode
     # IMMEDIATE, because a transaction that reads first and then writes cannot wait: it fails at once.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    raw.execute("BEGIN IMMEDIATE")
 
 
-@contextmanager
-def _translated(url: URL) -> Iterator[None]:
-    """Turn the drivers' errors into ours, which say what to do next."""
-    try:
-        yield
-    except DBAPIError as error:
-        raise _meaning(error, url.render_as_string(hide_password=True)) from error
-    except AgentGitError:
-        raise
+def _meaning(error: Exception, where: str) -> AgentGitError:
+    """Say what a failure of the driver means.
 
-
-def _meaning(error: DBAPIError, where: str) -> AgentGitError:
-    text = str(error.orig)
-    if getattr(error.orig, "sqlstate", None) in SERIALIZATION_FAILURES or isinstance(error, IntegrityError):
+    Args:
+        error: the driver's own.
+        where: the database, without its password.
+    """
+    text = str(error)
+    if getattr(error, "sqlstate", None) in SERIALIZATION_FAILURES or _is_a(error, "IntegrityError"):
         return _Again(f"Another writer was in the way in {where}: {text}. Try again.")
     if "locked" in text or "busy" in text:
         return _Again(f"{where} stayed locked for {BUSY_SECONDS} s. Close the program that holds it, then try again.")
@@ -179,6 +197,11 @@ def _meaning(error: DBAPIError, where: str) -> AgentGitError:
         return SchemaMismatch(f"{where} is not a SQLite database. Give another path; this file was not touched.")
     if "disk I/O error" in text or "is full" in text:
         return Unavailable(f"{where} could not be written: {text}. Free some space, then try again.")
-    if isinstance(error, OperationalError):
+    if _is_a(error, "OperationalError"):
         return Unavailable(f"{where} is out of reach: {text}")
     return AgentGitError(f"{where} refused a statement: {text}")
+
+
+def _is_a(error: Exception, name: str) -> bool:
+    """Tell whether a driver's error is of a class that PEP 249 names; psycopg has subclasses of them."""
+    return any(kind.__name__ == name for kind in type(error).__mro__)

@@ -147,7 +147,7 @@ class _Fork:
 
     def _writes(self, row: Row[Any]) -> Rows:
         key = dict(zip(KEY, (self.tenant_id, row.thread_id, row.ns, row.checkpoint_id), strict=True))
-        return [dict(each._mapping) for each in self.connection.execute(WRITES, key)]
+        return [each._asdict() for each in WRITES.all(self.connection, key)]
 
 
 def carried(rows: Rows, *, superseded: bool) -> Rows:

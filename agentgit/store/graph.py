@@ -14,11 +14,11 @@ from agentgit.store.content import Body, Content, Encoded
 from agentgit.store.graph_rows import (
     ADD_WRITES,
     CHECKPOINT,
+    DROP_WRITES,
     HEAD,
     INTERRUPT,
     NEWEST,
     NEWEST_HEAD,
-    NEXT_SEQ,
     ONE,
     PREVIOUS,
     REPLACE_WRITES,
@@ -38,6 +38,7 @@ from agentgit.store.graph_rows import (
     is_shown,
 )
 from agentgit.store.plain import show_message, show_state
+from agentgit.store.races import Seen, refuse_gone, refuse_second_run
 
 __all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
 
@@ -52,6 +53,7 @@ class GraphStore:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
         self.content = Content(tenant_id)
+        self.seen = Seen()
 
     # -- writing
 
@@ -62,8 +64,12 @@ class GraphStore:
             connection: in a transaction that writes.
             place: where.
             draft: what.
+
+        Raises:
+            Conflict: its thread was deleted meanwhile, or another run moved it; see `agentgit.store.races`.
         """
-        parent = self.find(connection, place._replace(checkpoint_id=draft.parent_id)) if draft.parent_id else None
+        newest = self.newest(connection, place.thread, place.ns)
+        parent = self._parent(connection, place, draft, newest)
         kept = _kept(draft, parent)
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
         bases = parent.channels if parent else {}
@@ -74,14 +80,43 @@ class GraphStore:
         head = Head(place.checkpoint_id, hash_state(channels), counts.get(conversation(counts) or "", 0))
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         row = {
-            **self._key(place), "seq": connection.execute(NEXT_SEQ, self._space(place.thread, place.ns)).scalar(),
+            **self._key(place), "seq": newest.seq + 1 if newest else 1,
             "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
             "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
             "meta": compact(draft.meta), "header": compact({**draft.header, "counts": counts}),
             "channels": pack(channels), "state_hash": head.state_hash,
         }  # fmt: skip
-        connection.execute(UPSERT[connection.dialect.name], row)
+        UPSERT.run(connection, row)
         return head
+
+    def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
+        """Find what a checkpoint was made from, and refuse what would bring a thread back or leave it behind."""
+        parent_id = draft.parent_id
+        if newest is not None and newest.place.checkpoint_id == parent_id:
+            return newest
+        if draft.continues and self.find(connection, place) is None:
+            refuse_second_run(place, parent_id, newest)
+        if parent_id is None:
+            root_id = (draft.meta.get("parents") or {}).get("")
+            if place.ns and newest is None and root_id:
+                self._must_not_be_gone(connection, Place(place.thread, "", root_id))
+            return None
+        at = place._replace(checkpoint_id=parent_id)
+        known = at in self.seen  # asked first: what is on its way may arrive between the two
+        parent = self.find(connection, at)
+        if known and parent is None:
+            refuse_gone(at)
+        return parent
+
+    def _must_not_be_gone(self, connection: Connection, place: Place) -> None:
+        if place in self.seen and HEAD.first(connection, self._key(place)) is None:
+            refuse_gone(place)
+
+    def refuse(self, connection: Connection, place: Place) -> None:
+        """Drop the writes that came before a graph checkpoint which was refused, and let no more in."""
+        self.seen.add(place)
+        if HEAD.first(connection, self._key(place)) is None:
+            DROP_WRITES.run(connection, self._key(place))
 
     def put_writes(
         self, connection: Connection, place: Place, task: Task, writes: Sequence[tuple[int, str, Body]]
@@ -93,7 +128,11 @@ class GraphStore:
             place: the graph checkpoint that the task belongs to.
             task: who wrote.
             writes: index, channel and value of each.
+
+        Raises:
+            Conflict: that graph checkpoint was deleted meanwhile.
         """
+        self._must_not_be_gone(connection, place)
         hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
         held = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
         rows = [
@@ -104,13 +143,12 @@ class GraphStore:
             }
             for (index, channel, _), value in zip(writes, hashes, strict=True)
         ]  # fmt: skip
-        dialect = connection.dialect.name
         for statement, part in (
-            (REPLACE_WRITES[dialect], [row for row in rows if row["idx"] < 0]),
-            (ADD_WRITES[dialect], [row for row in rows if row["idx"] >= 0]),
+            (REPLACE_WRITES, [row for row in rows if row["idx"] < 0]),
+            (ADD_WRITES, [row for row in rows if row["idx"] >= 0]),
         ):
             if part:
-                connection.execute(statement, part)
+                statement.run(connection, *part)
 
     def fork(self, connection: Connection, source: str, checkpoint_id: str, target: str) -> Head:
         """Copy one graph checkpoint of the whole graph with its id into a new thread, with all it needs to go on.
@@ -151,13 +189,18 @@ class GraphStore:
 
     def find(self, connection: Connection, place: Place) -> Found | None:
         """Read one graph checkpoint, or None."""
-        row = connection.execute(ONE, self._key(place)).first()
-        return found(row) if row is not None else None
+        return self._read(ONE.first(connection, self._key(place)))
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
         """Read the graph checkpoint of a namespace that came last, or None."""
-        row = connection.execute(NEWEST, self._space(thread, ns)).first()
-        return found(row) if row is not None else None
+        return self._read(NEWEST.first(connection, self._space(thread, ns)))
+
+    def _read(self, row: Any) -> Found | None:
+        if row is None:
+            return None
+        at = found(row)
+        self.seen.add(at.place)
+        return at
 
     def page(
         self,
@@ -200,14 +243,14 @@ class GraphStore:
 
     def writes(self, connection: Connection, place: Place) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
-        rows = connection.execute(WRITES, self._key(place)).all()
+        rows = WRITES.all(connection, self._key(place))
         # Sorted here, because a database may have its own idea of the order of text.
         rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
         return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in rows]
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
-        row = connection.execute(NEWEST_HEAD, self._space(thread, "")).first()
+        row = NEWEST_HEAD.first(connection, self._space(thread, ""))
         return Head(*row) if row is not None else None
 
     def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
@@ -216,7 +259,7 @@ class GraphStore:
         Raises:
             NotFound: the thread has no such graph checkpoint.
         """
-        row = connection.execute(HEAD, self._key(Place(thread, "", checkpoint_id))).first()
+        row = HEAD.first(connection, self._key(Place(thread, "", checkpoint_id)))
         if row is None:
             raise _missing(thread, checkpoint_id)
         return Head(*row)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, bindparam, func, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
 from agentgit.store.blobs import unpack
 from agentgit.store.content import Encoded
+from agentgit.store.prepared import Prepared
 from agentgit.store.tables import GraphCheckpointRow, GraphWriteRow
 from agentgit.values import from_json
 
@@ -92,6 +93,7 @@ class Draft:
         names: the channels that have a value, in order.
         changed: those whose value may differ from the parent's.
         encode: gives the value of a channel; it is asked only for what the parent does not have.
+        continues: True if the parent must still be the newest of its namespace.
     """
 
     parent_id: str | None
@@ -100,6 +102,7 @@ class Draft:
     names: Sequence[str]
     changed: frozenset[str]
     encode: Callable[[str], Encoded]
+    continues: bool = False
 
 
 def is_shown(channel: str) -> bool:
@@ -139,7 +142,7 @@ def conversation(counts: Mapping[str, int]) -> str | None:
     return "messages" if "messages" in counts else next(iter(counts), None)
 
 
-def found(row: Row[Any]) -> Found:
+def found(row: Any) -> Found:
     """Read a row of the table graph_checkpoint.
 
     Raises:
@@ -181,12 +184,13 @@ def _replace(dialect: Any) -> Any:
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
 SPACE = ("tenant_id", "thread_id", "ns")
 KEY = (*SPACE, "checkpoint_id")
-UPSERT = {name: _upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()}
-REPLACE_WRITES = {name: _replace(dialect) for name, dialect in _DIALECTS.items()}
-ADD_WRITES = {name: dialect.insert(WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
-NEXT_SEQ = select(func.coalesce(func.max(CHECKPOINT.c.seq), 0) + 1).where(*where(CHECKPOINT, *SPACE))
-ONE = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
-NEWEST = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
-HEAD = ONE.with_only_columns(CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
-NEWEST_HEAD = NEWEST.with_only_columns(CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
-WRITES = select(WRITE).where(*where(WRITE, *KEY))
+UPSERT = Prepared({name: _upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()})
+REPLACE_WRITES = Prepared({name: _replace(dialect) for name, dialect in _DIALECTS.items()})
+ADD_WRITES = Prepared({name: dialect.insert(WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()})
+_one = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
+_newest = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
+_HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
+ONE, NEWEST = Prepared(_one), Prepared(_newest)
+HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))
+WRITES = Prepared(select(WRITE).where(*where(WRITE, *KEY)))
+DROP_WRITES = Prepared(delete(WRITE).where(*where(WRITE, *KEY)))

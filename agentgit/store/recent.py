@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,42 +18,47 @@ class Recent(Generic[T]):
 
     Example:
         >>> recent = Recent(16, len)
-        >>> recent.add([(b"a", "1"), (b"b", "way too heavy")])
+        >>> recent.add([(b"a", "1"), (b"b", "too heavy")])
         >>> recent.get(b"a"), recent.get(b"b")
         ('1', None)
     """
 
     def __init__(self, limit: int, weigh: Callable[[T], int]) -> None:
         self._limit, self._weigh = limit, weigh
-        self._held: OrderedDict[bytes, T] = OrderedDict()
+        # What was used since the last change of generations, and what was used in the one before. Looking something
+        # up then moves nothing, which a cache that is asked for thousands of values a turn would feel.
+        self._young: dict[bytes, T] = {}
+        self._old: dict[bytes, T] = {}
         self._total = 0
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> T | None:
         """Give one value, or None."""
-        with self._lock:
-            found = self._held.get(key)
-            if found is not None:
-                self._held.move_to_end(key)
-            return found
+        found = self._young.get(key)
+        return found if found is not None else self.lookup([key])[0]
 
-    def find(self, keys: Iterable[bytes]) -> dict[bytes, T]:
-        """Give those that are held, in one turn."""
-        with self._lock:
-            held = self._held
-            found = {key: value for key in keys if (value := held.get(key)) is not None}
-            for key in found:
-                held.move_to_end(key)
-            return found
+    def find(self, keys: Collection[bytes]) -> dict[bytes, T]:
+        """Give those that are held."""
+        return {key: value for key, value in zip(keys, self.lookup(keys), strict=True) if value is not None}
+
+    def lookup(self, keys: Collection[bytes]) -> list[T | None]:
+        """Give the value of each key, or None."""
+        found = list(map(self._young.get, keys))
+        old = self._old
+        if old and None in found:
+            again = {key: old[key] for key, value in zip(keys, found, strict=True) if value is None and key in old}
+            self.add(again.items())
+            found = [value or again.get(key) for key, value in zip(keys, found, strict=True)]
+        return found
 
     def add(self, values: Iterable[tuple[bytes, T]]) -> None:
         """Hold these, and let go of those used longest ago. A value heavier than an eighth of the limit is not held."""
         with self._lock:
             for key, value in values:
                 weight = self._weigh(value)
-                if key in self._held or weight * 8 > self._limit:
+                if key in self._young or weight * 8 > self._limit:
                     continue
-                self._held[key] = value
+                if (self._total + weight) * 2 > self._limit:
+                    self._young, self._old, self._total = {}, self._young, 0
+                self._young[key] = value
                 self._total += weight
-            while self._total > self._limit:
-                self._total -= self._weigh(self._held.popitem(last=False)[1])
