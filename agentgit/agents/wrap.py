@@ -11,6 +11,7 @@ from langgraph.pregel import Pregel
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.capture import tools_of
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS
+from agentgit.agents.import_langgraph import import_thread
 from agentgit.agents.runs import Graph
 from agentgit.agents.turn import OFF, TOOL, TURN, Rules
 from agentgit.errors import InvalidInput
@@ -31,6 +32,7 @@ def wrap(
     effects: Mapping[str, Effect | str],
     auto_checkpoint: AutoCheckpoint,
     branch: str | None,
+    thread_id: str | None = None,
 ) -> RollbackAgent:
     """Wrap a compiled graph; see `Repository.wrap`."""
     if isinstance(graph, StateGraph):
@@ -39,6 +41,8 @@ def wrap(
         raise InvalidInput(f"{type(graph).__name__} is no LangGraph graph; wrap what graph.compile() gives.")
     _expect_interval(auto_checkpoint)
     declared = _declared(graph, effects)
+    if thread_id is not None:
+        import_thread(repository, graph, session, thread_id)
     found = repository.ensure_session(session)
     for name, effect in declared.items():
         if effect.undo is not None:

@@ -83,7 +83,7 @@ class Store:
         position = branch.inherited + (self.journal.tally(connection, branch.id)[0] if count is None else count)
         if at is None:
             return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True)
-        latest, tail = at.place.checkpoint_id, self._tail(connection, at)
+        latest, tail = at.place.checkpoint_id, self.tail(connection, at)
         waiting = unanswered(tail)
         asks = self.is_interrupted(connection, at)
         if asks or not waiting:
@@ -95,7 +95,7 @@ class Store:
     def _before(self, connection: Connection, at: At) -> At | None:
         """Find the newest graph checkpoint before this one in which no tool call waits for its result."""
         found: At | None = at
-        while found is not None and unanswered(self._tail(connection, found)):
+        while found is not None and unanswered(self.tail(connection, found)):
             earlier = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
             found = self.graphs.find(connection, earlier) if earlier else None
         return found
@@ -104,12 +104,16 @@ class Store:
         """Tell whether a graph checkpoint waits for a person's answer."""
         return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
 
+    def is_unfinished(self, connection: Connection, at: At) -> bool:
+        """Tell whether a tool call of a graph checkpoint has no result there."""
+        return bool(unanswered(self.tail(connection, at)))
+
     def answered(self, connection: Connection, at: At) -> list[str]:
         """List the tool calls whose results came last, if none of their batch still waits; else nothing."""
-        tail = self._tail(connection, at)
+        tail = self.tail(connection, at)
         return [] if unanswered(tail) else [message["tool_call_id"] for message in tail if message["role"] == "tool"]
 
-    def _tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
+    def tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
         """Read the last message that is no result of a tool, and the results after it."""
         last = 1
         while True:
