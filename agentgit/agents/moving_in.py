@@ -16,6 +16,8 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, Checkp
 from sqlalchemy import Connection
 
 from agentgit.agents.addresses import config_of
+from agentgit.agents.codec import Codec
+from agentgit.agents.kept_types import KeptTypes
 from agentgit.agents.landing import Arrival, Landing
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.agents.sources import Entry, Source
@@ -85,6 +87,16 @@ def newest_line(index: Sequence[Entry], newest: str, what: str) -> Line:
     return Line(roots=line, entries=[*(roots[id] for id in line), *below], others=frozenset(roots) - frozenset(line))
 
 
+class _Checker(SQLModelSaver):
+    """Reads what was stored as a source is read: unknown types stay bytes, so that both sides can be compared."""
+
+    @property
+    def codec(self) -> Codec:
+        return self._kept
+
+    _kept = Codec(KeptTypes())
+
+
 @dataclass
 class ThreadImport:
     """Brings one thread in.
@@ -107,6 +119,7 @@ class ThreadImport:
         store = self.repository.store
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        self.checker = _Checker(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
         self.landing = Landing(self.repository, self.session_name, self.thread_id)
         self.staged = staging.name(self.repository.user.id, self.session_name, self.thread_id)
         self.what = f"Thread {self.thread_id!r}"
@@ -279,7 +292,7 @@ class ThreadImport:
             )  # fmt: skip
         theirs = self.source.read(self.thread_id, Entry("", newest, None))
         thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
-        ours = self.saver.get_tuple(config_of(Place(thread, "", newest)))
+        ours = self.checker.get_tuple(config_of(Place(thread, "", newest)))
         wrong = ["everything"] if ours is None else self._differences(ours, theirs)
         if wrong:
             raise Corrupt(
