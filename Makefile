@@ -31,7 +31,7 @@ check: $(BIN)/.ready
 	$(BIN)/lint-imports
 
 docs: $(BIN)/.ready
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(BIN)/.ready
 	$(BIN)/python -m bench

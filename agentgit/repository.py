@@ -129,6 +129,7 @@ class Repository:
         effects: Mapping[str, Effect | str] | None = None,
         auto_checkpoint: AutoCheckpoint = "turn",
         branch: str | None = None,
+        check_effects: bool = True,
         thread_id: str | None = None,
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
@@ -140,6 +141,7 @@ class Repository:
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
                 tool calls), a number n (after every n-th turn), or `off`.
             branch: which branch to continue; None is the current one.
+            check_effects: False if `effects` names tools that nodes call out of sight of the graph.
             thread_id: a thread of the saver that the graph was compiled with, to be read into the session and
                 continued; what was read before is not read again.
 
@@ -152,9 +154,15 @@ class Repository:
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
         made: RollbackAgent = agents.wrap(
-            self, graph, session, effects=effects or {}, auto_checkpoint=auto_checkpoint, branch=branch,
+            self,
+            graph,
+            session,
+            effects=effects or {},
+            auto_checkpoint=auto_checkpoint,
+            branch=branch,
+            check_effects=check_effects,
             thread_id=thread_id,
-        )  # fmt: skip
+        )
         return made
 
     def import_langgraph(
@@ -345,7 +353,7 @@ class Repository:
 
         def look(connection: Connection) -> list[ToolInvocation]:
             found = self.lookup.session(connection, session)
-            return self.store.track(connection, self.lookup.branch(connection, found, branch))
+            return self.store.live_track(connection, self.lookup.branch(connection, found, branch))
 
         return self._read(look)
 
@@ -378,7 +386,7 @@ class Repository:
         """
         operation_id = operation.id if isinstance(operation, Operation) else operation
         self._read(lambda c: self._owns_operation(c, operation_id))
-        return self.rollback().resume(operation_id)[1]
+        return self.rollback().resume(operation_id)
 
     def _owns_operation(self, connection: Connection, operation_id: int) -> None:
         row = self.store.operations.find(connection, operation_id)
@@ -403,13 +411,15 @@ class Repository:
 
         def decide(connection: Connection) -> ToolInvocation:
             call = self._own_invocation(connection, invocation_id)
+            self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
+            call = self._own_invocation(connection, invocation_id)
             decisions = DECISIONS.get(call.status)
             if decisions is None:
                 raise InvalidInput(f"{call} is {call.status}: there is nothing to decide about it.")
             if outcome not in decisions:
                 raise InvalidInput(f"outcome={outcome!r} means nothing; it can be {' or '.join(decisions)}.")
             if decisions[outcome] != call.status:
-                error = call.error_message if decisions[outcome] == "reverse_failed" else None
+                error = None if outcome == "happened" else call.error_message or "somebody saw that it did not happen"
                 self.store.journal.move(connection, call.id, decisions[outcome], error=error)
             return self._own_invocation(connection, invocation_id)
 
@@ -422,6 +432,25 @@ class Repository:
             if any(s.id == branch.external_session_id for s in self.lookup.sessions(connection)):
                 return call
         raise NotFound(f"There is no tool invocation {invocation_id}. tool_track() lists those of a branch.")
+
+    def recover(self, session: SessionRef = None, branch: BranchRef = None) -> InternalSession:
+        """Take back a branch whose turn died where nobody here can see it: on another machine, in another container.
+
+        Dead turns of this machine are taken back by themselves. What the turn was calling is unknown from then on.
+
+        Args:
+            session: None is the one that moved last.
+            branch: None is the current one.
+        """
+
+        def take(connection: Connection) -> InternalSession:
+            found = self.lookup.session(connection, session)
+            row = self.lookup.branch(connection, found, branch)
+            self.store.journal.abandon(connection, row.id, row.owner)
+            self.store.sessions.release(connection, row.id, row.owner)
+            return self.views.branch(connection, found, self.store.sessions.branch(connection, row.id))
+
+        return self.store.database.write(take, durable=True)
 
     def rollback(self) -> Rollback:
         """Give the verb that agents and faces roll back with."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -24,13 +25,16 @@ from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.tools.effects import Undo, takes_invocation
-from agentgit.tools.plan import REVERSE, TOOLS_MODES, make_plan
+from agentgit.tools.plan import KEEP, REVERSE, TOOLS_MODES, make_plan
 from agentgit.tools.report import ReportItem
 from agentgit.tools.undos import Undos
 from agentgit.values import as_object
 
 ON_ERROR = ("stop", "continue")
 """What a rollback may do when an undo function raises."""
+
+GROUPS = ("reversed", "kept", "failed", "remaining")
+"""What can become of the steps of a plan."""
 
 Settle = Callable[[Awaitable[Any]], Any]
 """Waits for an asynchronous undo function."""
@@ -64,12 +68,16 @@ class Request:
 
 
 def wait(awaitable: Awaitable[Any]) -> Any:
-    """Wait for an asynchronous undo function where no event loop runs."""
+    """Wait for an asynchronous undo function, on an event loop of its own in a thread of its own.
+
+    The caller may stand on a running loop, as every cell of a notebook does.
+    """
 
     async def settled() -> Any:
         return await awaitable
 
-    return asyncio.run(settled())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, settled()).result()
 
 
 class Rollback:
@@ -88,32 +96,52 @@ class Rollback:
 
     # -- plan
 
-    def plan(self, connection: Connection, target: Found, label: str, tools: str) -> RollbackPlan:
-        """Decide, without doing anything, about every effect that stands and is not on the path to the target.
+    def plan(self, source_id: int, target: Found, label: str, tools: str) -> RollbackPlan:
+        """Tell what a rollback would do, without doing anything.
+
+        Args:
+            source_id: the branch that would be left.
+            target: the row of the checkpoint to go to.
+            label: how the user called it.
+            tools: one of `TOOLS_MODES`.
 
         Raises:
             InvalidInput: `tools` is no such mode.
         """
+        self.store.recover_all(target.external_session_id)
+        with self.store.database.reading() as connection:
+            plan = self._plan(connection, source_id, target, label, tools)
+            branch = self.store.sessions.branch(connection, target.internal_session_id)
+            return replace(plan, replayed=self.store.track(connection, branch, target.position))
+
+    def _plan(self, connection: Connection, source_id: int, target: Found, label: str, tools: str) -> RollbackPlan:
+        """Decide about every effect that stands and is not on the path to the target."""
         if tools not in TOOLS_MODES:
             raise InvalidInput(f"tools={tools!r} means nothing; it can be {', '.join(TOOLS_MODES)}.")
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
-        replayed = self.store.track(connection, branch, target.position)
-        on_path = {call.id for call in replayed}
-        standing = self.store.journal.standing(connection, session_id)
+        path = self.store.parts(connection, branch, target.position)
         return make_plan(
             checkpoint_id=target.id,
             target=label,
-            replayed=replayed,
-            later=[call for call in standing if call.id not in on_path],
+            position=target.position,
+            later=self.store.journal.standing(connection, session_id, path),
+            accepted=self._accepted(connection, source_id),
             can_undo=lambda call: self.undos.missing(session_id, call),
             tools=tools,
         )
 
+    def _accepted(self, connection: Connection, branch_id: int) -> set[int]:
+        """Find the effects that the rollbacks on the way to a branch have kept: it lives with them."""
+        line = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, branch_id))
+        made = self.store.operations.of_branches(connection, [segment.branch.id for segment in line])
+        steps = [step for row in made for step in as_object(row.request)["steps"]]
+        return {step["invocation"] for step in steps if step["action"] == KEEP}
+
     # -- the whole of it
 
-    def run(self, request: Request) -> tuple[int, RollbackReport]:
-        """Roll back; give the id of the new branch, and the report.
+    def run(self, request: Request) -> int:
+        """Roll back; give the id of the new branch.
 
         Raises:
             RollbackBlocked: something that cannot be reversed stands in the way; nothing was done.
@@ -122,13 +150,18 @@ class Rollback:
         """
         if request.on_error not in ON_ERROR:
             raise InvalidInput(f"on_error={request.on_error!r} means nothing; it can be {', '.join(ON_ERROR)}.")
+        if request.request_id is not None and not _fits(request.request_id):
+            raise InvalidInput(f"request_id={request.request_id!r} must be a text of 1 to 64 characters.")
+        self.store.recover_all(request.target.external_session_id)
         with owners.owner() as owner:
             begun, is_new = self.store.database.write(lambda c: self._begin(c, request, owner), durable=True)
             if is_new:
                 return self._proceed(begun, owner)
-        return self.resume(begun)
+        self.resume(begun)
+        with self.store.database.reading() as connection:
+            return int(self._operation(connection, begun).internal_session_id)
 
-    def resume(self, operation_id: int) -> tuple[int, RollbackReport]:
+    def resume(self, operation_id: int) -> RollbackReport:
         """Finish a rollback that stopped half way or whose process died; done items are not done again.
 
         Raises:
@@ -138,10 +171,12 @@ class Rollback:
         """
         with owners.owner() as owner:
             if self.store.database.write(lambda c: self._take(c, operation_id, owner), durable=True):
-                return self._proceed(operation_id, owner)
+                self._proceed(operation_id, owner)
+        return self._read_report(operation_id)
+
+    def _read_report(self, operation_id: int) -> RollbackReport:
         with self.store.database.reading() as connection:
-            row = self._operation(connection, operation_id)
-            return row.internal_session_id, self.report(connection, row)
+            return self.report(connection, self._operation(connection, operation_id))
 
     def _begin(self, connection: Connection, request: Request, owner: str) -> tuple[int, bool]:
         """Write down what is going to happen: the operation, and the branch that is not published yet."""
@@ -151,10 +186,12 @@ class Rollback:
             earlier = self.store.operations.requested(connection, session_id, request.request_id)
             if earlier is not None:
                 return self._same(earlier, request), False
-        for branch in sessions.branches(connection, session_id):
-            if self.store.recover(connection, branch).status == RUNNING and branch.id == request.source_id:
-                raise Conflict(f"Branch {branch.name} is running. Wait for its turn to end, then roll back.")
-        plan = self._admitted(self.plan(connection, target, request.label, request.tools), request.force)
+        self._expect_quiet(connection, session_id)
+        source = sessions.branch(connection, request.source_id)
+        if source.status == RUNNING:
+            raise Conflict(f"Branch {source.name} is running. Wait for its turn to end, then roll back.")
+        plan = self._plan(connection, source.id, target, request.label, request.tools)
+        plan = self._admitted(plan, request.force)
         branch_id = self._branch(connection, target, request.name, request.source_id)
         begun = Begun(
             kind="rollback", session_id=session_id, user_id=request.user_id, source_id=request.source_id,
@@ -165,6 +202,15 @@ class Rollback:
             },
         )  # fmt: skip
         return self.store.operations.begin(connection, begun), True
+
+    def _expect_quiet(self, connection: Connection, session_id: int) -> None:
+        """Make sure that no other rollback of the session is half way."""
+        if going_on := self.store.operations.in_progress(connection, session_id):
+            raise Conflict(f"Rollback {going_on[0]} of this session is being done. Wait until it ends.")
+        if dead := self.store.operations.interrupted(connection, session_id):
+            raise Conflict(
+                f"Rollback {dead[0]} of this session was interrupted. First finish it: repo.resume({dead[0]})."
+            )
 
     @staticmethod
     def _same(earlier: Found, request: Request) -> int:
@@ -228,7 +274,7 @@ class Rollback:
 
     # -- reverse
 
-    def _proceed(self, operation_id: int, owner: str) -> tuple[int, RollbackReport]:
+    def _proceed(self, operation_id: int, owner: str) -> int:
         with self.store.database.reading() as connection:
             row = self._operation(connection, operation_id)
         request = as_object(row.request)
@@ -237,8 +283,8 @@ class Rollback:
                 continue
             if not self._reverse(row, step["invocation"], owner) and request["on_error"] == "stop":
                 break
-        report = self.store.database.write(lambda c: self._publish(c, operation_id), durable=True)
-        if report.status != operation.DONE:
+        if self.store.database.write(lambda c: self._publish(c, operation_id), durable=True) != operation.DONE:
+            report = self._read_report(operation_id)
             problems = "; ".join(map(str, report.failed or report.remaining))
             raise RollbackIncomplete(
                 f"Rollback {operation_id} stopped half way: {problems}. The branch that was left is as before. Mend "
@@ -247,7 +293,7 @@ class Rollback:
                 operation=operation_id,
                 report=report,
             )
-        return row.internal_session_id, report
+        return int(row.internal_session_id)
 
     def _reverse(self, row: Found, invocation_id: int, owner: str) -> bool:
         """Run the undo of one invocation, unless that was done already; tell whether it is reversed now."""
@@ -279,18 +325,24 @@ class Rollback:
 
     # -- publish
 
-    def _publish(self, connection: Connection, operation_id: int) -> RollbackReport:
+    def _publish(self, connection: Connection, operation_id: int) -> str:
         """Make the new branch the current one, if everything was reversed; record the report in either case."""
-        row = self._operation(connection, operation_id)
-        report = self._outcome(connection, row)
-        if report.status == operation.DONE:
-            self.publish(connection, row.internal_session_id, row.user_id, current=True)
+        row, sessions = self._operation(connection, operation_id), self.store.sessions
+        groups = self._outcome(connection, row)
+        status = operation.PARTIAL if groups["failed"] or groups["remaining"] else operation.DONE
+        if status == operation.DONE:
+            session = sessions.one(connection, row.external_session_id)
+            # A rollback that is finished later does not take the session away from where somebody has led it since.
+            still_here = session.current_branch_id == row.source_id
+            self.publish(connection, row.internal_session_id, row.user_id, current=still_here)
         else:
-            self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
-        stored = report.to_dict()
-        del stored["replayed"]  # it is the beginning of the new branch's track, however long that is
-        self.store.operations.end(connection, operation_id, report.status, stored)
-        return report
+            sessions.set_status(connection, row.internal_session_id, PARTIAL)
+        report = {
+            group: [{"invocation": item.invocation.id, "reason": item.reason} for item in items]
+            for group, items in groups.items()
+        }
+        self.store.operations.end(connection, operation_id, status, report)
+        return status
 
     def publish(self, connection: Connection, branch_id: int, user_id: int, *, current: bool) -> None:
         """Open a branch that stands at its branch point.
@@ -319,16 +371,15 @@ class Rollback:
         if current:
             sessions.set_current(connection, branch.external_session_id, branch_id)
 
-    def _outcome(self, connection: Connection, row: Found) -> RollbackReport:
+    def _outcome(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
         """Tell what became of each step from the journal itself."""
-        groups: dict[str, list[ReportItem]] = {"reversed": [], "kept": [], "failed": [], "remaining": []}
+        groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
         for step in as_object(row.request)["steps"]:
             call = self.store.journal.invocation(connection, step["invocation"])
             assert call is not None, "an invocation is never deleted while an operation names it"  # noqa: S101
             group, why = self._became(row, call) if step["action"] == REVERSE else ("kept", "")
             groups[group].append(ReportItem(invocation=call, reason=why or step["why"]))
-        complete = not groups["failed"] and not groups["remaining"]
-        return self._report(connection, row, operation.DONE if complete else operation.PARTIAL, groups)
+        return groups
 
     def _became(self, row: Found, call: ToolInvocation) -> tuple[str, str]:
         if call.status == invocation.REVERSED:
@@ -337,24 +388,20 @@ class Rollback:
             return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve"
         if call.status == invocation.REVERSE_FAILED:
             return "failed", f"its undo raised {call.error_message}"
-        return "remaining", self.undos.missing(row.external_session_id, call) or f"not tried: it is {call.status}"
+        missing = self.undos.missing(row.external_session_id, call)
+        return "remaining", missing or "not tried, because an earlier one failed"
 
     def report(self, connection: Connection, row: Found) -> RollbackReport:
         """Read the report of an operation that ended."""
         stored, groups = as_object(row.report), {}
-        for group in ("reversed", "kept", "failed", "remaining"):
+        for group in GROUPS:
             items = [(self.store.journal.invocation(connection, i["invocation"]), i) for i in stored.get(group, [])]
             groups[group] = [ReportItem(invocation=call, reason=i["reason"]) for call, i in items if call is not None]
-        return self._report(connection, row, row.status, groups)
-
-    def _report(
-        self, connection: Connection, row: Found, status: str, groups: dict[str, list[ReportItem]]
-    ) -> RollbackReport:
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         replayed = self.store.track(connection, branch, branch.inherited)
         return RollbackReport(
             operation_id=row.id,
-            status=status,
+            status=row.status,
             checkpoint_id=row.target_id,
             branch=branch.name,
             replayed=[ReportItem(invocation=call, reason="replayed from the record") for call in replayed],
@@ -374,3 +421,7 @@ class Rollback:
         self.publish(connection, branch_id, user_id, current=False)
         self.store.operations.end(connection, operation_id, operation.DONE, {})
         return branch_id
+
+
+def _fits(request_id: Any) -> bool:
+    return isinstance(request_id, str) and 0 < len(request_id) <= 64 and request_id.isprintable()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from io import IOBase
 from typing import Any, ClassVar, Self, cast
 
 import orjson
@@ -52,22 +55,65 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(value, f.name)) for f in fields(value))
 
 
+DEEPEST = 100
+"""How many levels of a value are looked into; below that it is shown by its repr."""
+
+
 def portable(value: Any) -> Any:
     """Give the JSON-like form of any Python value: what JSON has stays, everything else becomes plain data or its repr.
+
+    It never raises, and never consumes an iterator or a file.
 
     Example:
         >>> from datetime import date
         >>> portable({"on": date(2026, 1, 2), "ids": {7}})
         {'on': '2026-01-02', 'ids': [7]}
     """
-    from pydantic_core import to_jsonable_python
+    return _portable(value, ())
+
+
+def _portable(value: Any, above: tuple[int, ...]) -> Any:
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    if id(value) in above or len(above) >= DEEPEST or isinstance(value, (Iterator, IOBase)):
+        return _shown(value)
+    inside = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else _text(key): _portable(item, inside) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_portable(item, inside) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _portable(getattr(value, field.name, None), inside) for field in fields(value)}
+    return _from_pydantic(value, inside)
+
+
+def _from_pydantic(value: Any, inside: tuple[int, ...]) -> Any:
+    """Take models apart, and write what pydantic knows (times, UUIDs, enums, decimals, paths) as it writes it."""
+    from pydantic import BaseModel
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
-        return to_jsonable_python(value, fallback=repr, bytes_mode="base64", inf_nan_mode="strings")
-    except UnicodeEncodeError:  # a lone surrogate in a key; pydantic takes them only in values
-        if isinstance(value, dict):
-            return {str(key): portable(item) for key, item in value.items()}
-        return [portable(item) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else repr(value)
+        if isinstance(value, BaseModel):
+            return _portable(value.model_dump(), inside)
+        if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Enum)):
+            return _shown(value)
+        return to_jsonable_python(value, bytes_mode="base64")
+    except (PydanticSerializationError, ValueError, TypeError, AttributeError):
+        return _shown(value)
+
+
+def _text(key: Any) -> str:
+    plain = _portable(key, ())
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  # a repr of somebody's class may raise anything
+        return f"<{type(value).__name__}>"
 
 
 def to_json(value: Any) -> bytes:

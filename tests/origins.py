@@ -108,7 +108,7 @@ class PostgresOrigin(Origin):
 
 @contextmanager
 def postgres_origin(server: Any) -> Iterator[PostgresOrigin]:
-    """Make an empty PostgreSQL database, and drop it at the end."""
+    """Make an empty PostgreSQL database on the server of another one, and drop it at the end."""
     name = f"langgraph_test_{uuid.uuid4().hex}"
     base = server.set(drivername="postgresql")
     with psycopg.connect(base.render_as_string(hide_password=False), autocommit=True) as connection:

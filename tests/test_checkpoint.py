@@ -135,7 +135,7 @@ def test_a4_summary_names_everything():
     """A4: name or Unnamed, Auto or Manual, time, number of messages and of tool calls."""
     made = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     named = Checkpoint(checkpoint_name="pay", created_at=made, conversation_history=[{}, {}], tool_invocations=[{}])
-    assert named.get_summary() == "pay (Manual) - 2026-01-02 03:04:05 - 2 messages, 1 tool calls"
+    assert named.get_summary() == "pay (Manual) - 2026-01-02 03:04:05 - 2 messages, 1 tool call"
     assert Checkpoint(is_auto=True).get_summary() == "Unnamed (Auto) - no time - 0 messages, 0 tool calls"
 
 
@@ -159,7 +159,7 @@ def test_large_fields_are_fetched_once_and_only_when_read():
     """A checkpoint from a database costs nothing until its content is asked for, and then one fetch."""
     calls: list[int] = []
     checkpoint = deferred(calls)
-    assert checkpoint.get_summary().endswith("1 messages, 2 tool calls")
+    assert checkpoint.get_summary().endswith("1 message, 2 tool calls")
     assert checkpoint.has_tool_invocations()
     assert calls == []
     assert checkpoint.session_state == {"a": 1}

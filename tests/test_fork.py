@@ -1,6 +1,7 @@
 """Forks: a graph goes on in a new thread as it would have in its own, and neither thread touches the other."""
 
 import operator
+import time
 from typing import Annotated, TypedDict
 
 import pytest
@@ -145,6 +146,16 @@ def test_the_answers_before_a_second_question_are_kept(saver, finished):
     assert graph.invoke(Command(resume="d"), on("twice"))["log"] == ["before", "a", "d"]
 
 
+def until_saved(saver, thread, task):
+    """Wait until what a parallel task wrote is saved: LangGraph drops it if another one fails before."""
+    for _ in range(1000):
+        found = saver.get_tuple(on(thread))  # LangGraph may not have saved the step itself yet
+        if found and any(channel == task for _, channel, _ in found.pending_writes):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{task} was never saved")
+
+
 def parallel(saver, *, fails=()):
     """A graph with two nodes in one step: one works, one asks or fails."""
     calls = []
@@ -156,6 +167,7 @@ def parallel(saver, *, fails=()):
     def ask(state):
         calls.append("ask")
         if fails:
+            until_saved(saver, "main", "log")
             raise fails[0]
         return {"log": [interrupt("A?")]}
 
@@ -207,6 +219,7 @@ def test_a_failure_that_was_overcome_is_a_failure_in_a_fork_from_there(saver):
     def shaky(state):
         calls.append("shaky")
         if calls.count("shaky") == 1:
+            until_saved(saver, "main", "log")
             raise RuntimeError("no")
         return {"log": [f"try {calls.count('shaky')}"]}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from conftest import POSTGRES
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
@@ -36,8 +35,7 @@ def origin(tmp_path):
 def any_origin(request, tmp_path):
     """A database of each of LangGraph's own savers."""
     if request.param == "PostgresSaver":
-        request.getfixturevalue("postgres_url")  # skips or fails where no server answers
-        with postgres_origin(POSTGRES) as made:
+        with postgres_origin(request.getfixturevalue("postgres_url")) as made:
             yield made
     else:
         kind = AsyncOrigin if request.param == "AsyncSqliteSaver" else type(sqlite_origin(tmp_path))

@@ -7,7 +7,6 @@ from contextlib import closing
 
 import ormsgpack
 import pytest
-from conftest import POSTGRES
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -185,7 +184,7 @@ def test_another_postgresql_database_is_named(repo, postgres_url):
     """A PostgreSQL database that is agentgit's own, or empty, is refused with what it is."""
     with pytest.raises(SchemaMismatch, match="agentgit's own"):
         repo.import_langgraph(postgres_url.render_as_string(hide_password=False))
-    with postgres_origin(POSTGRES) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
+    with postgres_origin(postgres_url) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
         repo.import_langgraph(empty.url)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from conftest import POSTGRES
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -82,7 +81,7 @@ async def test_an_async_postgres_saver_is_read_both_ways(repo, postgres_url, in_
             return await asyncio.to_thread(repo.wrap, graph, "s", thread_id="t")
         return repo.wrap(graph, "s", thread_id="t")
 
-    with postgres_origin(POSTGRES) as origin:
+    with postgres_origin(postgres_url) as origin:
         async with AsyncPostgresSaver.from_conn_string(origin.url) as saver:
             await saver.setup()
             await _talk_and_wrap(repo, saver, wrap)
@@ -93,7 +92,7 @@ async def test_a_pool_is_read_through_its_loop_only(repo, postgres_url):
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
 
-    with postgres_origin(POSTGRES) as origin:
+    with postgres_origin(postgres_url) as origin:
         kwargs = {"autocommit": True, "row_factory": dict_row}
         async with AsyncConnectionPool(origin.url, min_size=1, max_size=2, kwargs=kwargs, open=False) as pool:
             saver = AsyncPostgresSaver(pool)

@@ -18,9 +18,7 @@ def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:
 
 
 def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None = None):
-    return make_plan(
-        checkpoint_id=1, target="main#1", replayed=[], later=later, can_undo=lambda _: missing, tools=tools
-    )
+    return make_plan(checkpoint_id=1, target="main#1", position=0, later=later, can_undo=lambda _: missing, tools=tools)
 
 
 @pytest.mark.parametrize(
@@ -161,5 +159,7 @@ def test_effects_are_decorators_too():
 def test_undo_functions_may_take_the_invocation():
     """W1: a third parameter gets the invocation."""
     assert takes_invocation(lambda args, result, invocation: None)
-    assert takes_invocation(lambda *everything: None)
+    assert takes_invocation(lambda args, result, invocation=None: None)
+    assert not takes_invocation(lambda args, result, dry_run=False: None)
+    assert not takes_invocation(lambda *everything: None)  # most often a decorator around a function of two
     assert not takes_invocation(undo_in_module)

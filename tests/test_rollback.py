@@ -251,6 +251,18 @@ def test_tools_keep_and_require_clean(repo, world):
         agent.rollback(before, on_error="maybe")
 
 
+def test_what_a_rollback_kept_is_accepted_from_then_on(repo, world):
+    """W3: behind a forced rollback the kept mail blocks no later one; where nobody accepted it, it still does."""
+    agent, before = ready(repo, world, STORY[0], "ok", call("send", text="t"), "sent")
+    agent.run("send")
+    forced = agent.rollback(before, force=True)
+    earlier = forced.fork().rollback("main#1")
+    assert [item.reason for item in earlier.report.kept] == ["an earlier rollback kept it"]
+    assert world.items == []
+    with pytest.raises(RollbackBlocked):
+        agent.rollback(before)
+
+
 def test_failed_calls_are_never_reversed(repo, world):
     """W1: a call that failed has no result to reverse; it is listed, not undone."""
     graph = tool_node_graph(scripted("hi", calls(call("fail", why="x")), "ok"), world.tools(), handle_tool_errors=True)
@@ -260,6 +272,20 @@ def test_failed_calls_are_never_reversed(repo, world):
     retry = agent.rollback("HEAD~1")
     assert world.undone == []
     assert [item.invocation.tool_name for item in retry.report.kept] == ["fail"]
+
+
+async def test_w1_async_undo_works_where_a_loop_runs_already(repo, world):
+    """W1: a synchronous rollback in a notebook's cell can wait for an undo that is a coroutine."""
+
+    async def undo(args, result):
+        await asyncio.sleep(0)
+        world.items.remove(args["item"])
+
+    graph = tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools())
+    agent = repo.wrap(graph, "s", effects={"add": reversible(undo)})
+    agent.run("one")
+    agent.rollback("main#1")
+    assert world.items == []
 
 
 # -- when a reversal fails
@@ -427,8 +453,9 @@ def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database
     monkeypatch.chdir(folder)
     assert repo.branch("s").status == "running"
     agent = repo.wrap(tool_node_graph(scripted("ok", "ok", "well"), []), "s")
-    agent.checkpoint("found")
+    assert not agent.plan_rollback("main#2").is_admissible
     assert [c.status for c in agent.tool_track()] == ["done", "unknown"]
+    assert repo.branch("s").status == "open"
     with pytest.raises(RollbackBlocked, match="unknown"):
         agent.rollback("main#2")
     # A person looks, sees the file, and says so; its result was never recorded, so the undo cannot use it.

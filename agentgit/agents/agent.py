@@ -17,7 +17,7 @@ from agentgit.errors import Conflict, NotFound
 from agentgit.rollback import Request, Settle, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.history import from_stored
-from agentgit.sessions.session import RUNNING
+from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.checkpoints import Label
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import Found
@@ -83,10 +83,10 @@ class RollbackAgent(Twins, Runs):
     def report(self) -> RollbackReport | None:
         """What the rollback that made this branch did; None if no rollback made it."""
         with self.store.database.reading() as connection:
-            made = self.store.operations.of_branch(connection, self.branch_id)
-            if made is None or made.kind != "rollback":
+            made = self.store.operations.of_branches(connection, [self.branch_id])
+            if not made or made[0].kind != "rollback":
                 return None
-            return self.repository.rollback().report(connection, made)
+            return self.repository.rollback().report(connection, made[0])
 
     def messages(self) -> list[BaseMessage]:
         """List the conversation as LangChain messages, oldest first."""
@@ -140,6 +140,7 @@ class RollbackAgent(Twins, Runs):
             row = self.store.recover(connection, self._row(connection))
             if row.status == RUNNING:
                 raise Conflict(f"Branch {row.name} is running. Make the checkpoint when its turn has ended.")
+            _expect_whole(row)
             moment = self.store.moment(connection, row)
             return self._found(connection, self.store.checkpoints.add(connection, row.id, moment.snapshot, label))
 
@@ -182,7 +183,7 @@ class RollbackAgent(Twins, Runs):
         """
         with self.store.database.reading() as connection:
             target, label = self._target(connection, to)
-            return self.repository.rollback().plan(connection, target, label, tools)
+        return self.repository.rollback().plan(self.branch_id, target, label, tools)
 
     def rollback(
         self,
@@ -217,8 +218,7 @@ class RollbackAgent(Twins, Runs):
         request = Request(user_id=self.rules.user_id, source_id=self.branch_id, target=target, label=label, **how)
         rollback = self.repository.rollback()
         rollback.settle = settle
-        branch_id, _ = rollback.run(request)
-        return self._on(branch_id)
+        return self._on(rollback.run(request))
 
     def undo(self) -> RollbackAgent:
         """Roll back to the newest checkpoint that differs from where the branch stands now.
@@ -261,6 +261,7 @@ class RollbackAgent(Twins, Runs):
     def _here(self, connection: Connection) -> Found:
         """Give the checkpoint where the branch stands, making one if there is none; while it runs, its head."""
         row = self.store.recover(connection, self._row(connection))
+        _expect_whole(row)
         head = self._found(connection, row.head_id) if row.head_id else None
         now = self.store.moment(connection, row).snapshot
         standing = (now.graph_checkpoint_id, now.position)
@@ -281,6 +282,7 @@ class RollbackAgent(Twins, Runs):
 
         def move(connection: Connection) -> int:
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
+            _expect_whole(row)
             self.store.sessions.set_current(connection, self._session_id, row.id)
             return int(row.id)
 
@@ -293,3 +295,12 @@ class RollbackAgent(Twins, Runs):
         They are bound to this agent; inside a turn of another agent they act on that one.
         """
         return checkpoint_tools(self)
+
+
+def _expect_whole(branch: Found) -> None:
+    """Make sure that a branch is not one whose rollback is half done."""
+    if branch.status not in (OPEN, RUNNING):
+        raise Conflict(
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at repo.operations(), then "
+            "call repo.resume(operation)."
+        )

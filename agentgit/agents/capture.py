@@ -33,12 +33,13 @@ def captured(graph: Pregel[Any, Any, Any, Any], **changes: Any) -> Pregel[Any, A
 
 
 def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
-    """Visit the tools in the ToolNodes of a graph and of its subgraphs."""
+    """Visit the tools in the ToolNodes of a graph and of the graphs that its nodes and tools call."""
     for node in graph.nodes.values():
         if isinstance(node.bound, ToolNode):
             yield from node.bound.tools_by_name.values()
-        elif isinstance(node.bound, Pregel):
-            yield from tools_of(node.bound)
+        for inner in node.subgraphs:  # LangGraph also finds those that a node's function closes over
+            if isinstance(inner, Pregel):
+                yield from tools_of(inner)
 
 
 def _node(node: PregelNode) -> PregelNode:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from agentgit.agents.recorder import Recorder
@@ -33,12 +35,25 @@ CHECKPOINT_TOOLS = frozenset(
 )
 """Their names; calls of these are never recorded, reversed or replayed."""
 
+OURS = "__agentgit_checkpoint_tool__"
 
-def _turn(config: RunnableConfig) -> Turn | None:
-    """Find the turn that a tool runs in, by its recorder among the callbacks."""
+
+def _recorder(config: RunnableConfig) -> Recorder | None:
+    """Find the recorder of the turn that a tool runs in, among the callbacks."""
     manager: Any = config.get("callbacks")
     handlers = getattr(manager, "handlers", None) or (manager if isinstance(manager, list) else [])
-    return next((handler.turn for handler in handlers if isinstance(handler, Recorder)), None)
+    return next((handler for handler in handlers if isinstance(handler, Recorder)), None)
+
+
+def _run_id() -> UUID:
+    """Give the id of the run of the tool that this code is inside of."""
+    manager: Any = (var_child_runnable_config.get() or {}).get("callbacks")
+    return cast(UUID, manager.parent_run_id)
+
+
+def _turn(config: RunnableConfig) -> Turn | None:
+    recorder = _recorder(config)
+    return recorder.turn if recorder is not None else None
 
 
 def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
@@ -54,10 +69,11 @@ def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
 
     def create_checkpoint(name: str, config: RunnableConfig, description: str | None = None) -> str:
         """Save this point of the conversation under a name, to be able to come back to it."""
-        turn = _turn(config)
-        if turn is None:
+        recorder = _recorder(config)
+        if recorder is None or recorder.turn is None:
             return f"Saved: {bound.checkpoint(name, description=description).get_summary()}"
-        turn.wanted.append(named(turn.agent.rules.user_id, name, description))
+        label = named(recorder.turn.agent.rules.user_id, name, description)
+        recorder.turn.wanted.append((recorder.batch_in(_run_id()), label))
         return f"Checkpoint {name!r} is saved as soon as the tool calls of this message are done."
 
     def list_checkpoints(config: RunnableConfig) -> str:
@@ -112,4 +128,10 @@ def _tool(function: Callable[..., str]) -> BaseTool:
         except AgentGitError as error:  # the model can do something about it, and it is told what
             raise ToolException(str(error)) from error
 
+    setattr(told, OURS, True)
     return StructuredTool.from_function(told, handle_tool_error=True)
+
+
+def is_ours(tool: BaseTool) -> bool:
+    """Tell whether a tool is one of these, and not a user's own of the same name."""
+    return hasattr(getattr(tool, "func", None), OURS)

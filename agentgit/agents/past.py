@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
-from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS
 from agentgit.sessions.history import from_stored, text_of
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph import Found, Place
@@ -150,8 +149,8 @@ class PastReader:
         """Note where a turn ended, if nothing waits there."""
         if self._waits(connection, at):
             return
-        tail = self.store.tail(connection, at)
-        title = inputs.first_line(text_of(tail[-1])) if tail else None
+        last = self.store.last_message(connection, at)
+        title = inputs.first_line(text_of(last)) if last else None
         self._add(number, at, Label(kind="after", user_id=self.user_id, description=title, made_at=_time(at)))
 
     def _add(self, number: int, at: Found | None, label: Label) -> None:
@@ -176,7 +175,7 @@ class PastReader:
 
     def _ask(self, index: int, call: Mapping[str, Any], at: datetime) -> None:
         call_id, name, args = call.get("id"), call.get("name"), call.get("args")
-        if isinstance(call_id, str) and isinstance(name, str) and name not in CHECKPOINT_TOOLS:
+        if isinstance(call_id, str) and isinstance(name, str):
             held = args if isinstance(args, Mapping) else {}
             self._waiting[call_id] = PastCall(
                 message=self._messages, index=index, name=name, args=held, id=call_id, asked_at=at

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,12 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.errors import GraphBubbleUp
 from sqlalchemy import Connection
 
+from agentgit.errors import Unavailable
 from agentgit.store.journal import Intent, Outcome
 from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import Effect
-from agentgit.tools.effects import READ_ONLY, UNDECLARED
+from agentgit.tools.effects import READ_ONLY, UNDECLARED, declared_by_name
 from agentgit.tools.invocation import DONE, FAILED, PAUSED, UNKNOWN
 from agentgit.values import portable
 
@@ -51,10 +52,11 @@ class Recorder(BaseCallbackHandler):
         effects: what the tools do to the world, by name.
         unrecorded: names of tools that are no part of the track: agentgit's own.
         batch: the number of the next batch.
-        paused: the calls that wait for an answer, by tool call id.
+        unfinished: the AI message whose calls were never all answered, and its batch, if the turn goes on with it.
     """
 
     raise_error = True  # a call that cannot be recorded must not run
+    ignore_chat_model = True  # else LangChain writes the whole conversation as text for it, at every call of a model
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Recorder(BaseCallbackHandler):
         effects: Mapping[str, Effect],
         unrecorded: frozenset[str],
         batch: int,
-        paused: Mapping[str, Found],
+        unfinished: tuple[str, int] | None = None,
     ) -> None:
         self.store = store
         self.branch = branch
@@ -73,22 +75,20 @@ class Recorder(BaseCallbackHandler):
         self.unrecorded = unrecorded
         self.turn: Turn | None = None
         self._numbers = itertools.count(batch)
-        self._paused = dict(paused)
         self._running: dict[UUID, Call] = {}
         self._parents: dict[UUID, UUID | None] = {}
         self._returned: dict[UUID, Any] = {}
+        self._unrecorded: dict[UUID, int] = {}
+        self._unwritten: list[tuple[Call, Outcome]] = []
         self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
-        self._batches: dict[str, int] = {}  # AI message -> the number of its batch
+        self._batches: dict[str, int] = dict([unfinished] if unfinished else [])  # AI message -> its batch
         self._lock = threading.Lock()
 
     # -- learning the order: which calls an AI message asked for
 
     def on_llm_end(self, response: Any, **_: Any) -> None:
         for generation in itertools.chain.from_iterable(response.generations):
-            message = getattr(generation, "message", None)
-            if isinstance(message, AIMessage) and message.tool_calls:
-                self._batches.pop(_name(message), None)  # some models give their calls the same ids every time
-                self._learn([message])
+            self._learn([getattr(generation, "message", None)], is_new=True)
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **_: Any
@@ -96,13 +96,26 @@ class Recorder(BaseCallbackHandler):
         self._parents[run_id] = parent_run_id
         self._learn(_messages(inputs))
 
-    def _learn(self, newest_first: Iterable[Any]) -> None:
-        """Note the calls of the newest AI message among these."""
-        for message in newest_first:
-            if isinstance(message, AIMessage):
-                for index, call in enumerate(message.tool_calls):
-                    self._places[call["id"] or ""] = (_name(message), index)
-                return
+    def _learn(self, newest_first: Iterable[Any], *, is_new: bool = False) -> None:
+        """Note the calls of the newest AI message among these, and number their batch in the order of the messages."""
+        message = next((m for m in newest_first if isinstance(m, AIMessage)), None)
+        if message is None or not message.tool_calls:
+            return
+        with self._lock:
+            name = name_of(message.id, message.tool_calls)
+            if is_new or name not in self._batches:  # some models give their calls the same ids every time
+                self._batches[name] = next(self._numbers)
+            for index, call in enumerate(message.tool_calls):
+                self._places[call["id"] or ""] = (name, index)
+
+    def batch_of(self, name: str) -> int | None:
+        """Tell the batch of the calls that an AI message of this turn asked for; see `name_of`."""
+        with self._lock:
+            return self._batches.get(name)
+
+    def batch_in(self, run_id: UUID) -> int:
+        """Tell the batch that an unrecorded tool's run belongs to."""
+        return self._unrecorded[run_id]
 
     # -- the calls
 
@@ -112,13 +125,12 @@ class Recorder(BaseCallbackHandler):
     ) -> None:  # fmt: skip
         self._parents[run_id] = parent_run_id
         name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
-        if name in self.unrecorded:
-            return
-        args = portable(inputs if inputs is not None else {"input": input_str})
-        waiting = self._paused.pop(tool_call_id or "", None)
         with self._lock:
             batch, index = self._place(tool_call_id, run_id, self._above(parent_run_id))
-        effect = self.effects.get(name)
+        if name in self.unrecorded:
+            self._unrecorded[run_id] = batch
+            return
+        effect = self.effects.get(name) or declared_by_name(name)
         intent = Intent(
             session_id=self.branch.external_session_id,
             branch_id=self.branch.id,
@@ -128,12 +140,12 @@ class Recorder(BaseCallbackHandler):
             tool_call_id=tool_call_id,
             effect=effect.kind if effect else UNDECLARED,
             undo=effect.undo_path if effect else None,
-            args=args,
+            args=portable(inputs if inputs is not None else {"input": input_str}),
             idempotency_key=_key(self.branch.id, tool_call_id or str(run_id), name),
             owner=self.owner,
             started_at=datetime.now(UTC),
         )
-        self._running[run_id] = Call(intent, self._begin(intent, waiting))
+        self._running[run_id] = Call(intent, self._begin(intent))
 
     def _place(self, tool_call_id: str | None, run_id: UUID, above: Intent | None) -> tuple[int, int]:
         """Tell the batch of a call and its place there."""
@@ -152,14 +164,10 @@ class Recorder(BaseCallbackHandler):
             run_id = self._parents.get(run_id)
         return None
 
-    def _begin(self, intent: Intent, waiting: Found | None) -> int | None:
-        journal, write = self.store.journal, self.store.database.write
-        if waiting is not None:
-            write(lambda c: journal.again(c, waiting.id, self.owner), durable=True)
-            return int(waiting.id)
+    def _begin(self, intent: Intent) -> int | None:
         if intent.effect == READ_ONLY:
             return None  # what only reads may be recorded when it has ended
-        return write(lambda c: journal.intend(c, intent), durable=True)
+        return self.store.database.write(lambda c: self.store.journal.intend(c, intent), durable=True)
 
     def returned(self, run_id: UUID, value: Any) -> None:
         """Take what a tool really returned, before LangChain makes the text of a message of it."""
@@ -185,8 +193,18 @@ class Recorder(BaseCallbackHandler):
         self._parents.pop(run_id, None)
         self._returned.pop(run_id, None)
         call = self._running.pop(run_id, None)
-        if call is not None:
+        if call is None:
+            return
+        try:
             self.store.database.write(lambda connection: self._record(connection, call, outcome))
+        except Unavailable:
+            # The tool has run, and its program must not be told otherwise; the end of the turn writes this down.
+            self._unwritten.append((call, outcome))
+
+    def settle(self, connection: Connection) -> None:
+        """Write down the outcomes that could not be written when they were known."""
+        for call, outcome in self._unwritten:
+            self._record(connection, call, outcome)
 
     def _record(self, connection: Connection, call: Call, outcome: Outcome) -> None:
         if call.id is None:
@@ -195,22 +213,20 @@ class Recorder(BaseCallbackHandler):
             self.store.journal.end(connection, call.id, outcome)
 
 
-def _name(message: AIMessage) -> str:
-    """Name an AI message by its first tool call."""
-    return (message.tool_calls[0]["id"] or "") if message.tool_calls else ""
+def name_of(message_id: str | None, tool_calls: Sequence[Mapping[str, Any]]) -> str:
+    """Name an AI message: by its id, or where it has none by its first tool call."""
+    return message_id or (tool_calls[0]["id"] if tool_calls else None) or ""
 
 
-def _messages(value: Any) -> list[BaseMessage]:
+def _messages(value: Any) -> Iterable[BaseMessage]:
     """Find the messages in what a node got, newest first."""
     if isinstance(value, Mapping):
         # A ToolNode that was sent one call gets it together with the state.
-        value = value.get("messages") or value.get("state") or ()
-        return (
-            _messages(value) if isinstance(value, Mapping) else _messages([*value] if isinstance(value, list) else ())
-        )
+        inner = value.get("messages")
+        return _messages(value.get("state") if inner is None else inner)
     if not isinstance(value, list):
         value = getattr(value, "messages", None)
-    return [m for m in reversed(value) if isinstance(m, BaseMessage)] if isinstance(value, list) else []
+    return (m for m in reversed(value) if isinstance(m, BaseMessage)) if isinstance(value, list) else ()
 
 
 def _value(output: Any) -> Any:

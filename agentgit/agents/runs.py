@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -14,6 +14,7 @@ from langgraph.types import StateSnapshot
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
+from agentgit.agents.apart import alone, by_itself
 from agentgit.agents.capture import captured
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.agents.turn import Rules, Turn
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 Graph = Pregel[Any, Any, Any, Any]
+
+END = object()
+"""What a stream gives when there is nothing more."""
+
+CLOSING_ROUNDS = 40
+"""How many times 5 ms a turn waits for the one before to be closed."""
 
 
 class Runs(Runnable[Any, Any]):
@@ -45,6 +52,7 @@ class Runs(Runnable[Any, Any]):
         self._saver.on_put = self._on_put
         self._runs: Graph = captured(graph, checkpointer=self._saver)
         self._turn: Turn | None = None
+        self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._stand_on(branch_id)
 
     def _stand_on(self, branch_id: int) -> None:
@@ -53,31 +61,41 @@ class Runs(Runnable[Any, Any]):
             head = self.store.graphs.head(connection, row.thread_id)
         self.branch_id, self._session_id, self._thread_id = row.id, row.external_session_id, row.thread_id
         self.seen = head.checkpoint_id if head else None
+        # After a turn that was broken off LangGraph may still save a step in another thread. That is no other agent's
+        # doing, as long as the branch's head is where the turn left it.
+        self.late: tuple[int | None, ...] = ()
 
     # -- the graph's own verbs
 
     def _config(self, config: RunnableConfig | None) -> RunnableConfig:
-        """Fill in the branch's thread."""
-        given = (config or {}).get("configurable", {})
+        """Fill in the branch's thread, and leave out what belongs to a graph that this one may be called from."""
+        config = alone(config)
+        given = config.get("configurable", {})
         if given.get("thread_id", self._thread_id) != self._thread_id:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
-        return merge_configs(config, {"configurable": {"thread_id": self._thread_id}})
+        with by_itself():  # LangChain merges what surrounds it into every config
+            return merge_configs(config, {"configurable": {"thread_id": self._thread_id}})
 
     def _begin(self, value: Any, config: RunnableConfig | None) -> tuple[Turn, RunnableConfig]:
         """Begin a turn: take the branch, and make the config that records it."""
         filled = self._config(config)
-        if "checkpoint_id" in filled["configurable"]:
+        if filled["configurable"].get("checkpoint_id") not in (None, self.seen):
             raise InvalidInput(
                 "A branch is not run from its middle; make a new one there with fork(to) or rollback(to)."
             )
+        filled["configurable"].pop("checkpoint_id", None)
         turn = Turn(cast("RollbackAgent", self), inputs.read(self._runs, value))
         turn.begin()
         self._turn = turn
-        return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
+        with by_itself():
+            return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
 
     def _end(self, turn: Turn, *, completed: bool) -> None:
-        self._turn = None
-        self.seen = turn.end(completed=completed)
+        try:
+            self.seen = turn.end(completed=completed)
+            self.late = () if completed else (turn.head_id,)
+        finally:
+            self._turn = None
         if completed and turn.afterwards is not None:
             turn.afterwards()
 
@@ -98,14 +116,37 @@ class Runs(Runnable[Any, Any]):
 
     @asynccontextmanager
     async def _ataken(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
-        """Hold the branch for one turn, without blocking the event loop."""
-        turn, filled = await asyncio.to_thread(self._begin, value, config)
+        """Hold the branch for one turn, without blocking the event loop, and give it back also when cancelled."""
+        await self._closing()
+        self._beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, value, config))
+        try:
+            turn, filled = await asyncio.shield(self._beginning)
+        except asyncio.CancelledError:
+            self._beginning.add_done_callback(self._give_back)
+            raise
         completed = False
         try:
             yield turn.given.value, filled
             completed = True
         finally:
-            await asyncio.to_thread(self._end, turn, completed=completed)
+            if completed:
+                await asyncio.shield(asyncio.to_thread(self._end, turn, completed=True))
+            else:
+                self._end(turn, completed=False)  # at once: a task that was cancelled may get no other await
+
+    async def _closing(self) -> None:
+        """Wait a moment for a turn of this agent that was cancelled, or whose stream was left early.
+
+        Python closes an abandoned stream when the loop comes to it, and the thread of a cancelled task runs on.
+        """
+        for _ in range(CLOSING_ROUNDS):
+            if self._turn is None and (self._beginning is None or self._beginning.done()):
+                return
+            await asyncio.sleep(0.005)
+
+    def _give_back(self, begun: asyncio.Future[tuple[Turn, RunnableConfig]]) -> None:
+        if not begun.cancelled() and begun.exception() is None:
+            self._end(begun.result()[0], completed=False)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `invoke`.
@@ -113,31 +154,44 @@ class Runs(Runnable[Any, Any]):
         Raises:
             Conflict: somebody else runs this branch, or has moved it since this agent last saw it.
         """
-        with self._taken(input, config) as (value, filled):
+        with self._taken(input, config) as (value, filled), by_itself():
             return self._runs.invoke(value, filled, **kwargs)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Run one turn, as the graph's `stream`; a turn whose stream is left early has no end checkpoint."""
         with self._taken(input, config) as (value, filled):
-            yield from self._runs.stream(value, filled, **kwargs)
+            chunks = self._runs.stream(value, filled, **kwargs)
+            while True:
+                with by_itself():
+                    chunk = next(chunks, END)
+                if chunk is END:
+                    return
+                yield chunk
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `ainvoke`."""
         async with self._ataken(input, config) as (value, filled):
-            return await self._runs.ainvoke(value, filled, **kwargs)
+            with by_itself():
+                return await self._runs.ainvoke(value, filled, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream`."""
-        async with self._ataken(input, config) as (value, filled):
-            async for chunk in self._runs.astream(value, filled, **kwargs):
+        async with (
+            self._ataken(input, config) as (value, filled),
+            aclosing(_each(self._runs.astream(value, filled, **kwargs))) as chunks,
+        ):
+            async for chunk in chunks:
                 yield chunk
 
     async def astream_events(  # type: ignore[override]  # LangChain types it as a coroutine in some versions
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream_events`."""
-        async with self._ataken(input, config) as (value, filled):
-            async for event in self._runs.astream_events(value, filled, **kwargs):
+        async with (
+            self._ataken(input, config) as (value, filled),
+            aclosing(_each(self._runs.astream_events(value, filled, **kwargs))) as events,
+        ):
+            async for event in events:
                 yield event
 
     def batch(
@@ -174,16 +228,25 @@ class Runs(Runnable[Any, Any]):
 
     def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Give the branch's newest state, as the graph's `get_state`."""
-        return self._runs.get_state(self._config(config), **kwargs)
+        filled = self._config(config)
+        with by_itself():
+            return self._runs.get_state(filled, **kwargs)
 
     def get_state_history(self, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[StateSnapshot]:
         """List the branch's graph checkpoints, newest first, as the graph's `get_state_history`."""
         return self._runs.get_state_history(self._config(config), **kwargs)
 
-    def update_state(self, config: RunnableConfig | None, values: Any, as_node: str | None = None) -> RunnableConfig:
+    def update_state(
+        self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
+    ) -> RunnableConfig:
         """Change the state by hand, as the graph's `update_state`; a turn of its own, without a user message."""
-        with self._taken(None, config) as (_, filled):
-            return self._runs.update_state(filled, values, as_node)
+        with self._taken(None, config) as (_, filled), by_itself():
+            return self._runs.update_state(filled, values, as_node, task_id)
+
+    def bulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
+        """Change the state by hand in several steps, as the graph's `bulk_update_state`."""
+        with self._taken(None, config) as (_, filled), by_itself():
+            return self._runs.bulk_update_state(filled, supersteps)
 
     def run(self, text: str) -> str:
         """Say something and give the text of the answer; for graphs whose state has `messages`.
@@ -195,6 +258,20 @@ class Runs(Runnable[Any, Any]):
             InvalidInput: the graph's state has no messages.
         """
         return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
+
+
+async def _each(chunks: Any) -> AsyncGenerator[Any, None]:
+    """Pass chunks on; each is made outside of the graph that this agent may be called from."""
+    chunks = aiter(chunks)
+    try:
+        while True:
+            with by_itself():
+                chunk = await anext(chunks, END)
+            if chunk is END:
+                return
+            yield chunk
+    finally:
+        await chunks.aclose()
 
 
 def _configs(config: Any, count: int) -> list[Any]:

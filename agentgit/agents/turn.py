@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import Given
-from agentgit.agents.recorder import Recorder
+from agentgit.agents.recorder import Recorder, name_of
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.sessions.history import text_of
 from agentgit.store import owners
@@ -23,7 +23,7 @@ from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
-from agentgit.store.store import snapshot_of
+from agentgit.store.store import Moment, snapshot_of
 from agentgit.tools import Effect
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def named(user_id: int, name: str | None, description: str | None = None, data: 
     """
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
         raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
+    if description is not None and not isinstance(description, str):
+        raise InvalidInput(f"A description is a text, not {description!r}.")
     return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
 
 
@@ -74,12 +76,16 @@ class Turn:
 
     agent: RollbackAgent
     given: Given
-    wanted: list[Label] = field(default_factory=list)
-    """Checkpoints that a tool asked for; they are made where its batch is whole."""
+    wanted: list[tuple[int, Label]] = field(default_factory=list)
+    """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
     afterwards: Callable[[], Any] | None = None
     """What a tool asked to be done when the turn has ended."""
 
+    _batches: dict[int, Label] = field(default_factory=dict)
+    """The automatic checkpoint of each finished batch."""
+
     branch: Found = field(init=False)
+    head_id: int | None = field(init=False)
     recorder: Recorder = field(init=False)
 
     # -- beginning and end
@@ -104,22 +110,37 @@ class Turn:
         self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.agent.branch_id))
         sessions.acquire(connection, self.agent.branch_id, owner)
         store = self.agent.store
+        if store.operations.in_progress(connection, self.branch.external_session_id):
+            raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
         calls, batch = store.journal.tally(connection, self.agent.branch_id)
         moment = store.moment(connection, self.branch, calls)
-        if moment.latest != self.agent.seen:
+        if moment.latest != self.agent.seen and self.branch.head_id not in self.agent.late:
             raise Conflict(
                 f"Branch {self.branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
                 f"new head with agent.switch({self.branch.name!r}), or go your own way with agent.fork().",
                 head=self.branch.head_id,
             )
-        paused = store.journal.paused(connection, self.agent.branch_id) if calls else {}
         self.recorder = Recorder(
-            store, self.branch, owner, self.agent.rules.effects, self.agent.rules.unrecorded, batch, paused
+            store,
+            self.branch,
+            owner,
+            self.agent.rules.effects,
+            self.agent.rules.unrecorded,
+            batch,
+            self._unfinished(connection, moment),
         )
         self.recorder.turn = self
         if self.given.is_new and self.agent.rules.auto in (TURN, TOOL):
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, moment.snapshot, label)
+
+    def _unfinished(self, connection: Connection, moment: Moment) -> tuple[str, int] | None:
+        """Find the batch that this turn goes on with, so that calls which run again stay in it."""
+        if self.given.is_new or not moment.waiting:
+            return None
+        asked = moment.waiting[0]["tool_calls"]
+        batch = self.agent.store.journal.last_batch(connection, self.agent.branch_id, [call["id"] for call in asked])
+        return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch)
 
     def end(self, *, completed: bool) -> str | None:
         """Give the branch back; tell the newest graph checkpoint.
@@ -132,13 +153,15 @@ class Turn:
 
     def _end(self, connection: Connection, completed: bool) -> str | None:
         sessions, owner = self.agent.store.sessions, self.recorder.owner
+        self.recorder.settle(connection)
         self.agent.store.journal.abandon(connection, self.agent.branch_id, owner)
         moment = self.agent.store.moment(connection, self.branch)
         if moment.settled:
-            self._make_wanted(connection, moment.snapshot)
+            self._make_wanted(connection, moment.snapshot, until=None)
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, moment.snapshot, self._label("after", title))
+        self.head_id = sessions.branch(connection, self.agent.branch_id).head_id
         sessions.touch(connection, self.branch.external_session_id)
         sessions.release(connection, self.agent.branch_id, owner)
         return moment.latest
@@ -159,23 +182,27 @@ class Turn:
             return
         store = self.agent.store
         at = store.graphs.find(connection, Place(thread_id, ns, checkpoint_id))
-        answered = store.answered(connection, at) if at is not None else []
-        if at is None or not answered:
+        asking = store.answered(connection, at) if at is not None else None
+        batch = self.recorder.batch_of(name_of(asking["id"], asking["tool_calls"])) if asking else None
+        if at is None or batch is None:
             return
-        batch = store.journal.last_batch(connection, self.agent.branch_id, answered)
-        until = None if batch is None else batch + 1
-        calls = store.journal.count(connection, self.agent.branch_id, before_batch=until)
+        calls = store.journal.count(connection, self.agent.branch_id, before_batch=batch + 1)
         snapshot = snapshot_of(at, self.branch.inherited + calls)
-        self._make_wanted(connection, snapshot)
+        self._make_wanted(connection, snapshot, until=batch)
         if self.agent.rules.auto == TOOL:
-            label = self._label("tools", None)
-            self._add(connection, snapshot, label)
+            label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
+            self._make(connection, snapshot, label)
 
-    def _make_wanted(self, connection: Connection, snapshot: Snapshot) -> None:
-        """Make what tools asked for, unless it was made; they have their ids, because a transaction may run twice."""
-        for label in self.wanted:
-            if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
-                self._add(connection, snapshot, label)
+    def _make_wanted(self, connection: Connection, snapshot: Snapshot, until: int | None) -> None:
+        """Make what tools asked for in the batches until this one; None is all."""
+        for batch, label in self.wanted:
+            if until is None or batch <= until:
+                self._make(connection, snapshot, label)
+
+    def _make(self, connection: Connection, snapshot: Snapshot, label: Label) -> None:
+        """Make a checkpoint that has its id already, unless it was made: a transaction may run twice."""
+        if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
+            self._add(connection, snapshot, label)
 
     def _add(self, connection: Connection, snapshot: Snapshot, label: Label) -> None:
         self.agent.store.checkpoints.add(connection, self.agent.branch_id, snapshot, label)

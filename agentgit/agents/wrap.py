@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from langchain_core.tools import BaseTool
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.capture import tools_of
-from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS
+from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
 from agentgit.agents.import_langgraph import import_thread
-from agentgit.agents.runs import Graph
 from agentgit.agents.turn import OFF, TOOL, TURN, Rules
 from agentgit.errors import InvalidInput
 from agentgit.tools import Effect
@@ -32,6 +32,7 @@ def wrap(
     effects: Mapping[str, Effect | str],
     auto_checkpoint: AutoCheckpoint,
     branch: str | None,
+    check_effects: bool,
     thread_id: str | None = None,
 ) -> RollbackAgent:
     """Wrap a compiled graph; see `Repository.wrap`."""
@@ -40,7 +41,10 @@ def wrap(
     if not isinstance(graph, Pregel):
         raise InvalidInput(f"{type(graph).__name__} is no LangGraph graph; wrap what graph.compile() gives.")
     _expect_interval(auto_checkpoint)
-    declared = _declared(graph, effects)
+    if not isinstance(effects, Mapping):
+        raise InvalidInput(f"effects={effects!r} is no mapping; write effects={{'tool name': effect}}.")
+    tools = {tool.name: tool for tool in tools_of(graph)}
+    declared = _declared(tools, effects, check=check_effects)
     if thread_id is not None:
         import_thread(repository, graph, session, thread_id)
     found = repository.ensure_session(session)
@@ -49,7 +53,11 @@ def wrap(
             repository.declare(found.id, name, effect.undo)
     with repository.store.database.reading() as connection:
         row = repository.lookup.branch(connection, found, branch)
-    rules = Rules(user_id=repository.user.id, effects=declared, unrecorded=CHECKPOINT_TOOLS, auto=auto_checkpoint)
+    # Where the tools cannot be seen, a name of ours is taken for ours, unless the user says what that tool does.
+    ours = (
+        frozenset(name for name, tool in tools.items() if is_ours(tool)) if tools else CHECKPOINT_TOOLS - set(effects)
+    )
+    rules = Rules(user_id=repository.user.id, effects=declared, unrecorded=ours, auto=auto_checkpoint)
     return RollbackAgent(repository, graph, rules, row.id)
 
 
@@ -59,14 +67,13 @@ def _expect_interval(auto: AutoCheckpoint) -> None:
         raise InvalidInput(f"auto_checkpoint={auto!r} means nothing; give 'turn', 'tool', 'off' or a number of turns.")
 
 
-def _declared(graph: Graph, effects: Mapping[str, Effect | str]) -> dict[str, Effect]:
+def _declared(tools: Mapping[str, BaseTool], effects: Mapping[str, Effect | str], *, check: bool) -> dict[str, Effect]:
     """Join what the tools declare of themselves with what the user declares of them, which wins."""
-    tools = {tool.name: tool for tool in tools_of(graph)}
     unknown = sorted(set(effects) - set(tools))
-    if tools and unknown:
+    if check and tools and unknown:
         raise InvalidInput(
             f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
-            "A tool that is called elsewhere than in a ToolNode declares its effect itself: @reversible(undo)."
+            "If a node calls it out of sight of the graph, say so: check_effects=False."
         )
     own = {name: effect for name, tool in tools.items() if (effect := declared_on(tool)) is not None}
     return own | {name: as_effect(effect) for name, effect in effects.items()}

@@ -130,7 +130,8 @@ class Checkpoint(Deferred):
         kind = "Auto" if self.is_auto else "Manual"
         messages = self._count("message_count", "conversation_history")
         calls = self._count("tool_track_position", "tool_invocations")
-        return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {messages} messages, {calls} tool calls"
+        counts = f"{messages} message{'' if messages == 1 else 's'}, {calls} tool call{'' if calls == 1 else 's'}"
+        return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {counts}"
 
     def _count(self, key: str, content: str) -> int:
         """Count a large field, by its recorded length where the field itself was not fetched."""

@@ -68,6 +68,8 @@ def branch_name(text: str) -> str:
         >>> branch_name("rather a sofa")
         'rather a sofa'
     """
+    if not isinstance(text, str):
+        raise InvalidInput(f"A branch is called by a text, not by {text!r}.")
     if not text.strip() or text.isdigit() or text == HEAD or len(text) > 200 or re.search(r"[#~@\x00-\x1f\x7f]", text):
         raise InvalidInput(
             f"A branch cannot be called {text!r}: it needs a name of up to 200 characters that is no number, not HEAD, "

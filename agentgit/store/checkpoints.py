@@ -109,7 +109,7 @@ class Checkpoints:
         return self.find(connection, or_(*parts))
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> int:
-        """Delete those of these checkpoints that nothing needs; tell how many went."""
+        """Delete those of these checkpoints that nothing needs; tell how many went. Where a branch begins stays."""
         these = [{"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in ids]
         return sum(connection.execute(_DELETE, one).rowcount for one in these)
 
@@ -134,6 +134,7 @@ _WITH_BRANCH = select(
 )
 _DELETE = delete(CHECKPOINT).where(
     *_this,
+    CHECKPOINT.c.kind != "branch",
     ~exists().where(
         BRANCH.c.tenant_id == bindparam("tenant"),
         or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),

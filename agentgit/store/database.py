@@ -29,6 +29,10 @@ SERIALIZATION_FAILURES = {"40001", "40P01"}
 """PostgreSQL's states for "run the transaction again"."""
 
 
+_writers: dict[str, threading.Lock] = {}
+"""One lock for each SQLite file, whoever has opened it in this process."""
+
+
 def parse_url(where: str | Path | URL) -> URL:
     """Read what a user may give as a database: a path, `:memory:`, or a SQLAlchemy URL.
 
@@ -72,6 +76,9 @@ class Database:
         self.engine: Engine = self._create_engine()
         # A database in memory has one connection, so its users take turns; a file has as many as it needs.
         self._turn = threading.RLock() if self.in_memory else nullcontext()
+        # SQLite lets a second writer sleep for milliseconds before it looks again; in one process they take turns here.
+        one_file = self.is_sqlite and not self.in_memory
+        self._writing = _writers.setdefault(str(self.url), threading.Lock()) if one_file else nullcontext()
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)!r})"
@@ -106,7 +113,7 @@ class Database:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                with _translated(self.url), self._turn, self.engine.connect() as connection:
+                with _translated(self.url), self._turn, self._writing, self.engine.connect() as connection:
                     connection = connection.execution_options(agentgit_durable=durable, agentgit_write=True)
                     with connection.begin():
                         return work(connection)

@@ -2,17 +2,21 @@
 
     forward: intended → done | failed | unknown | paused        reverse: done → reversing → reversed | reverse_failed
 
+A call that waits for a person's answer is `paused`; answered, it runs again as a call of its own. A paused one has done
+nothing, so it has no place on the track and counts in no position; it is shown only while it waits.
+
 Each step is its own compare-and-swap on `status`, so that no two processes take the same one.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, func, insert, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.store.ids import new_id
@@ -95,10 +99,6 @@ class Outcome:
     ended_at: datetime | None = None
 
 
-_ORDER = (INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival)
-"""The order of the AI messages; what a tool itself called comes after it."""
-
-
 class Journal:
     """The invocations of one tenant.
 
@@ -129,10 +129,6 @@ class Journal:
         }  # fmt: skip
         connection.execute(_ADD, values | ({"status": outcome.status, **_ended(outcome)} if outcome else {}))
         return invocation_id
-
-    def again(self, connection: Connection, invocation_id: int, owner: str) -> None:
-        """Record that a paused call runs again."""
-        self._move(connection, invocation_id, INTENDED, owner=owner)
 
     def end(self, connection: Connection, invocation_id: int, outcome: Outcome) -> None:
         """Record how a call ended.
@@ -177,13 +173,11 @@ class Journal:
         self._log(connection, row, status, operation_id)
 
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
-        this = and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
-        allowed = [before for before, after in MOVES.items() if status in after]
-        moved = connection.execute(
-            update(INVOCATION).where(this, INVOCATION.c.status.in_(allowed)).values(status=status, **values)
-        )
-        row = connection.execute(select(INVOCATION).where(this)).one()
-        if moved.rowcount != 1:
+        this = {"tenant": self.tenant_id, "invocation": invocation_id}
+        new = {f"new_{name}": value for name, value in values.items()}
+        row = connection.execute(_moving(status, tuple(values)), this | new).first()
+        if row is None:
+            row = connection.execute(_ONE, this).one()
             raise Conflict(
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: somebody "
                 "else has dealt with it. Plan the rollback again."
@@ -223,11 +217,6 @@ class Journal:
         found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
         return int(found) if found is not None else None
 
-    def paused(self, connection: Connection, branch_id: int) -> dict[str, Row[Any]]:
-        """Find the paused calls of a branch by their tool call ids."""
-        rows = connection.execute(_PAUSED, self._key(branch_id))
-        return {row.tool_call_id: row for row in rows}
-
     def track(self, connection: Connection, parts: Sequence[Part]) -> list[ToolInvocation]:
         """Read a track, in the order of the AI messages.
 
@@ -236,16 +225,42 @@ class Journal:
         """
         track: list[ToolInvocation] = []
         for part in parts:
-            query = select(INVOCATION).where(self._of(part.branch_id))
-            if part.count is not None:
-                query = query.where(INVOCATION.c.arrival < part.count)
-            query = query.order_by(*_ORDER)
-            rows = connection.execute(query)
-            track += [_value(row, parts[-1].branch_id, len(track) + n) for n, row in enumerate(rows)]
+            query = select(INVOCATION).where(self._of(part.branch_id), INVOCATION.c.status != PAUSED)
+            rows = connection.execute(query.order_by(INVOCATION.c.arrival).limit(part.count)).all()
+            track += [
+                _value(row, parts[-1].branch_id, len(track) + n) for n, row in enumerate(sorted(rows, key=_order))
+            ]
         return track
 
-    def standing(self, connection: Connection, session_id: int) -> list[ToolInvocation]:
-        """Read the invocations of a session that may have left something in its world, newest first in world order."""
+    def waiting(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
+        """Read the calls of a branch that wait for an answer.
+
+        Args:
+            connection: any.
+            branch_id: the branch.
+            position: the length of its track.
+        """
+        rows = connection.execute(_PAUSED, self._key(branch_id)).all()
+        return [_value(row, branch_id, position + n) for n, row in enumerate(rows)]
+
+    def last_of(self, connection: Connection, part: Part) -> int:
+        """Tell the arrival of the last call of a part of a track; -1 if it has none."""
+        if part.count == 0:
+            return -1
+        if part.count is None:
+            return 2**31 - 1
+        query = select(INVOCATION.c.arrival).where(self._of(part.branch_id), INVOCATION.c.status != PAUSED)
+        found = connection.execute(query.order_by(INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
+        return int(found) if found is not None else 2**31 - 1
+
+    def standing(self, connection: Connection, session_id: int, path: Sequence[Part] = ()) -> list[ToolInvocation]:
+        """Read the invocations of a session that may have left something in its world, newest first in world order.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track whose invocations are left out.
+        """
         happened = (
             select(WORLD.c.invocation_id, func.max(WORLD.c.seq).label("seq"))
             .where(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == session_id)
@@ -255,6 +270,13 @@ class Journal:
         joined = INVOCATION.outerjoin(happened, happened.c.invocation_id == INVOCATION.c.id).join(
             BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
         )
+        on_path = [
+            and_(
+                INVOCATION.c.internal_session_id == part.branch_id,
+                INVOCATION.c.arrival <= self.last_of(connection, part),
+            )
+            for part in path
+        ]
         query = (
             select(INVOCATION, BRANCH.c.inherited, happened.c.seq)
             .select_from(joined)
@@ -263,6 +285,7 @@ class Journal:
                 INVOCATION.c.external_session_id == session_id,
                 INVOCATION.c.status.in_(sorted(STANDING)),
                 INVOCATION.c.effect != READ_ONLY,
+                *(~one for one in on_path),
             )
         )
         rows = connection.execute(query).all()
@@ -299,20 +322,54 @@ class Journal:
 _of_branch = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.internal_session_id == bindparam("branch"))
 _ADD = insert(INVOCATION)
 _LAST_ARRIVAL = select(func.max(INVOCATION.c.arrival)).where(*_of_branch)
-_TALLY = select(func.count().label("calls"), func.max(INVOCATION.c.batch).label("batch")).where(*_of_branch)
-_COUNT = select(func.count()).select_from(INVOCATION).where(*_of_branch, INVOCATION.c.batch < bindparam("until"))
+_TALLY = select(
+    func.count(case((INVOCATION.c.status != PAUSED, 1))).label("calls"), func.max(INVOCATION.c.batch).label("batch")
+).where(*_of_branch)
+_COUNT = (
+    select(func.count())
+    .select_from(INVOCATION)
+    .where(*_of_branch, INVOCATION.c.status != PAUSED, INVOCATION.c.batch < bindparam("until"))
+)
 _RUNNING = (
     select(INVOCATION.c.id)
     .where(*_of_branch, INVOCATION.c.status == INTENDED, INVOCATION.c.owner == bindparam("by"))
     .order_by(INVOCATION.c.arrival)
 )
-_PAUSED = select(INVOCATION.c.id, INVOCATION.c.tool_call_id, INVOCATION.c.batch, INVOCATION.c.batch_index).where(
-    *_of_branch, INVOCATION.c.status == PAUSED
+_later = INVOCATION.alias("later")
+_PAUSED = (
+    select(INVOCATION)
+    .where(
+        *_of_branch,
+        INVOCATION.c.status == PAUSED,
+        ~exists().where(
+            _later.c.tenant_id == INVOCATION.c.tenant_id,
+            _later.c.internal_session_id == INVOCATION.c.internal_session_id,
+            _later.c.arrival > INVOCATION.c.arrival,
+            or_(_later.c.tool_call_id == INVOCATION.c.tool_call_id, _later.c.batch > INVOCATION.c.batch),
+        ),
+    )
+    .order_by(INVOCATION.c.arrival)
 )
+
+_one = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id == bindparam("invocation"))
+_ONE = select(INVOCATION).where(*_one)
 _LOG = insert(WORLD)
 _LAST_SEQ = select(func.max(WORLD.c.seq)).where(
     WORLD.c.tenant_id == bindparam("tenant"), WORLD.c.external_session_id == bindparam("session")
 )
+
+
+@functools.cache
+def _moving(status: str, columns: tuple[str, ...]) -> Any:
+    """Make the statement that moves an invocation to a status if that may follow the one it has, and gives the row."""
+    before = [status_before for status_before, after in MOVES.items() if status in after]
+    new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
+    return (
+        update(INVOCATION)
+        .where(*_one, INVOCATION.c.status.in_(before))
+        .values(status=status, **new)
+        .returning(INVOCATION)
+    )
 
 
 def _ended(outcome: Outcome) -> dict[str, Any]:
@@ -321,6 +378,11 @@ def _ended(outcome: Outcome) -> dict[str, Any]:
         "error_message": outcome.error,
         "ended_at": outcome.ended_at,
     }
+
+
+def _order(row: Row[Any]) -> tuple[Any, ...]:
+    """Sort by the order of the AI messages; what a tool itself called comes after it."""
+    return row.batch, row.batch_index, row.started_at, row.arrival
 
 
 def _value(row: Row[Any], seen_by: int, position: int) -> ToolInvocation:

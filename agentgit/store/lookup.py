@@ -12,6 +12,8 @@ from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.store.sessions import CHECKPOINT, SESSION, Found
 from agentgit.store.store import Store
 
+ID_LIMIT = 2**53
+
 Place = Checkpoint | str | int
 """How a user may name a checkpoint."""
 
@@ -110,9 +112,10 @@ class Lookup:
         if not isinstance(place, str):
             raise InvalidInput(f"{place!r} names no checkpoint; give a Checkpoint, its id or its name.")
         reference = refs.parse(place)
-        found = self._by_name(connection, session, branch, place) or self._by_place(
-            connection, session, branch, reference
-        )
+        found = None
+        if reference.base != refs.HEAD:  # which always means the place, whatever a checkpoint may be called
+            found = self._by_name(connection, session, branch, place)
+        found = found or self._by_place(connection, session, branch, reference)
         if found is None and reference.id is not None:
             return self._by_id(connection, session, reference.id)
         if found is None:
@@ -123,7 +126,8 @@ class Lookup:
         return found
 
     def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> Found:
-        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
+        exists = 0 <= checkpoint_id < ID_LIMIT
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if exists else ():
             if row.external_session_id == session.id:
                 return row
             owner = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
@@ -136,6 +140,8 @@ class Lookup:
 
     def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
         """Tell which of the user's sessions a checkpoint belongs to."""
+        if not 0 <= checkpoint_id < ID_LIMIT:
+            return None
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
             found = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
             return found[0] if found else None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from agentgit.sessions.operation import RUNNING, Operation
+from agentgit.store import owners
 from agentgit.store.ids import new_id
 from agentgit.store.tables import OperationRow
 from agentgit.values import as_object, to_json
@@ -93,12 +94,21 @@ class Operations:
         query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
         return connection.execute(query).first()
 
-    def of_branch(self, connection: Connection, branch_id: int) -> Row[Any] | None:
-        """Read the operation that made a branch; the first one has none."""
-        query = select(OPERATION).where(
-            OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.internal_session_id == branch_id
-        )
-        return connection.execute(query).first()
+    def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
+        """Read the operations that made these branches; the first one of a session was made by none."""
+        made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
+        query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made)
+        return connection.execute(query, {"branches": list(branch_ids)}).all()
+
+    def in_progress(self, connection: Connection, session_id: int) -> list[int]:
+        """List the operations of a session that somebody is working on now."""
+        rows = connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id})
+        return [row.id for row in rows if owners.is_alive(row.owner)]
+
+    def interrupted(self, connection: Connection, session_id: int) -> list[int]:
+        """List the operations of a session whose process has died."""
+        rows = connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id})
+        return [row.id for row in rows if not owners.is_alive(row.owner)]
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
@@ -110,6 +120,13 @@ class Operations:
 
     def _of(self, session_id: int) -> Any:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
+
+
+_RUNNING = select(OPERATION.c.id, OPERATION.c.owner).where(
+    OPERATION.c.tenant_id == bindparam("tenant"),
+    OPERATION.c.external_session_id == bindparam("session"),
+    OPERATION.c.status == RUNNING,
+)
 
 
 def value(row: Row[Any]) -> Operation:

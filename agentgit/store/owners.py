@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import socket
@@ -24,7 +25,7 @@ def owner() -> Iterator[str]:
         >>> is_alive(name)
         False
     """
-    name = f"{socket.gethostname()[:60]}|{os.getpid()}|{_started(os.getpid())}|{secrets.token_hex(8)}"
+    name = f"{_here()}|{os.getpid()}|{_started(os.getpid())}|{secrets.token_hex(8)}"
     _working.add(name)
     try:
         yield name
@@ -41,11 +42,21 @@ def is_alive(name: str | None) -> bool:
     if name is None:
         return False
     host, pid, started, _ = name.split("|")
-    if host != socket.gethostname()[:60]:
+    if host != _here():
         return True
     if int(pid) == os.getpid() and started == _started(os.getpid()):
         return name in _working
     return _exists(int(pid)) and started == _started(int(pid))
+
+
+@functools.cache
+def _here() -> str:
+    """Name the place where pids mean the same: one boot of one machine, one container; elsewhere the host's name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()[:60]
 
 
 def _started(pid: int) -> str:

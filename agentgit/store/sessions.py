@@ -99,6 +99,11 @@ class Sessions:
         )
         return [_external(row) for row in connection.execute(query)]
 
+    def one(self, connection: Connection, session_id: int) -> Found:
+        """Read the row of one session that must exist."""
+        where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        return connection.execute(select(SESSION).where(where)).one()
+
     def find(self, connection: Connection, user_id: int, ref: str | int) -> list[ExternalSession]:
         """Find the sessions that a name or an id may mean."""
         named = SESSION.c.session_name == str(ref)
@@ -200,7 +205,7 @@ class Sessions:
         if row.status == RUNNING:
             raise Conflict(
                 f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
-                "agent.fork().",
+                "agent.fork(). If it died on another machine: repo.recover(session, branch).",
                 head=row.head_id,
             )
         raise Conflict(

@@ -32,12 +32,14 @@ class Moment:
         latest: the newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
         settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
         last: the last message, shown; nothing if there is none.
+        waiting: the AI message some of whose tool calls have no result, and the results that are there.
     """
 
     snapshot: Snapshot
     latest: str | None
     settled: bool
     last: Sequence[Mapping[str, Any]] = ()
+    waiting: Sequence[Mapping[str, Any]] = ()
 
 
 class Store:
@@ -64,10 +66,19 @@ class Store:
             branch: its row.
             position: how many invocations; None for all.
         """
+        return self.journal.track(connection, self.parts(connection, branch, position))
+
+    def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[Part]:
+        """Tell what the tool track of a branch is made of, root first."""
         parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
             parts[-1] = Part(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
-        return self.journal.track(connection, parts)
+        return parts
+
+    def live_track(self, connection: Connection, branch: Found) -> list[ToolInvocation]:
+        """Read the tool track of a branch, and the calls that wait for an answer now."""
+        track = self.track(connection, branch)
+        return [*track, *self.journal.waiting(connection, branch.id, len(track))]
 
     def moment(self, connection: Connection, branch: Found, count: int | None = None) -> Moment:
         """Look where a branch stands, stepping back behind a batch of tool calls that was never finished.
@@ -83,19 +94,23 @@ class Store:
         position = branch.inherited + (self.journal.tally(connection, branch.id)[0] if count is None else count)
         if at is None:
             return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True)
-        latest, tail = at.place.checkpoint_id, self.tail(connection, at)
+        latest, tail = at.place.checkpoint_id, self._tail(connection, at)
         waiting = unanswered(tail)
         asks = self.is_interrupted(connection, at)
         if asks or not waiting:
-            return Moment(snapshot=snapshot_of(at, position), latest=latest, settled=not asks, last=tail[-1:])
+            here = snapshot_of(at, position)
+            return Moment(
+                snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=tail if waiting else ()
+            )
         began = self.journal.last_batch(connection, branch.id, waiting)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
-        return Moment(snapshot=snapshot_of(self._before(connection, at), position), latest=latest, settled=False)
+        before = snapshot_of(self._before(connection, at), position)
+        return Moment(snapshot=before, latest=latest, settled=False, waiting=tail)
 
     def _before(self, connection: Connection, at: At) -> At | None:
         """Find the newest graph checkpoint before this one in which no tool call waits for its result."""
         found: At | None = at
-        while found is not None and unanswered(self.tail(connection, found)):
+        while found is not None and unanswered(self._tail(connection, found)):
             earlier = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
             found = self.graphs.find(connection, earlier) if earlier else None
         return found
@@ -106,14 +121,19 @@ class Store:
 
     def is_unfinished(self, connection: Connection, at: At) -> bool:
         """Tell whether a tool call of a graph checkpoint has no result there."""
-        return bool(unanswered(self.tail(connection, at)))
+        return bool(unanswered(self._tail(connection, at)))
 
-    def answered(self, connection: Connection, at: At) -> list[str]:
-        """List the tool calls whose results came last, if none of their batch still waits; else nothing."""
-        tail = self.tail(connection, at)
-        return [] if unanswered(tail) else [message["tool_call_id"] for message in tail if message["role"] == "tool"]
+    def last_message(self, connection: Connection, at: At) -> dict[str, Any] | None:
+        """Give the last message of a graph checkpoint, shown; None if there is none."""
+        messages = self.graphs.messages_at(connection, at, 1)
+        return from_stored(messages[0]) if messages else None
 
-    def tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
+    def answered(self, connection: Connection, at: At) -> dict[str, Any] | None:
+        """Give the AI message whose tool calls were all answered just before; None if another message came last."""
+        tail = self._tail(connection, at)
+        return tail[0] if len(tail) > 1 and not unanswered(tail) else None
+
+    def _tail(self, connection: Connection, at: At) -> list[dict[str, Any]]:
         """Read the last message that is no result of a tool, and the results after it."""
         last = 1
         while True:
@@ -130,6 +150,14 @@ class Store:
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release(connection, branch.id, branch.owner)
         return self.sessions.branch(connection, branch.id)
+
+    def recover_all(self, session_id: int) -> None:
+        """Take back the branches of a session whose processes have died."""
+        with self.database.reading() as connection:
+            branches = self.sessions.branches(connection, session_id)
+        dead = [row for row in branches if row.status == RUNNING and not owners.is_alive(row.owner)]
+        if dead:
+            self.database.write(lambda c: [self.recover(c, self.sessions.branch(c, row.id)) for row in dead])
 
     def state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
         """Read the state and the conversation at a graph checkpoint, as a value's large fields have them."""

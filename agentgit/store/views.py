@@ -13,6 +13,7 @@ from agentgit.sessions.tree import Branch, Point
 from agentgit.store.journal import INVOCATION
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Store
+from agentgit.tools.invocation import PAUSED
 from agentgit.values import as_object, from_json
 
 
@@ -63,7 +64,7 @@ class Views:
         rows = self.store.sessions.branches(connection, session.id)
         ids = [row.id for row in rows]
         checkpoints = self._counts(connection, CHECKPOINT, ids)
-        calls = self._counts(connection, INVOCATION, ids)
+        calls = self._counts(connection, INVOCATION, ids, INVOCATION.c.status != PAUSED)
         return [self._branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
 
     def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
@@ -71,10 +72,10 @@ class Views:
         checkpoints = self._counts(connection, CHECKPOINT, [row.id])
         return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)[0])
 
-    def _counts(self, connection: Connection, table: Any, branch_ids: list[int]) -> dict[int, int]:
+    def _counts(self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any) -> dict[int, int]:
         query = (
             select(table.c.internal_session_id, func.count().label("calls"))
-            .where(table.c.tenant_id == self.store.tenant_id, table.c.internal_session_id.in_(branch_ids))
+            .where(table.c.tenant_id == self.store.tenant_id, table.c.internal_session_id.in_(branch_ids), *conditions)
             .group_by(table.c.internal_session_id)
         )
         return {row.internal_session_id: row.calls for row in connection.execute(query)}

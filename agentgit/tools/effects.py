@@ -30,6 +30,10 @@ ATTRIBUTE = "__agentgit_effect__"
 """Where a decorated tool function carries its effect."""
 
 
+_by_name: dict[str, Effect] = {}
+"""What decorators declared last, by tool name: some tools are called where nobody can see the tool itself."""
+
+
 @dataclass(frozen=True)
 class Effect:
     """What a tool does to the world. As a decorator it declares that of a tool function or a LangChain tool.
@@ -56,6 +60,8 @@ class Effect:
 
     def __call__(self, tool: Tool) -> Tool:
         function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
+        name = str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
+        _by_name[name] = self
         object.__setattr__(function, ATTRIBUTE, self)  # also on pydantic tools, which refuse unknown attributes
         return tool
 
@@ -107,6 +113,11 @@ def declared_on(tool: Any) -> Effect | None:
     return None
 
 
+def declared_by_name(name: str) -> Effect | None:
+    """Find the effect that a decorator in this process declared last of a tool of that name."""
+    return _by_name.get(name)
+
+
 def as_effect(declared: Effect | str) -> Effect:
     """Read what a user may write in `effects={...}`: an Effect, or the name of one."""
     return declared if isinstance(declared, Effect) else Effect(declared)
@@ -137,10 +148,12 @@ def resolve(path: str) -> Undo:
 
 
 def takes_invocation(undo: Undo) -> bool:
-    """Tell whether an undo function asks for the invocation as a third argument."""
+    """Tell whether an undo function asks for the invocation: by a third parameter without a default, or by its name."""
     try:
         parameters = inspect.signature(undo).parameters.values()
     except (TypeError, ValueError):
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(positional) >= 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(positional) < 3:
+        return False
+    return positional[2].default is inspect.Parameter.empty or positional[2].name == "invocation"

@@ -18,7 +18,6 @@ REVERSE_UNKNOWN = "reverse_unknown"
 
 MOVES: dict[str, frozenset[str]] = {
     INTENDED: frozenset({DONE, FAILED, PAUSED, UNKNOWN}),
-    PAUSED: frozenset({INTENDED}),
     UNKNOWN: frozenset({DONE, FAILED}),
     DONE: frozenset({REVERSING}),
     REVERSING: frozenset({REVERSED, REVERSE_FAILED, REVERSE_UNKNOWN}),

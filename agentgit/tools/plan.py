@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,9 +112,10 @@ def make_plan(
     *,
     checkpoint_id: int,
     target: str,
-    replayed: list[ToolInvocation],
+    position: int,
     later: Iterable[ToolInvocation],
     can_undo: Callable[[ToolInvocation], str | None],
+    accepted: Collection[int] = (),
     tools: str = "reverse",
 ) -> RollbackPlan:
     """Decide about every effect that stands in the world and is not on the path to the checkpoint.
@@ -122,15 +123,18 @@ def make_plan(
     Args:
         checkpoint_id: where to go back to.
         target: how a person calls that place.
-        replayed: the track up to there.
+        position: how many tool invocations lie before it.
         later: the other invocations of the session that may stand in the world, newest first in world order.
         can_undo: None if the undo function of an invocation is at hand, else why not.
+        accepted: the ids of those that an earlier rollback kept and reported.
         tools: one of `TOOLS_MODES`.
     """
-    steps = [step for call in later if (step := _step(call, can_undo, tools)) is not None]
-    return RollbackPlan(
-        checkpoint_id=checkpoint_id, target=target, position=len(replayed), replayed=replayed, steps=steps
-    )
+    steps = [
+        PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it") if call.id in accepted else step
+        for call in later
+        if (step := _step(call, can_undo, tools)) is not None
+    ]
+    return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, steps=steps)
 
 
 def _step(call: ToolInvocation, can_undo: Callable[[ToolInvocation], str | None], tools: str) -> PlanStep | None:
@@ -154,9 +158,11 @@ def _decide(call: ToolInvocation, can_undo: Callable[[ToolInvocation], str | Non
     if call.status == invocation.INTENDED:
         return BLOCK, "it is running now; wait for its turn to end"
     if call.status == invocation.UNKNOWN:
-        return BLOCK, "it is unknown whether it happened; the process died during the call"
-    if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
-        return BLOCK, "it is unknown whether an earlier rollback reversed it"
+        return BLOCK, "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
+    if call.status == invocation.REVERSING:
+        return BLOCK, "a rollback is reversing it, or died doing so; see repo.operations() and repo.resume()"
+    if call.status == invocation.REVERSE_UNKNOWN:
+        return BLOCK, "it is unknown whether an earlier rollback reversed it; look, and tell with repo.resolve()"
     if call.effect == effects.IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
     if call.effect == effects.IDEMPOTENT:

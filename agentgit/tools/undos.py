@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.tools.effects import Undo, resolve
+from agentgit.tools.effects import Undo, declared_by_name, resolve
 from agentgit.tools.invocation import ToolInvocation
 
 
@@ -23,7 +23,8 @@ class Undos:
         Raises:
             NotFound: there is none here.
         """
-        undo = self._declared.get((session_id, call.tool_name)) or call.undo
+        decorated = declared_by_name(call.tool_name)
+        undo = self._declared.get((session_id, call.tool_name)) or call.undo or (decorated.undo if decorated else None)
         if undo is None:
             raise NotFound(
                 f"its undo function is not here; wrap the graph with effects={{{call.tool_name!r}: ...}} first, or "

@@ -1,0 +1,55 @@
+"""The time of one turn, by the length of the conversation before it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from bench.contenders import BARE, SQLITE, Bare, Contender, Ours, Sqlite, Talk, Wrapped
+from bench.graphs import CHAT, TOOL, said
+from bench.measure import Line, Subject, lines, rotated, timed
+from bench.stage import Stage
+
+LENGTH = 200
+"""Characters of each message: short ones, which is where a fixed cost per turn shows most."""
+
+SPREAD = 0.1
+"""A conversation of about n messages has n, or up to a tenth more or less."""
+
+WARM_UP = 3
+
+NAMES = {CHAT: "user and assistant", TOOL: "with one tool call"}
+
+NOTE = (
+    f"Milliseconds of one graph.invoke (wrapped: agent.invoke); messages of {LENGTH} characters; the model and the\n"
+    "tool do no work of their own. The tool is declared reversible. Each contender runs the same turn in each round."
+)
+
+
+def measure(stage: Stage) -> Subject:
+    """Time turns of both kinds at all lengths."""
+    found: list[Line] = []
+    for kind in (CHAT, TOOL):
+        contenders = stage.open(Bare, Sqlite, Ours, Wrapped, name=f"turn-{kind}", length=LENGTH)
+        small, *larger = stage.scale.messages
+        found += _lines(kind, small, _fresh(contenders, kind, stage.scale.fresh))
+        talk = Talk(contenders, kind, LENGTH)
+        for messages in larger:
+            talk.grow(round(messages * (1 + SPREAD)))
+            found += _lines(kind, messages, talk.around(messages, SPREAD))
+    return Subject("Time of a turn", NOTE, found)
+
+
+def _lines(kind: str, messages: int, times: dict[str, list[float]]) -> list[Line]:
+    return lines(f"{NAMES[kind]}, {messages:,} messages", times, [SQLITE, BARE])
+
+
+def _fresh(contenders: list[Contender], kind: str, rounds: int) -> dict[str, list[float]]:
+    """Time the second turn of new conversations: the only way to time many turns at two messages."""
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for number in range(WARM_UP + rounds):
+        for contender in rotated(contenders, number):
+            say = contender.conversation()
+            say(said(CHAT, number, LENGTH))
+            took, _ = timed(partial(say, said(kind, number, LENGTH)))
+            times[contender.name].append(took)
+    return {name: found[WARM_UP:] for name, found in times.items()}

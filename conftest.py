@@ -1,0 +1,151 @@
+"""The documents are run: README.md, docs/ and the examples in the docstrings, by Sybil.
+
+In a Markdown file the blocks run in order, in an empty folder, and share their names:
+
+- ` ```python ` is run. What it prints is shown by the ` ```text ` block right after it; both must agree.
+- ` ```console ` runs each `$ agentgit …` line as the command line does; what it writes follows the line.
+
+In what is shown, `...` stands for any text, and times, ids and hashes need not be the real ones.
+"""
+
+import doctest
+import io
+import os
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import pytest
+from sybil import Document, Example, Region, Sybil
+from sybil.evaluators.doctest import OutputChecker
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
+from sybil.parsers.rest import DocTestParser
+from sybil.region import Lexeme
+from xdist.scheduler import LoadScopeScheduling
+
+UNSTABLE = {
+    re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?\b"): "TIME",
+    re.compile(r"\b\d{14,16}\b"): "ID",
+    re.compile(r"\b[0-9a-f]{64}\b"): "HASH",
+}
+"""What is never the same twice."""
+
+CHECKER, FLAGS = OutputChecker(), doctest.ELLIPSIS | doctest.REPORT_UDIFF
+WIDTH = "100"
+
+
+class Shown(NamedTuple):
+    """What was run, and what the document says that it writes; None if it says nothing."""
+
+    run: str
+    writes: str | None
+
+
+# -- which blocks there are
+
+
+def blocks(document: Document) -> Iterator[Region]:
+    """Find what is to be run in a Markdown file.
+
+    Args:
+        document: the file.
+    """
+    found = sorted(FencedCodeBlockLexer("python|console|text")(document), key=lambda region: region.start)
+    for region, after in zip_longest(found, found[1:]):
+        language, source = region.lexemes["language"], region.lexemes["source"]
+        if language == "console":
+            yield Region(region.start, region.end, list(_commands(source)), run_commands)
+        elif language == "python":
+            follows = after is not None and not document.text[region.end : after.start].strip()
+            shown = after.lexemes["source"] if after and follows and after.lexemes["language"] == "text" else None
+            yield Region(region.start, region.end, (source, shown), run_python)
+
+
+def _commands(source: str) -> Iterator[Shown]:
+    for part in re.split(r"^\$ ", source, flags=re.MULTILINE)[1:]:
+        command, _, writes = part.partition("\n")
+        yield Shown(command, writes)
+
+
+# -- running them
+
+
+def run_python(example: Example) -> str | None:
+    """Run a block of Python; give what is wrong with what it printed, or None."""
+    source, shown = example.parsed
+    example.parsed = Lexeme(textwrap.dedent(source), source.offset, source.line_offset)
+    with redirect_stdout(io.StringIO()) as printed:
+        PythonEvaluator()(example)
+    return _compare(Shown("This block", shown or ""), printed.getvalue())
+
+
+def run_commands(example: Example) -> str | None:
+    """Run the commands of a block in this process; give what is wrong with the first that is wrong, or None."""
+    for shown in example.parsed:
+        words = shlex.split(shown.run)
+        if words[0] != "agentgit":
+            return f"`{shown.run}` is no command of agentgit; show it in a block that is not run, like ```sh"
+        if wrong := _compare(shown, _run(words)):
+            return wrong
+    return None
+
+
+def _run(words: list[str]) -> str:
+    from agentgit import cli
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+        patch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            cli.main()
+    return out.getvalue()
+
+
+def _compare(shown: Shown, written: str) -> str | None:
+    want, got = ("".join(f"{line}\n" for line in text.rstrip().splitlines()) for text in (shown.writes or "", written))
+    for pattern, same in UNSTABLE.items():
+        want, got = pattern.sub(same, want), pattern.sub(same, got)
+    if CHECKER.check_output(want, got, FLAGS):
+        return None
+    difference = CHECKER.output_difference(doctest.Example("", want), got, FLAGS)
+    return f"{shown.run} does not write what is shown after it.\n{difference}"
+
+
+# -- where they run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give a document an empty folder, and a terminal of a known width without colours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("docs"))
+        patch.setenv("COLUMNS", WIDTH)
+        patch.setenv("NO_COLOR", "1")
+        for name in ("AGENTGIT_DATABASE_URL", "AGENTGIT_DEMO_SHOP", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        yield os.getcwd()
+
+
+class KeepTogether(LoadScopeScheduling):
+    """Spreads tests over processes one by one, but the blocks of a document, which share their names, all to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith("tests/") else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KeepTogether:
+    """Say how `pytest -n` spreads the tests."""
+    return KeepTogether(config, log)
+
+
+DOCUMENTS = Sybil(parsers=[blocks], patterns=["README.md", "docs/*.md", "docs/*/*.md"], fixtures=["folder"])
+SOURCES = ["agentgit/*.py", "agentgit/*/*.py"]
+DOCSTRINGS = Sybil(parsers=[DocTestParser(doctest.ELLIPSIS)], patterns=SOURCES, fixtures=["folder"])
+
+pytest_collect_file = (DOCUMENTS + DOCSTRINGS).pytest()
