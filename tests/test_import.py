@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from langgraph.channels import DeltaChannel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
@@ -311,3 +312,35 @@ def test_the_source_is_not_changed(repo, origin, world):
     before = hashlib.sha256(Path(origin.url).read_bytes()).digest()
     repo.import_langgraph(origin.url)
     assert hashlib.sha256(Path(origin.url).read_bytes()).digest() == before
+
+
+def total(before, writes):
+    """Join what steps wrote; the reducer of a DeltaChannel."""
+    return [*before, *(item for write in writes for item in write)]
+
+
+class WithLog(MessagesState):
+    """A conversation and a log that is spread over the writes of earlier steps."""
+
+    log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
+
+
+def test_values_that_are_spread_over_earlier_steps_come_whole(repo, any_origin):
+    """A DeltaChannel, whose value is only in the writes of earlier graph checkpoints, has its value here."""
+
+    def build(saver):
+        graph = StateGraph(WithLog)
+        graph.add_node("a", lambda state: {"log": [len(state["log"])]})
+        graph.add_node("b", lambda state: {"log": [-len(state["log"])]})
+        graph.add_edge(START, "a").add_edge(START, "b")
+        return graph.compile(checkpointer=saver)
+
+    any_origin.talk(build, "t", *["hello"] * 5)
+    with any_origin.saver() as saver:
+        expected = build(saver).get_state(on("t")).values["log"]
+    repo.import_langgraph(any_origin.url)
+    agent = repo.wrap(build(None), "t")
+    assert len(expected) == 10
+    assert agent.state["log"] == expected
+    agent.invoke(said("hello"))
+    assert len(agent.state["log"]) == 12

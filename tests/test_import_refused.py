@@ -3,6 +3,7 @@
 import os
 import re
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import ormsgpack
@@ -194,6 +195,8 @@ def test_wrong_arguments_are_refused(repo, origin):
         repo.import_langgraph(origin.url, ["d"])
     with pytest.raises(InvalidInput, match="1 to 200"):
         repo.import_langgraph(origin.url, ["a"], session_prefix="x" * 200)
+    (one,) = repo.import_langgraph(origin.url, ["a"], session_prefix="x" * 200, on_error="continue").failed
+    assert one.session_name == "x" * 200 + "a"
     with pytest.raises(InvalidInput, match="on_error"):
         repo.import_langgraph(origin.url, on_error="ignore")
     with pytest.raises(InvalidInput, match=r"\['a'\]"):
@@ -236,6 +239,23 @@ def test_a_running_session_is_not_added_to(repo, origin):
         repo.import_langgraph(origin.url, ["a"])
     list(turn)
     assert len(repo.checkpoints("a")) == 6
+
+
+def test_two_imports_at_once_double_nothing(repo, origin):
+    """Two imports of the same threads end with one session each; the one that came too late says so."""
+
+    def bring_in():
+        with agentgit.open(repo.store.database.url) as mine:
+            return mine.import_langgraph(origin.url, on_error="continue")
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = [one.result() for one in [pool.submit(bring_in), pool.submit(bring_in)]]
+    assert all(isinstance(failed.error, Conflict) for report in reports for failed in report.failed)
+    assert repo.import_langgraph(origin.url).failed == []
+    assert sorted(s.session_name for s in repo.sessions()) == ["a", "b", "c"]
+    assert [len(repo.checkpoints(name)) for name in "abc"] == [4, 4, 4]
+    assert [len(repo.tool_track(name)) for name in "abc"] == [1, 1, 1]
+    assert len(threads(repo)) == 3
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

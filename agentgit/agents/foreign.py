@@ -130,7 +130,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.DatabaseError as error:
             connection.close()
-            if "unable to open" in str(error) and "immutable" not in mode and not wal.exists():
+            sealed = any(said in str(error) for said in ("unable to open", "readonly"))
+            if sealed and "immutable" not in mode and not wal.exists():
                 continue
             raise _refused(path, error) from error
         return connection

@@ -10,7 +10,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy import URL
 
 from agentgit.agents.foreign import open_database
-from agentgit.agents.moving_in import ThreadImport
+from agentgit.agents.moving_in import OnStep, ThreadImport
 from agentgit.agents.sources import Source, source_of
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.sessions.imports import FAILED, ImportReport, Progress, ThreadReport
@@ -39,37 +39,26 @@ def import_langgraph(
     with _open(where) as source:
         wanted = [str(thread) for thread in threads] if threads is not None else source.threads()
         for number, thread in enumerate(wanted, 1):
-            told = _Told(progress, thread, number, len(wanted))
-            one = ThreadImport(repository, source, thread, session_prefix + thread, told.step)
+            step = _telling(progress, thread, number, len(wanted))
+            name = session_prefix + thread
             try:
-                reports.append(_run(one, told))
+                reports.append(ThreadImport(repository, source, thread, name, step).run())
             except AgentGitError as error:
                 if on_error == "stop":
                     raise
-                reports.append(
-                    ThreadReport(thread_id=thread, session_name=one.session_name, status=FAILED, error=error)
-                )
+                reports.append(ThreadReport(thread_id=thread, session_name=name, status=FAILED, error=error))
     return ImportReport(reports)
 
 
-def _run(one: ThreadImport, told: _Told) -> ThreadReport:
-    told.step(0, 0)
-    return one.run()
+def _telling(progress: OnProgress | None, thread_id: str, number: int, threads: int) -> OnStep:
+    """Make what tells how far the import of one thread is, and tell that it begins."""
 
+    def step(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(thread_id=thread_id, number=number, threads=threads, done=done, total=total))
 
-class _Told:
-    """Tells how far the import of one thread is."""
-
-    def __init__(self, progress: OnProgress | None, thread_id: str, number: int, threads: int) -> None:
-        self._progress, self._thread_id, self._number, self._threads = progress, thread_id, number, threads
-
-    def step(self, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(
-                Progress(
-                    thread_id=self._thread_id, number=self._number, threads=self._threads, done=done, total=total
-                )
-            )  # fmt: skip
+    step(0, 0)
+    return step
 
 
 def _open(where: Any) -> Source:

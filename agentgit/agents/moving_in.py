@@ -26,6 +26,7 @@ from agentgit.sessions.imports import EXTENDED, IMPORTED, UNCHANGED, ThreadRepor
 from agentgit.store import staging
 from agentgit.store.blobs import compact
 from agentgit.store.graph import Draft, Encoded, Place, Task
+from agentgit.store.store import Store
 from agentgit.values import from_json
 
 if TYPE_CHECKING:
@@ -90,11 +91,13 @@ def newest_line(index: Sequence[Entry], newest: str, what: str) -> Line:
 class _Checker(SQLModelSaver):
     """Reads what was stored as a source is read: unknown types stay bytes, so that both sides can be compared."""
 
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        self._kept = Codec(KeptTypes())
+
     @property
     def codec(self) -> Codec:
         return self._kept
-
-    _kept = Codec(KeptTypes())
 
 
 @dataclass
@@ -119,7 +122,7 @@ class ThreadImport:
         store = self.repository.store
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
-        self.checker = _Checker(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        self.checker = _Checker(store)
         self.landing = Landing(self.repository, self.session_name, self.thread_id)
         self.staged = staging.name(self.repository.user.id, self.session_name, self.thread_id)
         self.what = f"Thread {self.thread_id!r}"
@@ -132,7 +135,8 @@ class ThreadImport:
         Raises:
             NotFound: there is no such thread.
             InvalidInput: a session cannot be called so, or the values need the program's own serializer.
-            Conflict: the session exists with other content, or has gone on here while the thread went on there.
+            Conflict: the session exists with other content, or has gone on here while the thread went on there, or
+                another import of the thread is at work.
             Corrupt: the thread is damaged, or what was stored differs from it; nothing of it is visible.
             Unavailable: the source or the database does not answer; the next import goes on from there.
         """
@@ -280,16 +284,16 @@ class ThreadImport:
         """Compare what is here with the source.
 
         Raises:
-            Corrupt: a graph checkpoint is missing, or the newest state is another one.
+            Conflict: there are not as many graph checkpoints as were read.
+            Corrupt: the newest state is another one.
         """
         staged = self._held(self.staged)
         known = {**(self._held(arrival.thread) if arrival else {}), **staged}
-        missing = [root for root in line.roots if ("", root) not in known]
-        if missing or len(staged) != added:
-            raise Corrupt(
-                f"{self.what} was not imported: {len(staged)} of its graph checkpoints are here, not {added}. Import "
-                "it again; if this stays so, report it.", row=self.what,
-            )  # fmt: skip
+        if len(staged) != added or not {("", root) for root in line.roots} <= known.keys():
+            raise Conflict(
+                f"{self.what} was not imported: {len(staged)} of its graph checkpoints are on their way, not {added}. "
+                "Is another import of it at work? Import it again when that has ended."
+            )
         theirs = self.source.read(self.thread_id, Entry("", newest, None))
         thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
         ours = self.checker.get_tuple(config_of(Place(thread, "", newest)))

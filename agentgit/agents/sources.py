@@ -20,7 +20,7 @@ T = TypeVar("T")
 PATIENCE = 60
 """Seconds that one answer of an async saver may take."""
 
-_LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat")
+_LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat", "event loop")
 """What the texts of failures say that are the database's, and not the data's."""
 
 
