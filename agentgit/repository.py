@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -17,6 +17,7 @@ from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.render.drawn import DrawnTree
 from agentgit.rollback import Rollback
 from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.sessions.imports import ImportReport, Progress
 from agentgit.sessions.operation import Operation
 from agentgit.store import schema
 from agentgit.store.database import Database
@@ -24,8 +25,9 @@ from agentgit.store.lookup import Lookup, Place
 from agentgit.store.store import Store
 from agentgit.store.tenants import ensure_tenant
 from agentgit.store.views import Views
-from agentgit.tools import Effect, RollbackReport, ToolInvocation, invocation
+from agentgit.tools import Effect, RollbackReport, ToolInvocation
 from agentgit.tools.effects import Undo
+from agentgit.tools.invocation import DECISIONS
 from agentgit.tools.undos import Undos
 
 if TYPE_CHECKING:
@@ -41,13 +43,6 @@ LOCAL_USER = "local"
 
 SessionRef = ExternalSession | str | int | None
 BranchRef = InternalSession | str | int | None
-
-DECISIONS = {
-    invocation.UNKNOWN: {"happened": invocation.DONE, "did_not_happen": invocation.FAILED},
-    invocation.REVERSE_UNKNOWN: {"happened": invocation.REVERSED, "did_not_happen": invocation.REVERSE_FAILED},
-    invocation.REVERSE_FAILED: {"happened": invocation.REVERSED, "did_not_happen": invocation.REVERSE_FAILED},
-}
-"""What a person's word makes of an invocation: the call, or its reversal, happened or did not."""
 
 
 def open(where: str | Path | URL | None = None, *, user: str | None = None, create: bool = True) -> Repository:
@@ -135,6 +130,7 @@ class Repository:
         auto_checkpoint: AutoCheckpoint = "turn",
         branch: str | None = None,
         check_effects: bool = True,
+        thread_id: str | None = None,
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
 
@@ -146,10 +142,14 @@ class Repository:
                 tool calls), a number n (after every n-th turn), or `off`.
             branch: which branch to continue; None is the current one.
             check_effects: False if `effects` names tools that nodes call out of sight of the graph.
+            thread_id: a thread of the saver that the graph was compiled with, to be read into the session and
+                continued; what was read before is not read again.
 
         Raises:
-            InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have.
-            NotFound: the session has no such branch.
+            InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have; or it
+                has no saver to read the thread from.
+            NotFound: the session has no such branch, or the saver no such thread.
+            Conflict: the session has other content than the thread.
         """
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
@@ -157,12 +157,54 @@ class Repository:
             self,
             graph,
             session,
-            effects={} if effects is None else effects,
+            effects=effects or {},
             auto_checkpoint=auto_checkpoint,
             branch=branch,
             check_effects=check_effects,
+            thread_id=thread_id,
         )
         return made
+
+    def import_langgraph(
+        self,
+        saver_or_url: Any,
+        threads: Sequence[str] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        *,
+        session_prefix: str = "",
+        on_error: str = "stop",
+    ) -> ImportReport:
+        """Make a session of each thread of a LangGraph saver, which is only read. Run again, it adds what is new.
+
+        Args:
+            saver_or_url: a saver, or the path or URL of a database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.
+            threads: which; None is all.
+            progress: told how far it is.
+            session_prefix: put before a thread's id to name its session.
+            on_error: `stop` at the first thread that cannot be imported, or `continue` with the others.
+
+        Raises:
+            NotFound: there is no such file, or no such thread.
+            SchemaMismatch: it is not a database of LangGraph's savers.
+            Conflict: a session has other content, or went on here while the thread went on there.
+            Corrupt: a thread is damaged, or what was stored differs from it; nothing of that thread is visible.
+            Unavailable: the source does not answer.
+        """
+        agents = importlib.import_module("agentgit.agents.import_langgraph")  # late, as in `wrap`
+        report: ImportReport = agents.import_langgraph(
+            self, saver_or_url, threads=threads, progress=progress, session_prefix=session_prefix, on_error=on_error
+        )
+        return report
+
+    @staticmethod
+    def expect_name(name: str) -> None:
+        """Refuse what no session can be called.
+
+        Raises:
+            InvalidInput: it is empty, or longer than 200 characters.
+        """
+        if not isinstance(name, str) or not name.strip() or len(name) > 200:
+            raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")
 
     def ensure_session(self, name: str) -> ExternalSession:
         """Find the session of that name, or make it with its first branch, `main`.
@@ -170,8 +212,7 @@ class Repository:
         Raises:
             InvalidInput: no session can be called so.
         """
-        if not isinstance(name, str) or not name.strip() or len(name) > 200:
-            raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")
+        self.expect_name(name)
 
         def find_or_make(connection: Connection) -> ExternalSession:
             found = [s for s in self.lookup.sessions(connection) if s.session_name == name]

@@ -228,7 +228,7 @@ class SQLModelSaver(AsyncTwins):
         """
         thread, ns, parent_id = address(config)
         place = Place(thread, ns, checkpoint["id"])
-        draft = self._draft(config, checkpoint, metadata, new_versions, parent_id)
+        draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
         store = self.store
 
         def work(connection: Connection) -> None:
@@ -244,7 +244,7 @@ class SQLModelSaver(AsyncTwins):
         store.seen.add(place)
         return config_of(place)
 
-    def _draft(
+    def draft(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
@@ -252,6 +252,7 @@ class SQLModelSaver(AsyncTwins):
         new_versions: ChannelVersions,
         parent_id: str | None,
     ) -> Draft:
+        """Encode a checkpoint, so that it can be stored in a transaction with others; see `put`."""
         values = dict(checkpoint["channel_values"])
         if sends := checkpoint.get("pending_sends"):
             values[PENDING_SENDS] = sends

@@ -12,6 +12,7 @@ from langgraph.pregel import Pregel
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.capture import tools_of
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
+from agentgit.agents.import_langgraph import import_thread
 from agentgit.agents.turn import OFF, TOOL, TURN, Rules
 from agentgit.errors import InvalidInput
 from agentgit.tools import Effect
@@ -32,6 +33,7 @@ def wrap(
     auto_checkpoint: AutoCheckpoint,
     branch: str | None,
     check_effects: bool,
+    thread_id: str | None = None,
 ) -> RollbackAgent:
     """Wrap a compiled graph; see `Repository.wrap`."""
     if isinstance(graph, StateGraph):
@@ -43,6 +45,8 @@ def wrap(
         raise InvalidInput(f"effects={effects!r} is no mapping; write effects={{'tool name': effect}}.")
     tools = {tool.name: tool for tool in tools_of(graph)}
     declared = _declared(tools, effects, check=check_effects)
+    if thread_id is not None:
+        import_thread(repository, graph, session, thread_id)
     found = repository.ensure_session(session)
     for name, effect in declared.items():
         if effect.undo is not None:

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 import agentgit
-from agentgit.cli import database, output, places
+from agentgit.cli import database, moving_in, output, places
 from agentgit.cli.options import AsJson, Session, Where, address, repository
 from agentgit.errors import AgentGitError
 from agentgit.render import diff as diffs
@@ -29,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(database.app)
+app.command("import-langgraph")(moving_in.import_langgraph)
 
 
 def run() -> int:

@@ -63,6 +63,11 @@ def say(text: str) -> None:
     show([(Span(visible(line)),) for line in text.splitlines() or [""]])
 
 
+def note(text: str) -> None:
+    """Write a line about the work to standard error, so that standard output has the answer alone."""
+    _write(sys.stderr, text)
+
+
 def fail(error: AgentGitError) -> int:
     """Write a failure as one line to standard error, and give its exit code."""
     _write(sys.stderr, f"error: {clean(str(error))}")

@@ -46,6 +46,7 @@ class Label:
         restore_point: the id of the user message that it belongs to.
         data: JSON-like data a person kept with it.
         id: made beforehand, or None.
+        made_at: when it was made, aware UTC; None for now.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Label:
     restore_point: str | None = None
     data: Any = None
     id: int | None = None
+    made_at: datetime | None = None
 
 
 class Checkpoints:
@@ -77,7 +79,8 @@ class Checkpoints:
             {
                 "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
                 "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
-                "is_auto": label.kind != "named", "user_id": label.user_id, "created_at": datetime.now(UTC),
+                "is_auto": label.kind != "named", "user_id": label.user_id,
+                "created_at": label.made_at or datetime.now(UTC),
                 "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
                 "position": snapshot.position, "message_count": snapshot.message_count,
                 "restore_point": label.restore_point,

@@ -305,10 +305,21 @@ class GraphStore:
 
     def messages_at(self, connection: Connection, at: Found, last: int | None = None) -> list[dict[str, Any]]:
         """Read the messages of a graph checkpoint that was read already, as `messages`."""
-        channel = conversation(at.header["counts"])
-        if channel is None or last == 0:
+        if last == 0:
             return []
-        hashes = self.content.items(connection, at.channels[channel])[-last if last else 0 :]
+        return self.messages_of(connection, self.message_hashes(connection, at)[-last if last else 0 :])
+
+    def message_hashes(self, connection: Connection, at: Found) -> Sequence[bytes]:
+        """List the hashes of the messages of a graph checkpoint, oldest first."""
+        channel = conversation(at.header["counts"])
+        return self.content.items(connection, at.channels[channel]) if channel is not None else ()
+
+    def messages_of(self, connection: Connection, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Read messages in LangChain's stored form by their hashes.
+
+        Raises:
+            Corrupt: one does not match its hash.
+        """
         leaves = self.content.blobs.get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -227,6 +227,11 @@ class Sessions:
         meta["turns"] = meta.get("turns", 0) + 1
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
+
+    def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
+        """Add facts to the metadata of a branch; those of the same names are replaced."""
+        meta = {**as_object(self.branch(connection, branch_id).meta), **facts}
+        connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
         """Follow a branch to the root; give the parts of its path, root first."""

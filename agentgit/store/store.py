@@ -119,6 +119,15 @@ class Store:
         """Tell whether a graph checkpoint waits for a person's answer."""
         return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
 
+    def is_unfinished(self, connection: Connection, at: At) -> bool:
+        """Tell whether a tool call of a graph checkpoint has no result there."""
+        return bool(unanswered(self._tail(connection, at)))
+
+    def last_message(self, connection: Connection, at: At) -> dict[str, Any] | None:
+        """Give the last message of a graph checkpoint, shown; None if there is none."""
+        messages = self.graphs.messages_at(connection, at, 1)
+        return from_stored(messages[0]) if messages else None
+
     def answered(self, connection: Connection, at: At) -> dict[str, Any] | None:
         """Give the AI message whose tool calls were all answered just before; None if another message came last."""
         tail = self._tail(connection, at)

@@ -29,6 +29,13 @@ MOVES: dict[str, frozenset[str]] = {
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which something of the call may be in the world."""
 
+DECISIONS = {
+    UNKNOWN: {"happened": DONE, "did_not_happen": FAILED},
+    REVERSE_UNKNOWN: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
+    REVERSE_FAILED: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
+}
+"""What a person's word makes of an invocation: the call, or its reversal, happened or did not."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToolInvocation:

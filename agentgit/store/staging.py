@@ -1,0 +1,82 @@
+"""Threads that are on their way in: they fill up under a name of their own, and are moved to a branch in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, func, select, update
+
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
+
+PREFIX = "import-"
+
+
+def name(user_id: int, session_name: str, thread_id: str) -> str:
+    """Name the thread that fills up: always the same, so that an import that was broken off is found again.
+
+    Args:
+        user_id: whose session it becomes.
+        session_name: how that is called.
+        thread_id: the thread in the database that it comes from.
+
+    Example:
+        >>> name(1, "s", "t") == name(1, "s", "t"), len(name(1, "s", "t"))
+        (True, 47)
+    """
+    key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
+    return PREFIX + sha256(key).hexdigest()[:40]
+
+
+def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
+    """Tell which graph checkpoints a thread has, by namespace and id, and the parent of each."""
+    c = CHECKPOINT.c
+    query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread)
+    return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
+
+
+def count_writes(connection: Connection, tenant_id: int, place: Place) -> int:
+    """Count the pending writes of a graph checkpoint."""
+    query = select(func.count()).select_from(WRITE).where(*_at(tenant_id, place))
+    return int(connection.execute(query).scalar_one())
+
+
+def move(connection: Connection, tenant_id: int, source: str, target: str) -> None:
+    """Move all of a thread behind what another one has; a pending write that is there already is replaced.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        source: the thread that filled up; it is empty afterwards.
+        target: the thread of a branch.
+    """
+    tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
+    newer = WRITE.alias("newer")
+    same = exists().where(
+        newer.c.tenant_id == tenant_id,
+        newer.c.thread_id == source,
+        *(newer.c[name] == WRITE.c[name] for name in (*tail, "task_id", "idx")),
+    )
+    connection.execute(delete(WRITE).where(WRITE.c.tenant_id == tenant_id, WRITE.c.thread_id == target, same))
+    for ns, last in _ends(connection, tenant_id, target).items():
+        behind = update(CHECKPOINT).where(*_of(CHECKPOINT, tenant_id, source), CHECKPOINT.c.ns == ns)
+        connection.execute(behind.values(seq=CHECKPOINT.c.seq + last, thread_id=target))
+    for table in (CHECKPOINT, WRITE):
+        connection.execute(update(table).where(*_of(table, tenant_id, source)).values(thread_id=target))
+
+
+def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
+    return [table.c.tenant_id == tenant_id, table.c.thread_id == thread]
+
+
+def _ends(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
+    """Tell the greatest `seq` of each namespace of a thread."""
+    c = CHECKPOINT.c
+    query = select(c.ns, func.max(c.seq).label("last")).where(c.tenant_id == tenant_id, c.thread_id == thread)
+    return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}
+
+
+def _at(tenant_id: int, place: Place) -> Sequence[Any]:
+    values = (tenant_id, *place)
+    return [WRITE.c[column] == value for column, value in zip(KEY, values, strict=True)]
