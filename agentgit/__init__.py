@@ -78,3 +78,7 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(_LATE[name]), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -22,6 +22,7 @@ from agentgit.sessions.operation import Operation
 from agentgit.store import schema
 from agentgit.store.database import Database
 from agentgit.store.lookup import Lookup, Place
+from agentgit.store.sessions import SESSION
 from agentgit.store.store import Store
 from agentgit.store.tenants import ensure_tenant
 from agentgit.store.views import Views
@@ -63,7 +64,9 @@ def open(where: str | Path | URL | None = None, *, user: str | None = None, crea
         ...     repo.sessions()
         []
     """
-    database = Database(where or os.environ.get(ENVIRONMENT) or DEFAULT)
+    if where == "":
+        raise InvalidInput("An empty text names no database; give a path, a URL, or nothing at all.")
+    database = Database(where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT)
     try:
         if not create:
             _expect_file(database)
@@ -77,7 +80,7 @@ def open(where: str | Path | URL | None = None, *, user: str | None = None, crea
 
 
 def _user(store: Store, name: str) -> User:
-    """Find the user, or make one; a database that can only be read is read all the same."""
+    """Find the user, or make one; a database that cannot be written is read all the same."""
     with store.database.reading() as connection:
         found = store.sessions.find_user(connection, name)
     return found or store.database.write(
@@ -215,7 +218,7 @@ class Repository:
         self.expect_name(name)
 
         def find_or_make(connection: Connection) -> ExternalSession:
-            found = [s for s in self.lookup.sessions(connection) if s.session_name == name]
+            found = self.store.sessions.sessions(connection, self.user.id, SESSION.c.session_name == name, limit=1)
             if found:
                 return found[0]
             session_id = self.store.sessions.create(connection, self.user.id, name)
@@ -386,11 +389,11 @@ class Repository:
         """
         operation_id = operation.id if isinstance(operation, Operation) else operation
         self._read(lambda c: self._owns_operation(c, operation_id))
-        return self.rollback().resume(operation_id)
+        return Rollback(self.store, self.undos).resume(operation_id)
 
     def _owns_operation(self, connection: Connection, operation_id: int) -> None:
         row = self.store.operations.find(connection, operation_id)
-        if row is None or all(s.id != row.external_session_id for s in self.lookup.sessions(connection)):
+        if row is None or not self._owns(connection, row.external_session_id):
             raise NotFound(f"There is no operation {operation_id}. repo.operations() lists those of a session.")
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str) -> ToolInvocation:
@@ -429,7 +432,7 @@ class Repository:
         call = self.store.journal.invocation(connection, invocation_id)
         if call is not None:
             branch = self.store.sessions.branch(connection, call.internal_session_id)
-            if any(s.id == branch.external_session_id for s in self.lookup.sessions(connection)):
+            if self._owns(connection, branch.external_session_id):
                 return call
         raise NotFound(f"There is no tool invocation {invocation_id}. tool_track() lists those of a branch.")
 
@@ -452,9 +455,8 @@ class Repository:
 
         return self.store.database.write(take, durable=True)
 
-    def rollback(self) -> Rollback:
-        """Give the verb that agents and faces roll back with."""
-        return Rollback(self.store, self.undos)
+    def _owns(self, connection: Connection, session_id: int) -> bool:
+        return bool(self.store.sessions.sessions(connection, self.user.id, SESSION.c.id == session_id, limit=1))
 
     def declare(self, session_id: int, tool_name: str, undo: Undo | str) -> None:
         """Remember the undo function of a tool of a session, for rollbacks in this process."""

@@ -21,11 +21,11 @@ from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store import owners
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.operations import Begun
-from agentgit.store.sessions import Found
+from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.tools.effects import Undo, takes_invocation
-from agentgit.tools.plan import KEEP, REVERSE, TOOLS_MODES, make_plan
+from agentgit.tools.plan import GONE, KEEP, REVERSE, TOOLS_MODES, make_plan
 from agentgit.tools.report import ReportItem
 from agentgit.tools.undos import Undos
 from agentgit.values import as_object
@@ -33,7 +33,7 @@ from agentgit.values import as_object
 ON_ERROR = ("stop", "continue")
 """What a rollback may do when an undo function raises."""
 
-GROUPS = ("reversed", "kept", "failed", "remaining")
+GROUPS = ("reversed", "kept", "gone", "failed", "remaining")
 """What can become of the steps of a plan."""
 
 Settle = Callable[[Awaitable[Any]], Any]
@@ -126,6 +126,7 @@ class Rollback:
             target=label,
             position=target.position,
             later=self.store.journal.standing(connection, session_id, path),
+            gone=self.store.journal.gone(connection, path),
             accepted=self._accepted(connection, source_id),
             can_undo=lambda call: self.undos.missing(session_id, call),
             tools=tools,
@@ -180,17 +181,14 @@ class Rollback:
 
     def _begin(self, connection: Connection, request: Request, owner: str) -> tuple[int, bool]:
         """Write down what is going to happen: the operation, and the branch that is not published yet."""
-        target, sessions = request.target, self.store.sessions
+        target = request.target
         session_id = target.external_session_id
         if request.request_id is not None:
             earlier = self.store.operations.requested(connection, session_id, request.request_id)
             if earlier is not None:
                 return self._same(earlier, request), False
         self._expect_quiet(connection, session_id)
-        source = sessions.branch(connection, request.source_id)
-        if source.status == RUNNING:
-            raise Conflict(f"Branch {source.name} is running. Wait for its turn to end, then roll back.")
-        plan = self._plan(connection, source.id, target, request.label, request.tools)
+        plan = self._plan(connection, request.source_id, target, request.label, request.tools)
         plan = self._admitted(plan, request.force)
         branch_id = self._branch(connection, target, request.name, request.source_id)
         begun = Begun(
@@ -198,13 +196,18 @@ class Rollback:
             target_id=target.id, branch_id=branch_id, request_id=request.request_id, owner=owner,
             request={
                 "on_error": request.on_error,
-                "steps": [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in plan.steps],
+                "tools": request.tools,
+                "force": request.force,
+                "steps": _steps(plan),
             },
         )  # fmt: skip
         return self.store.operations.begin(connection, begun), True
 
     def _expect_quiet(self, connection: Connection, session_id: int) -> None:
-        """Make sure that no other rollback of the session is half way."""
+        """Make sure that nobody else is acting on the world of the session: no turn, and no other rollback."""
+        for branch in self.store.sessions.branches(connection, session_id):
+            if branch.status == RUNNING:
+                raise Conflict(f"Branch {branch.name} is running. Wait for its turn to end, then roll back.")
         if going_on := self.store.operations.in_progress(connection, session_id):
             raise Conflict(f"Rollback {going_on[0]} of this session is being done. Wait until it ends.")
         if dead := self.store.operations.interrupted(connection, session_id):
@@ -263,8 +266,20 @@ class Rollback:
                 connection, invocation_id, invocation.REVERSE_UNKNOWN, operation_id=operation_id,
                 error="the process died during its reversal",
             )  # fmt: skip
+        self._plan_again(connection, row)
         self.store.sessions.set_status(connection, row.internal_session_id, REPLAYING)
         return True
+
+    def _plan_again(self, connection: Connection, row: Found) -> None:
+        """Put what happened in the world since the rollback was planned in front of its steps: it is newer."""
+        request = as_object(row.request)
+        known = {step["invocation"] for step in request["steps"]}
+        target = self.store.checkpoints.find(connection, CHECKPOINT.c.id == row.target_id)[0]
+        plan = self._plan(connection, row.source_id, target, f"checkpoint {row.target_id}", request["tools"])
+        since = replace(plan, steps=[step for step in plan.steps if step.invocation.id not in known])
+        if since.steps:
+            request["steps"] = [*_steps(self._admitted(since, request["force"])), *request["steps"]]
+            self.store.operations.change(connection, row.id, request)
 
     def _operation(self, connection: Connection, operation_id: int) -> Found:
         row = self.store.operations.find(connection, operation_id)
@@ -377,7 +392,8 @@ class Rollback:
         for step in as_object(row.request)["steps"]:
             call = self.store.journal.invocation(connection, step["invocation"])
             assert call is not None, "an invocation is never deleted while an operation names it"  # noqa: S101
-            group, why = self._became(row, call) if step["action"] == REVERSE else ("kept", "")
+            settled = ("gone" if step["action"] == GONE else "kept", "")
+            group, why = self._became(row, call) if step["action"] == REVERSE else settled
             groups[group].append(ReportItem(invocation=call, reason=why or step["why"]))
         return groups
 
@@ -421,6 +437,10 @@ class Rollback:
         self.publish(connection, branch_id, user_id, current=False)
         self.store.operations.end(connection, operation_id, operation.DONE, {})
         return branch_id
+
+
+def _steps(plan: RollbackPlan) -> list[dict[str, Any]]:
+    return [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in plan.steps]
 
 
 def _fits(request_id: Any) -> bool:

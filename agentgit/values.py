@@ -42,8 +42,8 @@ class Deferred:
         if name not in self.CONTENT or load is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         content = load()
-        self.__dict__.pop("_load", None)
         self.__dict__.update({key: content[key] for key in self.CONTENT})
+        self.__dict__.pop("_load", None)  # last, because another thread may be asking at this moment
         return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:

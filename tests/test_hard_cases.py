@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
 
-from agentgit import Conflict, InvalidInput, reversible
+from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.values import from_json, portable, to_json
 
@@ -272,6 +272,89 @@ def test_finishing_a_rollback_later_does_not_take_the_session_away(repo, world):
     world.broken.clear()
     repo.resume(repo.operations("s")[1])
     assert repo.branch("s").name == "elsewhere"
+
+
+def test_a_turn_stays_on_its_branch(repo, world):
+    """D2: an agent cannot be led elsewhere while its turn runs, and no checkpoint lands on another branch."""
+    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
+    agent.run("hi")
+    agent.fork(name="other")
+    stream = agent.stream(say("again"))
+    next(stream)
+    with pytest.raises(Conflict, match="running"):
+        agent.switch("other")
+    with pytest.raises(Conflict, match="running"):
+        repo.wrap(agent.graph, "s", branch="other").rollback("main#1")
+    list(stream)
+    assert [p.metadata["reference"] for p in agent.checkpoints()][-1] == "main#4"
+    assert agent.switch("other").branch.name == "other"
+
+
+def test_w1_a_resumed_rollback_also_reverses_what_happened_since(repo, world):
+    """W1: the branch that was left may have gone on; its newer effects come first, and are in the report."""
+    replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
+    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+    agent.run("one")
+    world.broken.add("a")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback("main#1")
+    agent.run("two")
+    world.broken.clear()
+    report = repo.resume(repo.operations("s")[0])
+    assert [item.invocation.args["item"] for item in report.reversed] == ["b", "a"]
+    assert world.items == []
+
+
+def test_w2_going_to_a_point_whose_effects_are_gone_says_so(repo, world):
+    """W2: a rollback forward does not make orders again, and plan and report say which are gone."""
+    replies = (call("add", item="a"), "ok")
+    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+    agent.run("one")
+    back = agent.rollback("main#1")
+    forward = back.rollback("main#2")
+    assert [item.invocation.args for item in forward.report.gone] == [{"item": "a"}]
+    assert "gone     add(item='a'): it was reversed since" in str(back.plan_rollback("main#2"))
+    assert world.items == []
+
+
+def test_an_invocation_has_one_position_everywhere(repo, world):
+    """D1: plan, report, undo and track agree on the position, whoever was recorded first."""
+    seen = []
+    slow = threading.Event()
+
+    @tool
+    def read() -> str:
+        """Read slowly."""
+        assert slow.wait(10)
+        return "x"
+
+    @tool
+    def write() -> str:
+        """Write at once."""
+        slow.set()
+        return "y"
+
+    undo = reversible(lambda args, result, invocation: seen.append(invocation.position))
+    graph = tool_node_graph(scripted(calls(call("read"), call("write")), "ok"), [read, write])
+    agent = repo.wrap(graph, "s", effects={"read": "read_only", "write": undo})
+    agent.run("go")
+    assert [(c.tool_name, c.position) for c in agent.tool_track()] == [("read", 0), ("write", 1)]
+    assert agent.plan_rollback("main#1").steps[0].invocation.position == 1
+    agent.rollback("main#1")
+    assert seen == [1]
+
+
+def test_a7_a_rollback_that_became_impossible_keeps_the_answer(repo, world):
+    """A7: if an irreversible call of the same batch stands in the way, the turn's answer is given all the same."""
+    bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    replies = ("hello", calls(call("rollback_to_checkpoint", checkpoint="main#2"), call("send", text="x")), "done")
+    graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("hi")
+    assert agent.run("send and go back") == "done"
+    if agent.refused is not None:  # the mail went out after the plan was made; else the model was told at once
+        assert "cannot be undone" in str(agent.refused)
+    assert (agent.branch.name, world.sent) == ("main", ["x"])
 
 
 # -- values

@@ -476,7 +476,7 @@ def undo(args, result):
         os.kill(os.getpid(), signal.SIGKILL)
 repo = agentgit.open({database!r})
 if {die!r} == "publish":
-    type(repo.rollback()).publish = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+    agentgit.rollback.Rollback.publish = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s",
                   effects=world.effects(add=agentgit.reversible(undo)))
 agent.rollback("before", request_id="r")

@@ -14,7 +14,7 @@ from agentgit.agents.turn import named
 from agentgit.agents.twins import Twins
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import Conflict, NotFound
-from agentgit.rollback import Request, Settle, wait
+from agentgit.rollback import Request, Rollback, Settle, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.history import from_stored
 from agentgit.sessions.session import OPEN, RUNNING
@@ -86,7 +86,7 @@ class RollbackAgent(Twins, Runs):
             made = self.store.operations.of_branches(connection, [self.branch_id])
             if not made or made[0].kind != "rollback":
                 return None
-            return self.repository.rollback().report(connection, made[0])
+            return self._engine().report(connection, made[0])
 
     def messages(self) -> list[BaseMessage]:
         """List the conversation as LangChain messages, oldest first."""
@@ -169,6 +169,9 @@ class RollbackAgent(Twins, Runs):
 
     # -- rollback
 
+    def _engine(self) -> Rollback:
+        return Rollback(self.store, self.repository.undos)
+
     def plan_rollback(self, to: Place, *, tools: str = "reverse") -> RollbackPlan:
         """Tell what `rollback(to)` would do, without doing anything.
 
@@ -183,7 +186,7 @@ class RollbackAgent(Twins, Runs):
         """
         with self.store.database.reading() as connection:
             target, label = self._target(connection, to)
-        return self.repository.rollback().plan(self.branch_id, target, label, tools)
+        return self._engine().plan(self.branch_id, target, label, tools)
 
     def rollback(
         self,
@@ -216,9 +219,7 @@ class RollbackAgent(Twins, Runs):
         with self.store.database.reading() as connection:
             target, label = self._target(connection, to)
         request = Request(user_id=self.rules.user_id, source_id=self.branch_id, target=target, label=label, **how)
-        rollback = self.repository.rollback()
-        rollback.settle = settle
-        return self._on(rollback.run(request))
+        return self._on(Rollback(self.store, self.repository.undos, settle).run(request))
 
     def undo(self) -> RollbackAgent:
         """Roll back to the newest checkpoint that differs from where the branch stands now.
@@ -237,7 +238,7 @@ class RollbackAgent(Twins, Runs):
             for point in reversed(self.repository.lookup.path(connection, row)):
                 if (point.state_hash, point.position) != here:
                     return int(point.id)
-        raise NotFound("There is no earlier checkpoint on this branch to go back to.")
+        raise NotFound("There is no earlier checkpoint on this branch to go back to. agent.checkpoint() makes one.")
 
     def fork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
         """Make a branch without touching the world.
@@ -253,8 +254,7 @@ class RollbackAgent(Twins, Runs):
 
         def make(connection: Connection) -> int:
             target = self._target(connection, to)[0] if to is not None else self._here(connection)
-            rollback = self.repository.rollback()
-            return rollback.fork(connection, target, name, self.branch_id, self.rules.user_id)
+            return self._engine().fork(connection, target, name, self.branch_id, self.rules.user_id)
 
         return self._on(self.store.database.write(make, durable=True))
 
@@ -278,7 +278,10 @@ class RollbackAgent(Twins, Runs):
 
         Raises:
             NotFound: the session has no such branch.
+            Conflict: this agent is running, or the branch's rollback is half done.
         """
+        if self._turn is not None:
+            raise Conflict("This agent is running. Switch when its turn has ended.")
 
         def move(connection: Connection) -> int:
             row = self.repository.lookup.branch(connection, self._external(connection), branch)

@@ -18,7 +18,7 @@ from agentgit.agents.apart import alone, by_itself
 from agentgit.agents.capture import captured
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.agents.turn import Rules, Turn
-from agentgit.errors import InvalidInput
+from agentgit.errors import AgentGitError, InvalidInput
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -52,6 +52,8 @@ class Runs(Runnable[Any, Any]):
         self._saver.on_put = self._on_put
         self._runs: Graph = captured(graph, checkpointer=self._saver)
         self._turn: Turn | None = None
+        self.refused: AgentGitError | None = None
+        """Why a rollback that the model asked for did not happen, if it did not."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._stand_on(branch_id)
 
@@ -97,7 +99,11 @@ class Runs(Runnable[Any, Any]):
         finally:
             self._turn = None
         if completed and turn.afterwards is not None:
-            turn.afterwards()
+            self.refused = None
+            try:
+                turn.afterwards()
+            except AgentGitError as error:  # the turn itself has ended well, and its answer is not thrown away
+                self.refused = error
 
     def _on_put(self, thread_id: str, ns: str, checkpoint_id: str, connection: Connection) -> None:
         if self._turn is not None:

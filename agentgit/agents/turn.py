@@ -84,6 +84,7 @@ class Turn:
     _batches: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
 
+    branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
     recorder: Recorder = field(init=False)
@@ -96,6 +97,7 @@ class Turn:
         Raises:
             Conflict: somebody else runs it, or has moved it since the agent last saw it.
         """
+        self.branch_id = self.agent.branch_id  # the agent may be led elsewhere, a turn stays where it began
         self._held = ExitStack()
         owner = self._held.enter_context(owners.owner())
         try:
@@ -107,12 +109,12 @@ class Turn:
 
     def _begin(self, connection: Connection, owner: str) -> None:
         sessions = self.agent.store.sessions
-        self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.agent.branch_id))
-        sessions.acquire(connection, self.agent.branch_id, owner)
+        self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.branch_id))
+        sessions.acquire(connection, self.branch_id, owner)
         store = self.agent.store
         if store.operations.in_progress(connection, self.branch.external_session_id):
             raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
-        calls, batch = store.journal.tally(connection, self.agent.branch_id)
+        calls, batch = store.journal.tally(connection, self.branch_id)
         moment = store.moment(connection, self.branch, calls)
         if moment.latest != self.agent.seen and self.branch.head_id not in self.agent.late:
             raise Conflict(
@@ -139,7 +141,7 @@ class Turn:
         if self.given.is_new or not moment.waiting:
             return None
         asked = moment.waiting[0]["tool_calls"]
-        batch = self.agent.store.journal.last_batch(connection, self.agent.branch_id, [call["id"] for call in asked])
+        batch = self.agent.store.journal.last_batch(connection, self.branch_id, [call["id"] for call in asked])
         return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch)
 
     def end(self, *, completed: bool) -> str | None:
@@ -154,21 +156,21 @@ class Turn:
     def _end(self, connection: Connection, completed: bool) -> str | None:
         sessions, owner = self.agent.store.sessions, self.recorder.owner
         self.recorder.settle(connection)
-        self.agent.store.journal.abandon(connection, self.agent.branch_id, owner)
+        self.agent.store.journal.abandon(connection, self.branch_id, owner)
         moment = self.agent.store.moment(connection, self.branch)
         if moment.settled:
             self._make_wanted(connection, moment.snapshot, until=None)
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, moment.snapshot, self._label("after", title))
-        self.head_id = sessions.branch(connection, self.agent.branch_id).head_id
+        self.head_id = sessions.branch(connection, self.branch_id).head_id
         sessions.touch(connection, self.branch.external_session_id)
-        sessions.release(connection, self.agent.branch_id, owner)
+        sessions.release(connection, self.branch_id, owner)
         return moment.latest
 
     def _is_due(self, connection: Connection) -> bool:
         if isinstance(self.agent.rules.auto, int):
-            return self.agent.store.sessions.count_turn(connection, self.agent.branch_id) % self.agent.rules.auto == 0
+            return self.agent.store.sessions.count_turn(connection, self.branch_id) % self.agent.rules.auto == 0
         return self.agent.rules.auto in (TURN, TOOL)
 
     def _label(self, kind: str, description: str | None, restore_point: str | None = None) -> Label:
@@ -186,7 +188,7 @@ class Turn:
         batch = self.recorder.batch_of(name_of(asking["id"], asking["tool_calls"])) if asking else None
         if at is None or batch is None:
             return
-        calls = store.journal.count(connection, self.agent.branch_id, before_batch=batch + 1)
+        calls = store.journal.count(connection, self.branch_id, before_batch=batch + 1)
         snapshot = snapshot_of(at, self.branch.inherited + calls)
         self._make_wanted(connection, snapshot, until=batch)
         if self.agent.rules.auto == TOOL:
@@ -205,4 +207,4 @@ class Turn:
             self._add(connection, snapshot, label)
 
     def _add(self, connection: Connection, snapshot: Snapshot, label: Label) -> None:
-        self.agent.store.checkpoints.add(connection, self.agent.branch_id, snapshot, label)
+        self.agent.store.checkpoints.add(connection, self.branch_id, snapshot, label)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
@@ -48,10 +49,14 @@ class Twins:
             yield snapshot
 
     async def aupdate_state(
-        self, config: RunnableConfig | None, values: Any, as_node: str | None = None
+        self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
         """Change the state by hand, as `update_state`."""
-        return await self._io(self._agent.update_state, config, values, as_node)
+        return await self._io(self._agent.update_state, config, values, as_node, task_id)
+
+    async def abulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
+        """Change the state by hand in several steps, as `bulk_update_state`."""
+        return await self._io(self._agent.bulk_update_state, config, supersteps)
 
     async def acheckpoint(
         self, name: str | None = None, *, description: str | None = None, data: Any = None
@@ -62,6 +67,10 @@ class Twins:
     async def acheckpoints(self) -> list[Checkpoint]:
         """List the checkpoints, as `checkpoints`."""
         return await self._io(self._agent.checkpoints)
+
+    async def amessages(self) -> list[BaseMessage]:
+        """List the conversation as LangChain messages, as `messages`."""
+        return await self._io(self._agent.messages)
 
     async def ahistory(self) -> list[dict[str, Any]]:
         """List the conversation, as `history`."""

@@ -20,7 +20,7 @@ class HasState(Protocol):
     conversation_history: list[dict[str, Any]]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Checkpoint(Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 
@@ -133,10 +133,15 @@ class Checkpoint(Deferred):
         counts = f"{messages} message{'' if messages == 1 else 's'}, {calls} tool call{'' if calls == 1 else 's'}"
         return f"{self.checkpoint_name or 'Unnamed'} ({kind}) - {time} - {counts}"
 
+    def __repr__(self) -> str:
+        # Short, and without the conversation: it may be long, and may not have been fetched.
+        place = self.metadata.get("reference", "")
+        return f"<Checkpoint {self.id} {place}: {self.get_summary()}>"
+
     def _count(self, key: str, content: str) -> int:
         """Count a large field, by its recorded length where the field itself was not fetched."""
         fetched = self.__dict__.get(content)
-        return len(fetched) if fetched is not None else int(self.metadata[key])
+        return len(fetched) if fetched is not None else int(self.metadata.get(key, 0))
 
     def get_tool_track_position(self) -> int:
         """Give the number of tool invocations on the path to this point, 0 if nobody recorded it."""

@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from agentgit.checkpoints.checkpoint import Checkpoint
+from agentgit.errors import InvalidInput
 from agentgit.values import portable, to_json
 
 Kind = Literal["added", "removed", "changed"]
@@ -123,11 +124,17 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
         a: the first.
         b: the second.
 
+    Raises:
+        InvalidInput: one of them is no checkpoint, as the head of an agent before its first one.
+
     Example:
         >>> same = Checkpoint(session_state={"cart": ["chair"]})
         >>> diff(same, same).is_empty
         True
     """
+    for one in (a, b):
+        if not isinstance(one, Checkpoint):
+            raise InvalidInput(f"{one!r} is no Checkpoint. Make one with agent.checkpoint(), or repo.diff takes names.")
     common_messages, removed_messages, added_messages = _align(a.conversation_history, b.conversation_history, to_json)
     origins = {c["id"]: c["replay_of"] for c in [*a.tool_invocations, *b.tool_invocations] if c.get("replay_of")}
     common_calls, removed_calls, added_calls = _align(

@@ -5,7 +5,7 @@ The stored form is LangChain's own (`{"type": "ai", "data": {...}}`); nothing he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
@@ -60,13 +60,3 @@ def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
         else:
             waiting.update((call["id"], None) for call in message["tool_calls"])
     return list(waiting)
-
-
-def common_prefix(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> int:
-    """Count the messages that two conversations begin with in common."""
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -41,7 +41,7 @@ class ExternalSession:
     branch_count: int = 1
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class InternalSession(Deferred):
     """One branch: one line of execution, which is one LangGraph thread.
 
@@ -78,3 +78,7 @@ class InternalSession(Deferred):
     tool_invocation_count: int = 0
     status: str = OPEN
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = f"{self.checkpoint_count} checkpoints, {self.tool_invocation_count} tool calls"
+        return f"<InternalSession {self.id} {self.name} ({self.status}): {counts}>"

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.store.ids import new_id
 from agentgit.store.tables import InternalSessionRow, ToolInvocationRow, WorldLogRow
 from agentgit.tools import ToolInvocation
 from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import INTENDED, MOVES, PAUSED, REVERSING, STANDING, UNKNOWN
+from agentgit.tools.invocation import INTENDED, MOVES, PAUSED, REVERSED, REVERSING, STANDING, UNKNOWN
 from agentgit.values import as_object, from_json, to_json
 
 INVOCATION = ToolInvocationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -267,41 +267,59 @@ class Journal:
             .group_by(WORLD.c.invocation_id)
             .subquery()
         )
-        joined = INVOCATION.outerjoin(happened, happened.c.invocation_id == INVOCATION.c.id).join(
-            BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
-        )
-        on_path = [
-            and_(
-                INVOCATION.c.internal_session_id == part.branch_id,
-                INVOCATION.c.arrival <= self.last_of(connection, part),
-            )
-            for part in path
-        ]
         query = (
             select(INVOCATION, BRANCH.c.inherited, happened.c.seq)
-            .select_from(joined)
+            .select_from(_WITH_BRANCH.outerjoin(happened, happened.c.invocation_id == INVOCATION.c.id))
             .where(
                 INVOCATION.c.tenant_id == self.tenant_id,
                 INVOCATION.c.external_session_id == session_id,
                 INVOCATION.c.status.in_(sorted(STANDING)),
                 INVOCATION.c.effect != READ_ONLY,
-                *(~one for one in on_path),
+                ~self._on_path(connection, path),
             )
         )
         rows = connection.execute(query).all()
         now = float("inf")  # what runs at this moment is the newest of all
         newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
-        return [_value(row, row.internal_session_id, row.inherited + row.arrival) for row in newest]
+        return self._own_values(connection, newest)
+
+    def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
+        """Read the invocations on a track that were reversed."""
+        query = (
+            select(INVOCATION, BRANCH.c.inherited)
+            .select_from(_WITH_BRANCH)
+            .where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.status == REVERSED)
+        )
+        rows = connection.execute(query.where(self._on_path(connection, path)).order_by(INVOCATION.c.id)).all()
+        return self._own_values(connection, rows)
+
+    def _on_path(self, connection: Connection, path: Sequence[Part]) -> Any:
+        """Give the condition that an invocation lies on a track."""
+        return or_(
+            false(),
+            *(
+                and_(
+                    INVOCATION.c.internal_session_id == part.branch_id,
+                    INVOCATION.c.arrival <= self.last_of(connection, part),
+                )
+                for part in path
+            ),
+        )
+
+    def _own_values(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
+        """Make values of rows, each as the branch that recorded it sees it; positions are those of its track."""
+        ranks: dict[int, int] = {}
+        for branch_id in {row.internal_session_id for row in rows}:
+            of_branch: list[Row[Any]] = sorted(connection.execute(_RANKED, self._key(branch_id)), key=_order)
+            ranks.update((found.id, n) for n, found in enumerate(of_branch))
+        return [_value(row, row.internal_session_id, row.inherited + ranks.get(row.id, 0)) for row in rows]
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation, as the branch that recorded it sees it; None if there is none."""
-        joined = INVOCATION.join(
-            BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
-        )
-        query = select(INVOCATION, BRANCH.c.inherited).select_from(joined)
+        query = select(INVOCATION, BRANCH.c.inherited).select_from(_WITH_BRANCH)
         query = query.where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
-        row = connection.execute(query).first()
-        return _value(row, row.internal_session_id, row.inherited + row.arrival) if row is not None else None
+        found = self._own_values(connection, connection.execute(query).all())
+        return found[0] if found else None
 
     def in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """List the invocations of a session that this owner is, or was when it died, about to reverse."""
@@ -351,6 +369,12 @@ _PAUSED = (
     .order_by(INVOCATION.c.arrival)
 )
 
+_RANKED = select(
+    INVOCATION.c.id, INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival
+).where(*_of_branch, INVOCATION.c.status != PAUSED)
+_WITH_BRANCH = INVOCATION.join(
+    BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
+)
 _one = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id == bindparam("invocation"))
 _ONE = select(INVOCATION).where(*_one)
 _LOG = insert(WORLD)

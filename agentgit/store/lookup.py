@@ -52,7 +52,10 @@ class Lookup:
         found = sessions.find(connection, self.user_id, ref)
         if not found:
             names = sessions.names(connection, self.user_id)
-            raise NotFound(f"There is no session {ref!r} here.", near=refs.near(str(ref), names))
+            raise NotFound(
+                f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
+                near=refs.near(str(ref), names),
+            )
         if len(found) > 1:
             raise Ambiguous(f"{ref!r} is the name of one session and the id of another.", candidates=_ids(found))
         return found[0]
@@ -79,7 +82,7 @@ class Lookup:
             if wanted in (row.name, row.id):
                 return row
         raise NotFound(
-            f"Session {session.session_name} has no branch {wanted!r}.",
+            f"Session {session.session_name} has no branch {wanted!r}. List them: branches(), or agentgit branches.",
             near=refs.near(str(wanted), [row.name for row in rows]),
         )
 
@@ -120,7 +123,7 @@ class Lookup:
             return self._by_id(connection, session, reference.id)
         if found is None:
             raise NotFound(
-                f"Session {session.session_name} has no checkpoint {place!r}.",
+                f"Session {session.session_name} has no checkpoint {place!r}. List them: agentgit log.",
                 near=refs.near(place, self._names(connection, session)),
             )
         return found
@@ -136,7 +139,7 @@ class Lookup:
                     f"Checkpoint {checkpoint_id} belongs to session {owner[0].session_name}, not to "
                     f"{session.session_name}. Wrap that session to go there."
                 )
-        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}.")
+        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
     def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
         """Tell which of the user's sessions a checkpoint belongs to."""

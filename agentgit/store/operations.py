@@ -80,6 +80,10 @@ class Operations:
         )
         return taken.rowcount == 1
 
+    def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
+        """Record that an operation has something else to do than was planned."""
+        connection.execute(update(OPERATION).where(self._is(operation_id)).values(request=to_json(request)))
+
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record how an operation ended, or that it stopped half way."""
         ended = update(OPERATION).where(self._is(operation_id))

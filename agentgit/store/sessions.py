@@ -27,7 +27,7 @@ BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 CHECKPOINT = CheckpointRow.__table__  # type: ignore[attr-defined]  # as above
 
 Found = Row[Any]
-"""A row as SQLAlchemy gives it; it does not leave this room."""
+"""A row as SQLAlchemy gives it; the rooms above read its columns, and users get values."""
 
 
 @dataclass(frozen=True, kw_only=True)

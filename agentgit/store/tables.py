@@ -1,8 +1,8 @@
 """Every table of agentgit, as SQLModel classes on their own MetaData.
 
 Rules (docs/architecture.md): every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
-tenant; no `relationship()`. Rows stay inside this room: what leaves it are the values of `sessions`, `checkpoints` and
-`tools`.
+tenant; no `relationship()`. Rows stay below the repository: what users get are the values of `sessions`,
+`checkpoints` and `tools`.
 """
 
 from datetime import UTC, datetime

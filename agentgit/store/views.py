@@ -28,7 +28,7 @@ class Views:
         self.store = store
 
     def checkpoint(self, row: Found) -> Checkpoint:
-        """Make a checkpoint of its row, as `Sessions.checkpoints` reads it."""
+        """Make a checkpoint of its row, as `Checkpoints.find` reads it."""
 
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:

@@ -52,7 +52,8 @@ class Effect:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidInput(f"{self.kind!r} is no effect; a tool can be {', '.join(KINDS)}.")
+            hint = " Write reversible(undo)." if callable(self.kind) else ""
+            raise InvalidInput(f"{self.kind!r} is no effect; a tool can be {', '.join(KINDS)}.{hint}")
         if self.kind in UNDOABLE and not (callable(self.undo) or isinstance(self.undo, str)):
             raise InvalidInput(f"A {self.kind} tool needs its undo function: {self.kind}(undo).")
         if self.kind not in UNDOABLE and self.undo is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentgit.tools import effects, invocation
@@ -12,6 +12,7 @@ from agentgit.tools.invocation import ToolInvocation
 REVERSE = "reverse"
 KEEP = "keep"
 BLOCK = "block"
+GONE = "gone"
 
 TOOLS_MODES = ("reverse", "keep", "require_clean")
 """What a rollback may do about effects: reverse them, leave the world alone, or refuse if there are any."""
@@ -22,7 +23,8 @@ class PlanStep:
     """What would be done about one effect.
 
     Args:
-        action: `reverse`, `keep`, or `block` (it can be neither reversed nor silently kept).
+        action: `reverse`, `keep`, `block` (it can be neither reversed nor silently kept), or `gone` (the conversation
+            will tell of it, and it was reversed since).
         invocation: the call that had the effect.
         why: the reason, as a sentence.
     """
@@ -79,13 +81,7 @@ class RollbackPlan:
             PlanStep(action=KEEP, invocation=s.invocation, why=f"forced: {s.why}") if s.action == BLOCK else s
             for s in self.steps
         ]
-        return RollbackPlan(
-            checkpoint_id=self.checkpoint_id,
-            target=self.target,
-            position=self.position,
-            replayed=self.replayed,
-            steps=steps,
-        )
+        return replace(self, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the plan as JSON-like data."""
@@ -115,6 +111,7 @@ def make_plan(
     position: int,
     later: Iterable[ToolInvocation],
     can_undo: Callable[[ToolInvocation], str | None],
+    gone: Iterable[ToolInvocation] = (),
     accepted: Collection[int] = (),
     tools: str = "reverse",
 ) -> RollbackPlan:
@@ -126,6 +123,7 @@ def make_plan(
         position: how many tool invocations lie before it.
         later: the other invocations of the session that may stand in the world, newest first in world order.
         can_undo: None if the undo function of an invocation is at hand, else why not.
+        gone: invocations before the checkpoint that were reversed since.
         accepted: the ids of those that an earlier rollback kept and reported.
         tools: one of `TOOLS_MODES`.
     """
@@ -134,6 +132,8 @@ def make_plan(
         for call in later
         if (step := _step(call, can_undo, tools)) is not None
     ]
+    why = "it was reversed since, and going back does not make it again"
+    steps += [PlanStep(action=GONE, invocation=call, why=why) for call in gone]
     return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, steps=steps)
 
 

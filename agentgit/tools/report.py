@@ -36,6 +36,7 @@ class RollbackReport:
         reversed: effects taken back, in the order it happened.
         replayed: invocations that the new branch's track begins with.
         kept: effects that stay in the world.
+        gone: effects that the conversation tells of, and that were reversed before.
         failed: reversals that raised.
         remaining: reversals that were not tried because an earlier one failed.
     """
@@ -47,12 +48,13 @@ class RollbackReport:
     reversed: list[ReportItem] = field(default_factory=list)
     replayed: list[ReportItem] = field(default_factory=list)
     kept: list[ReportItem] = field(default_factory=list)
+    gone: list[ReportItem] = field(default_factory=list)
     failed: list[ReportItem] = field(default_factory=list)
     remaining: list[ReportItem] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the report as JSON-like data."""
-        groups = ("reversed", "replayed", "kept", "failed", "remaining")
+        groups = ("reversed", "replayed", "kept", "gone", "failed", "remaining")
         return {
             "operation_id": self.operation_id,
             "status": self.status,
@@ -67,6 +69,6 @@ class RollbackReport:
     def __str__(self) -> str:
         calls = f"{len(self.replayed)} tool call{'' if len(self.replayed) == 1 else 's'}"
         lines = [f"Rollback {self.status}: branch {self.branch}, {calls} replayed from the record."]
-        for group in ("reversed", "kept", "failed", "remaining"):
+        for group in ("reversed", "kept", "gone", "failed", "remaining"):
             lines += [f"  {group:<9} {item}" for item in getattr(self, group)]
         return "\n".join(lines)
