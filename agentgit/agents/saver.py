@@ -320,51 +320,6 @@ class SQLModelSaver(AsyncTwins):
             return cast(float, f"{number:032}.{random.random():016}")  # noqa: S311  # not a secret
         return int(current or 0) + 1 + random.randrange(1_000_000) / 1_000_000  # noqa: S311  # not a secret
 
-    # -- whole threads
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints and writes of a thread."""
-        store = self.store
-        self.database.write(lambda connection: store.delete_thread(connection, str(thread_id)))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints, with their writes, whose metadata names one of these runs."""
-        store, runs = self.store, [str(run_id) for run_id in run_ids]
-        self.database.write(lambda connection: store.delete_for_runs(connection, runs))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy the checkpoints and writes of a thread into a new one.
-
-        Raises:
-            Conflict: the target has checkpoints already.
-        """
-        store = self.store
-        self.database.write(
-            lambda connection: store.copy_thread(connection, str(source_thread_id), str(target_thread_id))
-        )
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete old checkpoints.
-
-        Args:
-            thread_ids: of which threads.
-            strategy: `keep_latest` keeps the newest of each namespace, and what its values still need; `delete`
-                keeps nothing.
-
-        Raises:
-            InvalidInput: the strategy is neither.
-        """
-        if strategy not in ("keep_latest", "delete"):
-            raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")
-        store = self.store
-        verb = store.prune if strategy == "keep_latest" else store.delete_thread
-
-        def work(connection: Connection) -> None:
-            for thread_id in thread_ids:
-                verb(connection, str(thread_id))
-
-        self.database.write(work)
-
     # -- closing
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ _link = struct.Struct(">32sII")
 """An appended list's head: the earlier list's hash, how many of its items are kept, and the links below it."""
 
 _count = struct.Struct(">I")
-_table = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+BLOB = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 
 
 class Leaf(NamedTuple):
@@ -325,6 +325,15 @@ def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     return next(i for i in range(shorter) if one[i] != other[i])
 
 
+def continued(data: bytes) -> bytes | None:
+    """Tell which list a stored list continues; None if it stands alone.
+
+    Args:
+        data: its stored bytes, or only the first 33 of them.
+    """
+    return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
+
+
 def _needed(type_: str, codec: int, data: bytes) -> list[bytes]:
     """List what one stored list or record refers to: what it holds, and the list that it continues."""
     if type_ == RECORD:
@@ -342,19 +351,19 @@ def _corrupt(key: bytes, what: str) -> Corrupt:
 
 
 _INSERT = Prepared({
-    "sqlite": sqlite.insert(_table).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(_table).on_conflict_do_nothing(),
+    "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
 })  # fmt: skip
-_one = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash == bindparam("hash"))
-_several = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash.in_(bindparam("hashes", expanding=True)))
-_BY_HASH = select(_table.c.hash, _table.c.type, _table.c.codec, _table.c.data).where(*_several)
-_BRANCHING = select(_table.c.type, _table.c.codec, _table.c.data).where(*_several, _table.c.type.in_((LIST, RECORD)))
+_one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
+_several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
+_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)
+_BRANCHING = select(BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several, BLOB.c.type.in_((LIST, RECORD)))
 
 
 def _chain_query() -> Any:
     """Follow "continues that list" in one statement: a chain can have hundreds of links."""
-    chain = select(_table.c.hash, _table.c.data).where(*_one, _table.c.type == LIST).cte("chain", recursive=True)
-    earlier = _table.alias("earlier")
+    chain = select(BLOB.c.hash, BLOB.c.data).where(*_one, BLOB.c.type == LIST).cte("chain", recursive=True)
+    earlier = BLOB.alias("earlier")
     step = select(earlier.c.hash, earlier.c.data).where(
         earlier.c.tenant_id == bindparam("tenant"),
         earlier.c.hash == func.substr(chain.c.data, 2, HASH_BYTES),

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, literal, select, tuple_
 from agentgit.errors import NotFound
 from agentgit.store import fork, threads
 from agentgit.store.blobs import HASH_BYTES, compact, pack
+from agentgit.store.collect import Collected, collect
 from agentgit.store.content import Body, Content, Encoded
 from agentgit.store.graph_rows import (
     ADD_WRITES,
@@ -18,6 +19,7 @@ from agentgit.store.graph_rows import (
     HEAD,
     INTERRUPT,
     NEWEST,
+    NEWEST_FOR_PUT,
     NEWEST_HEAD,
     ONE,
     PREVIOUS,
@@ -40,7 +42,7 @@ from agentgit.store.graph_rows import (
 from agentgit.store.plain import show_message, show_state
 from agentgit.store.races import Seen, refuse_gone, refuse_second_run
 
-__all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
+__all__ = ["Collected", "Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
 
 
 class GraphStore:
@@ -68,7 +70,7 @@ class GraphStore:
         Raises:
             Conflict: its thread was deleted meanwhile, or another run moved it; see `agentgit.store.races`.
         """
-        newest = self.newest(connection, place.thread, place.ns)
+        newest = self._read(NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns)))
         parent = self._parent(connection, place, draft, newest)
         kept = _kept(draft, parent)
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
@@ -184,6 +186,10 @@ class GraphStore:
     def prune(self, connection: Connection, thread: str) -> None:
         """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
         threads.prune(connection, self.tenant_id, thread)
+
+    def collect(self, connection: Connection, *, dry_run: bool = False) -> Collected:
+        """Delete the values that nothing refers to any more; see `agentgit.store.collect`."""
+        return collect(connection, self.content.blobs, dry_run=dry_run)
 
     # -- reading
 

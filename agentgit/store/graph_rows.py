@@ -191,6 +191,8 @@ _one = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
 _newest = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
 _HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
 ONE, NEWEST = Prepared(_one), Prepared(_newest)
+# Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
+NEWEST_FOR_PUT = Prepared(_newest.with_for_update(read=True, key_share=True))
 HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))
 WRITES = Prepared(select(WRITE).where(*where(WRITE, *KEY)))
 DROP_WRITES = Prepared(delete(WRITE).where(*where(WRITE, *KEY)))

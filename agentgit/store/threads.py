@@ -18,7 +18,8 @@ DELTA_COUNTERS = "counters_since_delta_snapshot"
 def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
     """Tell whether a thread has anything."""
     query = select(literal(1)).where(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == thread)
-    return connection.execute(query.limit(1)).first() is not None
+    # The lock is what a collection of values waits for: what is about to be copied must not be collected.
+    return connection.execute(query.limit(1).with_for_update(read=True, key_share=True)).first() is not None
 
 
 def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
