@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -11,6 +11,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 
 from agentgit.agents.whole_threads import WholeThreads
@@ -23,6 +24,12 @@ class AsyncTwins(WholeThreads):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         return await self.database.run(self.get_tuple, config)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """See `get_delta_channel_history`."""
+        return await self.database.run(self.get_delta_channel_history, config=config, channels=channels)
 
     async def alist(
         self,

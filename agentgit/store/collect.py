@@ -1,7 +1,7 @@
 """Space back: values that nothing refers to any more are deleted, and lists stop leaning on lists that are gone.
 
 Nothing is written beside it: on SQLite it has the write lock; on PostgreSQL it locks the tables against writers, and
-each writer takes its first lock before it looks at what is stored (`FOR KEY SHARE` on a graph checkpoint, or an insert).
+each writer takes its first lock before it looks at what is stored (`FOR KEY SHARE` on a checkpoint, or an insert).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
 from agentgit.store import fork, threads
-from agentgit.store.blobs import HASH_BYTES, compact, pack
+from agentgit.store.ancestry import ancestors, writes_of
+from agentgit.store.blobs import compact, pack
 from agentgit.store.collect import Collected, collect
 from agentgit.store.content import Body, Content, Encoded
 from agentgit.store.graph_rows import (
@@ -38,6 +39,7 @@ from agentgit.store.graph_rows import (
     found,
     hash_state,
     is_shown,
+    pending,
 )
 from agentgit.store.plain import show_message, show_state
 from agentgit.store.races import Seen, refuse_gone, refuse_second_run
@@ -249,10 +251,41 @@ class GraphStore:
 
     def writes(self, connection: Connection, place: Place) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
-        rows = WRITES.all(connection, self._key(place))
-        # Sorted here, because a database may have its own idea of the order of text.
-        rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
-        return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in rows]
+        return pending(WRITES.all(connection, self._key(place)))
+
+    def history(
+        self, connection: Connection, start: Found, channels: Sequence[str]
+    ) -> tuple[dict[str, list[Pending]], dict[str, bytes]]:
+        """Read what channels are made of whose value is spread over the writes on earlier checkpoints.
+
+        Args:
+            connection: any.
+            start: the checkpoint.
+            channels: which.
+
+        Returns:
+            The writes to each channel since its last full value, oldest first, and the hash of that value if there
+            is one.
+        """
+        wanted, chain, ends = set(channels), list[Found](), dict[str, int]()
+        seeds: dict[str, bytes] = {}
+        for at in ancestors(connection, self.tenant_id, start) if wanted else ():
+            chain.append(at)
+            for name in wanted & at.channels.keys():
+                seeds[name], ends[name] = at.channels[name], len(chain)
+            wanted -= at.channels.keys()
+            if not wanted:
+                break
+        written = writes_of(connection, self.tenant_id, chain, channels)
+        return {
+            name: [
+                write
+                for at in reversed(chain[: ends.get(name)])
+                for write in written[at.place.checkpoint_id]
+                if write.channel == name
+            ]
+            for name in channels
+        }, seeds
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""

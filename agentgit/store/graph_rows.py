@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import unpack
+from agentgit.store.blobs import HASH_BYTES, unpack
 from agentgit.store.content import Encoded
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import GraphCheckpointRow, GraphWriteRow
@@ -161,6 +161,13 @@ def found(row: Any) -> Found:
             "from a copy.",
             row=f"graph_checkpoint {key}",
         ) from error
+
+
+def pending(rows: Iterable[Any]) -> list[Pending]:
+    """Read rows of the table graph_write, by task path, task and index."""
+    # Sorted here, because a database may have its own idea of the order of text.
+    ordered = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
+    return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in ordered]
 
 
 def where(table: Any, *names: str) -> list[Any]:

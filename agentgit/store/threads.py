@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, select
 
 from agentgit.errors import Conflict
+from agentgit.store.ancestry import ancestors
 from agentgit.store.blobs import CHUNK
-from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found, where
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
@@ -109,17 +110,11 @@ def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Fo
     """
     wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[Found] = []
-    seen = {start.place.checkpoint_id}
-    at = start
-    while wanted and at.parent_id is not None and at.parent_id not in seen:
-        seen.add(at.parent_id)
-        key = dict(zip(KEY, (tenant_id, at.place.thread, at.place.ns, at.parent_id), strict=True))
-        row = connection.execute(select(CHECKPOINT).where(*where(CHECKPOINT, *KEY)), key).first()
-        if row is None:
-            break
-        at = found(row)
+    for at in ancestors(connection, tenant_id, start) if wanted else ():
         chain.append(at)
         wanted -= at.channels.keys()
+        if not wanted:
+            break
     return chain
 
 
