@@ -28,6 +28,7 @@ from agentgit.agents.codec import Codec, make_codec
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store import schema
 from agentgit.store.blobs import compact
+from agentgit.store.compression import Compression
 from agentgit.store.content import Encoded
 from agentgit.store.database import Database
 from agentgit.store.graph import Draft, Found, GraphStore, Pending, Place, Task
@@ -54,6 +55,7 @@ class SQLModelSaver(AsyncTwins):
         graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
+        compression: how new values are packed: `zlib`, `zstd` (needs the package zstandard) or `none`.
 
     Example:
         >>> from langgraph.graph import START, StateGraph
@@ -72,26 +74,30 @@ class SQLModelSaver(AsyncTwins):
         tenant_id: int | None = None,
         graphs: GraphStore | None = None,
         serde: SerializerProtocol | None = None,
+        compression: str = "zlib",
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self.database = database
-        self._shared = _Shared(tenant_id, graphs)
+        self._shared = _Shared(tenant_id, graphs, Compression(compression).name)
         self._own_serde = serde is None
         self._codec: Codec = make_codec(self.serde, own=self._own_serde)
 
     @classmethod
-    def from_conn_string(cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None) -> Self:
+    def from_conn_string(
+        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zlib"
+    ) -> Self:
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
         Args:
             where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
             serde: see the class.
+            compression: see the class.
 
         Raises:
             InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
             SchemaMismatch: the database is not agentgit's, or it is newer than this library.
         """
-        saver = cls(Database(where), serde=serde)
+        saver = cls(Database(where), serde=serde, compression=compression)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
@@ -109,7 +115,7 @@ class SQLModelSaver(AsyncTwins):
             if shared.tenant_id is None:
                 schema.ready(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
-            shared.store = GraphStore(shared.tenant_id)
+            shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
 
     @property
@@ -370,7 +376,7 @@ class SQLModelSaver(AsyncTwins):
 class _Shared:
     """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
 
-    def __init__(self, tenant_id: int | None, store: GraphStore | None) -> None:
-        self.tenant_id, self.store = tenant_id, store
+    def __init__(self, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
+        self.tenant_id, self.store, self.compression = tenant_id, store, compression
         self.on_put: OnPut | None = None
         self.owns_database = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.store.compression import RAW, Compression, unpacked
 from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
 from agentgit.store.tables import BlobRow
@@ -32,10 +32,6 @@ RECORD = "record"
 """The type of a leaf that is names with hashes, see `pack`."""
 
 HASH_BYTES = 32
-RAW, ZLIB = 0, 1
-COMPRESS_FROM = 512
-"""Bytes; below it compression saves less than it costs."""
-
 CHUNK = 500
 """Parameters in one IN list; SQLite allows 999 in old builds."""
 
@@ -147,10 +143,12 @@ class Blobs:
 
     Args:
         tenant_id: whose; no other tenant's value is ever read or reused.
+        compression: how new values are packed, see `agentgit.store.compression`; all kinds are read.
     """
 
-    def __init__(self, tenant_id: int) -> None:
+    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
         self.tenant_id = tenant_id
+        self._compression = Compression(compression)
         # Both caches hold what a hash stands for, which cannot change; they never say what is stored.
         self._leaves: Recent[Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
         self._lists: Recent[Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
@@ -187,11 +185,7 @@ class Blobs:
         self._lists.add(known.items())
 
     def _row(self, value: Leaf) -> dict[str, Any]:
-        codec, data = RAW, value.data
-        if len(data) >= COMPRESS_FROM:
-            packed = zlib.compress(data, 1)
-            if len(packed) <= len(data) * 0.9:
-                codec, data = ZLIB, packed
+        codec, data = self._compression.pack(value.data)
         return self._values(value.hash, value.type, codec, len(value.data), data)
 
     def _values(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> dict[str, Any]:
@@ -247,8 +241,8 @@ class Blobs:
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         try:
-            value = leaf(type_, zlib.decompress(data) if codec == ZLIB else data)
-        except zlib.error as error:
+            value = leaf(type_, unpacked(codec, data))
+        except ValueError as error:
             raise _corrupt(key, f"cannot be unpacked ({error})") from error
         if value.hash != key:
             raise _corrupt(key, "does not match its bytes")
@@ -337,7 +331,7 @@ def continued(data: bytes) -> bytes | None:
 def _needed(type_: str, codec: int, data: bytes) -> list[bytes]:
     """List what one stored list or record refers to: what it holds, and the list that it continues."""
     if type_ == RECORD:
-        return list(unpack(zlib.decompress(data) if codec == ZLIB else data).values())
+        return list(unpack(unpacked(codec, data)).values())
     if data[:1] == FULL:
         return _cut(data[1:])
     return [*_cut(data[1 + _link.size :]), data[1 : 1 + HASH_BYTES]]

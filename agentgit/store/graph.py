@@ -52,11 +52,12 @@ class GraphStore:
 
     Args:
         tenant_id: whose.
+        compression: how new values are packed, `zlib`, `zstd` or `none`.
     """
 
-    def __init__(self, tenant_id: int) -> None:
+    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
         self.tenant_id = tenant_id
-        self.content = Content(tenant_id)
+        self.content = Content(tenant_id, compression)
         self.seen = Seen()
 
     # -- writing
