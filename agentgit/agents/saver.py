@@ -148,7 +148,10 @@ class SQLModelSaver(AsyncTwins):
                 found = store.find(connection, Place(thread, ns, checkpoint_id))
             else:
                 found = store.newest(connection, thread, ns)
-            return self._tuple(connection, store, found) if found else None
+            if found is None:
+                return None
+            store.seen.add(found.place)
+            return self._tuple(connection, store, found)
 
     def list(
         self,

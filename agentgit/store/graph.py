@@ -73,7 +73,8 @@ class GraphStore:
         Raises:
             Conflict: its thread was deleted meanwhile, or another run moved it; see `agentgit.store.races`.
         """
-        newest = self._read(NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns)))
+        row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
+        newest = found(row) if row is not None else None
         parent = self._parent(connection, place, draft, newest)
         kept = _kept(draft, parent)
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
@@ -84,14 +85,14 @@ class GraphStore:
         counts = _counts(draft, fresh, parent)
         head = Head(place.checkpoint_id, hash_state(channels), counts.get(conversation(counts) or "", 0))
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
-        row = {
+        values = {
             **self._key(place), "seq": newest.seq + 1 if newest else 1,
             "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
             "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
             "meta": compact(draft.meta), "header": compact({**draft.header, "counts": counts}),
             "channels": pack(channels), "state_hash": head.state_hash,
         }  # fmt: skip
-        UPSERT.run(connection, row)
+        UPSERT.run(connection, values)
         return head
 
     def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
@@ -198,18 +199,13 @@ class GraphStore:
 
     def find(self, connection: Connection, place: Place) -> Found | None:
         """Read one graph checkpoint, or None."""
-        return self._read(ONE.first(connection, self._key(place)))
+        row = ONE.first(connection, self._key(place))
+        return found(row) if row is not None else None
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
         """Read the graph checkpoint of a namespace that came last, or None."""
-        return self._read(NEWEST.first(connection, self._space(thread, ns)))
-
-    def _read(self, row: Any) -> Found | None:
-        if row is None:
-            return None
-        at = found(row)
-        self.seen.add(at.place)
-        return at
+        row = NEWEST.first(connection, self._space(thread, ns))
+        return found(row) if row is not None else None
 
     def page(
         self,
