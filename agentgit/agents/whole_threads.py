@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -19,9 +20,9 @@ class WholeThreads(BaseCheckpointSaver[float]):
     database: Database
 
     @property
+    @abstractmethod
     def store(self) -> GraphStore:
         """The graph checkpoints of this saver's tenant."""
-        raise NotImplementedError
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints and writes of a thread."""
