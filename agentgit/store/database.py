@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from agentgit.errors import AgentGitError, InvalidInput, SchemaMismatch, Unavailable
+from agentgit.store.idle import ask_when_idle
 
 if TYPE_CHECKING:
     from agentgit.store.loops import Loops
@@ -99,7 +100,9 @@ class Database:
 
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
-            return create_engine(self.url, pool_pre_ping=True)
+            server = create_engine(self.url)
+            ask_when_idle(server)
+            return server
         engine = create_engine(
             self.url,
             poolclass=StaticPool if self.in_memory else QueuePool,

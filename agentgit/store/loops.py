@@ -11,6 +11,8 @@ from sqlalchemy import URL, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from agentgit.store.idle import ask_when_idle
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -64,7 +66,8 @@ class Loops:
 
 class _Pool:
     def __init__(self, url: URL) -> None:
-        self.engine: AsyncEngine = create_async_engine(url, pool_pre_ping=True)
+        self.engine: AsyncEngine = create_async_engine(url)
+        ask_when_idle(self.engine.sync_engine)
         self._raw: list[Any] = []
         event.listen(self.engine.sync_engine, "connect", lambda raw, _: self._raw.append(raw.driver_connection))
 
