@@ -9,7 +9,7 @@ from puts import count, on, put
 
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Conflict
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
+from agentgit.store.graph_rows import CHECKPOINT, WRITE, Place
 from agentgit.store.tables import BlobRow
 
 
@@ -43,7 +43,7 @@ def run_beside(graph, gate, meanwhile, config=None, **how):
     def turn():
         try:
             graph.invoke({"messages": [("user", "slow")]}, config or on("t"), **how)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
             raised.append(error)
 
     thread = threading.Thread(target=turn)
@@ -154,3 +154,25 @@ def test_a_write_may_come_before_its_checkpoint(saver):
     put(saver, "t", {"a": 0}, id="later")
     assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]
     assert count(saver.database, BlobRow.__table__) == 2
+
+
+def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
+    """A write that comes while its checkpoint is in a transaction, and was read there, is kept (seen on PostgreSQL)."""
+    late = []
+
+    def on_put(thread, ns, checkpoint_id, connection):
+        assert saver.store.find(connection, Place(thread, ns, checkpoint_id)) is not None
+        saver.on_put = None
+        where = on("t", checkpoint_ns="", checkpoint_id=checkpoint_id)
+        writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
+        writer.start()
+        if not saver.database.is_sqlite:  # where the writer would wait for this transaction
+            writer.join(10)
+        waiting.append(writer)
+
+    waiting = []
+    saver.on_put = on_put
+    put(saver, "t", {"a": 0})
+    waiting[0].join(10)
+    assert late == [None]
+    assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]

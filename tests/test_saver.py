@@ -13,6 +13,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
@@ -227,6 +228,25 @@ def test_w14_delta_channels(saver, durability):
         assert graph.get_state(on(thread)).values == expected
         found = graph.invoke({"log": ["more"]}, on(thread), durability=durability)
         assert found["log"] == [*expected["log"], "more", f"n{len(expected['log']) + 1}"]
+
+
+async def test_w14_delta_history_is_that_of_langgraph(saver):
+    """W14: the native history of a DeltaChannel equals the one that LangGraph finds by walking every checkpoint."""
+
+    class Log(TypedDict):
+        log: Annotated[list, DeltaChannel(total, snapshot_frequency=100)]
+        other: Annotated[list, DeltaChannel(total, snapshot_frequency=3)]
+
+    builder = StateGraph(Log).add_node("n", lambda state: {"log": [f"n{len(state['log'])}"], "other": ["x"]})
+    graph = builder.add_edge(START, "n").compile(checkpointer=saver)
+    for turn in range(30):
+        graph.invoke({"log": [f"in{turn}"]}, on("t"))
+    names = ["log", "other", "missing"]
+    for config in (on("t"), graph.get_state(on("t")).parent_config, on("nothing")):
+        expected = BaseCheckpointSaver.get_delta_channel_history(saver, config=config, channels=names)
+        assert saver.get_delta_channel_history(config=config, channels=names) == expected
+        assert await saver.aget_delta_channel_history(config=config, channels=names) == expected
+    assert len(saver.get_delta_channel_history(config=on("t"), channels=["log"])["log"]["writes"]) > 50
 
 
 # -- safety

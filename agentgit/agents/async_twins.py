@@ -1,27 +1,35 @@
-"""The saver's async methods: each does what its sync twin does, in a thread, so that the event loop goes on."""
+"""The saver's async methods: each does what its sync twin does, while the event loop goes on (`Database.run`)."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 
+from agentgit.agents.whole_threads import WholeThreads
+from agentgit.store.collect import Collected
 
-class AsyncTwins(BaseCheckpointSaver[float]):
+
+class AsyncTwins(WholeThreads):
     """The async half of LangGraph's `BaseCheckpointSaver`, by way of the sync half."""
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        return await asyncio.to_thread(self.get_tuple, config)
+        return await self.database.run(self.get_tuple, config)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """See `get_delta_channel_history`."""
+        return await self.database.run(self.get_delta_channel_history, config=config, channels=channels)
 
     async def alist(
         self,
@@ -33,7 +41,7 @@ class AsyncTwins(BaseCheckpointSaver[float]):
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
         found = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await asyncio.to_thread(next, found, None)) is not None:
+        while (one := await self.database.run(next, found, None)) is not None:
             yield one
 
     async def aput(
@@ -44,26 +52,30 @@ class AsyncTwins(BaseCheckpointSaver[float]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `put`."""
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+        return await self.database.run(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """See `put_writes`."""
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
+        await self.database.run(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """See `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
+        await self.database.run(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """See `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
+        await self.database.run(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """See `copy_thread`."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+        await self.database.run(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """See `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+        await self.database.run(self.prune, thread_ids, strategy=strategy)
+
+    async def agc(self, *, dry_run: bool = False, shrink: bool = False) -> Collected:
+        """See `gc`."""
+        return await self.database.run(self.gc, dry_run=dry_run, shrink=shrink)

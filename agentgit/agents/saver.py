@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -14,6 +14,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
@@ -27,6 +28,7 @@ from agentgit.agents.codec import Codec, make_codec
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store import schema
 from agentgit.store.blobs import compact
+from agentgit.store.compression import Compression
 from agentgit.store.content import Encoded
 from agentgit.store.database import Database
 from agentgit.store.graph import Draft, Found, GraphStore, Pending, Place, Task
@@ -53,6 +55,7 @@ class SQLModelSaver(AsyncTwins):
         graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
+        compression: how new values are packed: `zlib`, `zstd` (needs the package zstandard) or `none`.
 
     Example:
         >>> from langgraph.graph import START, StateGraph
@@ -71,26 +74,30 @@ class SQLModelSaver(AsyncTwins):
         tenant_id: int | None = None,
         graphs: GraphStore | None = None,
         serde: SerializerProtocol | None = None,
+        compression: str = "zlib",
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self.database = database
-        self._shared = _Shared(tenant_id, graphs)
+        self._shared = _Shared(tenant_id, graphs, Compression(compression).name)
         self._own_serde = serde is None
         self._codec: Codec = make_codec(self.serde, own=self._own_serde)
 
     @classmethod
-    def from_conn_string(cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None) -> Self:
+    def from_conn_string(
+        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zlib"
+    ) -> Self:
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
         Args:
             where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
             serde: see the class.
+            compression: see the class.
 
         Raises:
             InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
             SchemaMismatch: the database is not agentgit's, or it is newer than this library.
         """
-        saver = cls(Database(where), serde=serde)
+        saver = cls(Database(where), serde=serde, compression=compression)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
@@ -108,7 +115,7 @@ class SQLModelSaver(AsyncTwins):
             if shared.tenant_id is None:
                 schema.ready(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
-            shared.store = GraphStore(shared.tenant_id)
+            shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
 
     @property
@@ -141,7 +148,10 @@ class SQLModelSaver(AsyncTwins):
                 found = store.find(connection, Place(thread, ns, checkpoint_id))
             else:
                 found = store.newest(connection, thread, ns)
-            return self._tuple(connection, store, found) if found else None
+            if found is None:
+                return None
+            store.seen.add(found.place)
+            return self._tuple(connection, store, found)
 
     def list(
         self,
@@ -198,6 +208,32 @@ class SQLModelSaver(AsyncTwins):
             config_of(parent) if parent else None,
             [self._pending(write, bodies[write.value]) for write in writes],
         )
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Read what LangGraph rebuilds the value of a DeltaChannel from, in a few statements for the whole way back.
+
+        Args:
+            config: the checkpoint.
+            channels: which channels.
+
+        Returns:
+            For each channel the writes since its last full value, oldest first, and that value as `seed` if any.
+        """
+        thread, ns, id = address(config)
+        store = self.store
+        with self.database.reading() as connection:
+            at = store.find(connection, Place(thread, ns, id)) if id else store.newest(connection, thread, ns)
+            writes, seeds = store.history(connection, at, channels) if at else ({}, {})
+            hashes = {write.value for each in writes.values() for write in each}
+            bodies = store.content.get(connection, hashes | set(seeds.values()))
+        found: dict[str, DeltaChannelHistory] = {}
+        for name in channels:
+            found[name] = {"writes": [self._pending(write, bodies[write.value]) for write in writes.get(name, ())]}
+            if name in seeds:
+                found[name]["seed"] = self.codec.decode(bodies[seeds[name]])
+        return found
 
     def _pending(self, write: Pending, body: Any) -> tuple[str, str, Any]:
         return write.task_id, write.channel, self.codec.decode(body)
@@ -321,51 +357,6 @@ class SQLModelSaver(AsyncTwins):
             return cast(float, f"{number:032}.{random.random():016}")  # noqa: S311  # not a secret
         return int(current or 0) + 1 + random.randrange(1_000_000) / 1_000_000  # noqa: S311  # not a secret
 
-    # -- whole threads
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints and writes of a thread."""
-        store = self.store
-        self.database.write(lambda connection: store.delete_thread(connection, str(thread_id)))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints, with their writes, whose metadata names one of these runs."""
-        store, runs = self.store, [str(run_id) for run_id in run_ids]
-        self.database.write(lambda connection: store.delete_for_runs(connection, runs))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy the checkpoints and writes of a thread into a new one.
-
-        Raises:
-            Conflict: the target has checkpoints already.
-        """
-        store = self.store
-        self.database.write(
-            lambda connection: store.copy_thread(connection, str(source_thread_id), str(target_thread_id))
-        )
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete old checkpoints.
-
-        Args:
-            thread_ids: of which threads.
-            strategy: `keep_latest` keeps the newest of each namespace, and what its values still need; `delete`
-                keeps nothing.
-
-        Raises:
-            InvalidInput: the strategy is neither.
-        """
-        if strategy not in ("keep_latest", "delete"):
-            raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")
-        store = self.store
-        verb = store.prune if strategy == "keep_latest" else store.delete_thread
-
-        def work(connection: Connection) -> None:
-            for thread_id in thread_ids:
-                verb(connection, str(thread_id))
-
-        self.database.write(work)
-
     # -- closing
 
     def close(self) -> None:
@@ -389,7 +380,7 @@ class SQLModelSaver(AsyncTwins):
 class _Shared:
     """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
 
-    def __init__(self, tenant_id: int | None, store: GraphStore | None) -> None:
-        self.tenant_id, self.store = tenant_id, store
+    def __init__(self, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
+        self.tenant_id, self.store, self.compression = tenant_id, store, compression
         self.on_put: OnPut | None = None
         self.owns_database = False

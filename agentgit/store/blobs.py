@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.store.compression import RAW, Compression, unpacked
 from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
 from agentgit.store.tables import BlobRow
@@ -32,10 +32,6 @@ RECORD = "record"
 """The type of a leaf that is names with hashes, see `pack`."""
 
 HASH_BYTES = 32
-RAW, ZLIB = 0, 1
-COMPRESS_FROM = 512
-"""Bytes; below it compression saves less than it costs."""
-
 CHUNK = 500
 """Parameters in one IN list; SQLite allows 999 in old builds."""
 
@@ -48,7 +44,7 @@ _link = struct.Struct(">32sII")
 """An appended list's head: the earlier list's hash, how many of its items are kept, and the links below it."""
 
 _count = struct.Struct(">I")
-_table = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+BLOB = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 
 
 class Leaf(NamedTuple):
@@ -147,10 +143,12 @@ class Blobs:
 
     Args:
         tenant_id: whose; no other tenant's value is ever read or reused.
+        compression: how new values are packed, see `agentgit.store.compression`; all kinds are read.
     """
 
-    def __init__(self, tenant_id: int) -> None:
+    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
         self.tenant_id = tenant_id
+        self._compression = Compression(compression)
         # Both caches hold what a hash stands for, which cannot change; they never say what is stored.
         self._leaves: Recent[Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
         self._lists: Recent[Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
@@ -187,11 +185,7 @@ class Blobs:
         self._lists.add(known.items())
 
     def _row(self, value: Leaf) -> dict[str, Any]:
-        codec, data = RAW, value.data
-        if len(data) >= COMPRESS_FROM:
-            packed = zlib.compress(data, 1)
-            if len(packed) <= len(data) * 0.9:
-                codec, data = ZLIB, packed
+        codec, data = self._compression.pack(value.data)
         return self._values(value.hash, value.type, codec, len(value.data), data)
 
     def _values(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> dict[str, Any]:
@@ -247,8 +241,8 @@ class Blobs:
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         try:
-            value = leaf(type_, zlib.decompress(data) if codec == ZLIB else data)
-        except zlib.error as error:
+            value = leaf(type_, unpacked(codec, data))
+        except ValueError as error:
             raise _corrupt(key, f"cannot be unpacked ({error})") from error
         if value.hash != key:
             raise _corrupt(key, "does not match its bytes")
@@ -325,10 +319,19 @@ def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     return next(i for i in range(shorter) if one[i] != other[i])
 
 
+def continued(data: bytes) -> bytes | None:
+    """Tell which list a stored list continues; None if it stands alone.
+
+    Args:
+        data: its stored bytes, or only the first 33 of them.
+    """
+    return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
+
+
 def _needed(type_: str, codec: int, data: bytes) -> list[bytes]:
     """List what one stored list or record refers to: what it holds, and the list that it continues."""
     if type_ == RECORD:
-        return list(unpack(zlib.decompress(data) if codec == ZLIB else data).values())
+        return list(unpack(unpacked(codec, data)).values())
     if data[:1] == FULL:
         return _cut(data[1:])
     return [*_cut(data[1 + _link.size :]), data[1 : 1 + HASH_BYTES]]
@@ -342,19 +345,19 @@ def _corrupt(key: bytes, what: str) -> Corrupt:
 
 
 _INSERT = Prepared({
-    "sqlite": sqlite.insert(_table).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(_table).on_conflict_do_nothing(),
+    "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
 })  # fmt: skip
-_one = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash == bindparam("hash"))
-_several = (_table.c.tenant_id == bindparam("tenant"), _table.c.hash.in_(bindparam("hashes", expanding=True)))
-_BY_HASH = select(_table.c.hash, _table.c.type, _table.c.codec, _table.c.data).where(*_several)
-_BRANCHING = select(_table.c.type, _table.c.codec, _table.c.data).where(*_several, _table.c.type.in_((LIST, RECORD)))
+_one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
+_several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
+_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)
+_BRANCHING = select(BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several, BLOB.c.type.in_((LIST, RECORD)))
 
 
 def _chain_query() -> Any:
     """Follow "continues that list" in one statement: a chain can have hundreds of links."""
-    chain = select(_table.c.hash, _table.c.data).where(*_one, _table.c.type == LIST).cte("chain", recursive=True)
-    earlier = _table.alias("earlier")
+    chain = select(BLOB.c.hash, BLOB.c.data).where(*_one, BLOB.c.type == LIST).cte("chain", recursive=True)
+    earlier = BLOB.alias("earlier")
     step = select(earlier.c.hash, earlier.c.data).where(
         earlier.c.tenant_id == bindparam("tenant"),
         earlier.c.hash == func.substr(chain.c.data, 2, HASH_BYTES),

@@ -25,10 +25,11 @@ class Content:
 
     Args:
         tenant_id: whose.
+        compression: how new values are packed.
     """
 
-    def __init__(self, tenant_id: int) -> None:
-        self.blobs = Blobs(tenant_id)
+    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
+        self.blobs = Blobs(tenant_id, compression)
 
     def put(self, connection: Connection, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
         """Store values, and give the hash of each.

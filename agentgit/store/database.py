@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from agentgit.errors import AgentGitError, InvalidInput, SchemaMismatch, Unavailable
+from agentgit.store.idle import ask_when_idle
 
+if TYPE_CHECKING:
+    from agentgit.store.loops import Loops
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 BUSY_SECONDS = 30
@@ -27,6 +34,11 @@ ATTEMPTS = 6
 
 _MODE, _SYNCHRONOUS = "agentgit_mode", "agentgit_synchronous"
 """Notes on a connection: what the next transaction is to do, and how SQLite writes now."""
+
+_SHRINK = {
+    "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
+    "postgresql": ("VACUUM blob", "VACUUM graph_checkpoint", "VACUUM graph_write"),
+}
 
 _WRITING, _DURABLE = "NORMAL", "FULL"
 
@@ -80,6 +92,7 @@ class Database:
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
         self._name = self.url.render_as_string(hide_password=True)
         self.engine: Engine = self._create_engine()
+        self._loops = None if self.is_sqlite else _async_side(self.url)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has one connection, so its users take turns; a file has as many as it needs.
         self._turn = threading.RLock() if self.in_memory else nullcontext()
@@ -92,7 +105,12 @@ class Database:
 
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
-            return create_engine(self.url, pool_pre_ping=True)
+            try:
+                server = create_engine(self.url)
+            except ModuleNotFoundError as error:
+                raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
+            ask_when_idle(server)
+            return server
         engine = create_engine(
             self.url,
             poolclass=StaticPool if self.in_memory else QueuePool,
@@ -102,10 +120,29 @@ class Database:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
 
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a sync function that uses this database, while the event loop goes on.
+
+        On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
+        greenlet is not installed, it runs in a thread.
+        """
+        if self._loops is None:
+            return await asyncio.to_thread(call, *args, **kwargs)
+        return await self._loops.run(call, *args, **kwargs)
+
+    def _connect(self) -> Connection:
+        return ((self._loops and self._loops.engine()) or self.engine).connect()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._loops is not None and self._loops.engine() is not None:
+            self._loops.sleep(seconds)
+        else:
+            time.sleep(seconds)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Give a connection that sees one consistent moment and changes nothing."""
-        with self._translated(), self._turn, self.engine.connect() as connection, connection.begin():
+        with self._translated(), self._turn, self._connect() as connection, connection.begin():
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False) -> T:
@@ -122,15 +159,27 @@ class Database:
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
         for attempt in range(1, attempts + 1):
             try:
-                with self._translated(), self._turn, self._writing, self.engine.connect() as connection:
+                with self._translated(), self._turn, self._writing, self._connect() as connection:
                     connection.info[_MODE] = _DURABLE if durable else _WRITING
                     with connection.begin():
                         return work(connection)
-            except _Again:
+            except _Again as error:
                 if attempt == attempts:
-                    raise
-                time.sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
+                    raise Unavailable(str(error)) from error
+                self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def shrink(self) -> None:
+        """Give the free space of the database back to the file system; writers wait until it is done."""
+        with self._translated(), self._turn, self._writing, self.engine.connect() as connection:
+            raw: Any = connection.connection.dbapi_connection
+            if not self.is_sqlite:
+                raw.autocommit = True  # a vacuum cannot run inside of a transaction
+            cursor = raw.cursor()
+            for statement in _SHRINK["sqlite" if self.is_sqlite else "postgresql"]:
+                cursor.execute(statement)
+            cursor.close()
+            connection.invalidate()  # nobody else should get a connection that commits by itself
 
     def use_wal(self) -> None:
         """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
@@ -150,11 +199,21 @@ class Database:
 
     def close(self) -> None:
         """Give all connections back; the object may not be used afterwards."""
+        if self._loops is not None:
+            self._loops.close()
         self.engine.dispose()
 
 
 class _Again(Unavailable):
     """Another transaction was in the way; the same work may succeed now."""
+
+
+def _async_side(url: URL) -> Loops | None:
+    if find_spec("greenlet") is None:  # SQLAlchemy's async side needs it; without it a thread does
+        return None
+    from agentgit.store.loops import Loops  # costs 30 ms, which SQLite needs not pay
+
+    return Loops(url)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
@@ -188,7 +247,8 @@ def _meaning(error: Exception, where: str) -> AgentGitError:
     if getattr(error, "sqlstate", None) in SERIALIZATION_FAILURES or _is_a(error, "IntegrityError"):
         return _Again(f"Another writer was in the way in {where}: {text}. Try again.")
     if "locked" in text or "busy" in text:
-        return _Again(f"{where} stayed locked for {BUSY_SECONDS} s. Close the program that holds it, then try again.")
+        # Not again: SQLite has waited for that long already.
+        return Unavailable(f"{where} stayed locked for {BUSY_SECONDS} s. Close what holds it, then try again.")
     if "readonly" in text or "read-only" in text:
         return Unavailable(f"{where} cannot be written. Give this user the right to write the file and its folder.")
     if "unable to open database file" in text:

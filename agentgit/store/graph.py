@@ -9,7 +9,9 @@ from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
 from agentgit.store import fork, threads
-from agentgit.store.blobs import HASH_BYTES, compact, pack
+from agentgit.store.ancestry import ancestors, writes_of
+from agentgit.store.blobs import compact, pack
+from agentgit.store.collect import Collected, collect
 from agentgit.store.content import Body, Content, Encoded
 from agentgit.store.graph_rows import (
     ADD_WRITES,
@@ -18,6 +20,7 @@ from agentgit.store.graph_rows import (
     HEAD,
     INTERRUPT,
     NEWEST,
+    NEWEST_FOR_PUT,
     NEWEST_HEAD,
     ONE,
     PREVIOUS,
@@ -36,11 +39,12 @@ from agentgit.store.graph_rows import (
     found,
     hash_state,
     is_shown,
+    pending,
 )
 from agentgit.store.plain import show_message, show_state
 from agentgit.store.races import Seen, refuse_gone, refuse_second_run
 
-__all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
+__all__ = ["Collected", "Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
 
 
 class GraphStore:
@@ -48,11 +52,12 @@ class GraphStore:
 
     Args:
         tenant_id: whose.
+        compression: how new values are packed, `zlib`, `zstd` or `none`.
     """
 
-    def __init__(self, tenant_id: int) -> None:
+    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
         self.tenant_id = tenant_id
-        self.content = Content(tenant_id)
+        self.content = Content(tenant_id, compression)
         self.seen = Seen()
 
     # -- writing
@@ -68,7 +73,8 @@ class GraphStore:
         Raises:
             Conflict: its thread was deleted meanwhile, or another run moved it; see `agentgit.store.races`.
         """
-        newest = self.newest(connection, place.thread, place.ns)
+        row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
+        newest = found(row) if row is not None else None
         parent = self._parent(connection, place, draft, newest)
         kept = _kept(draft, parent)
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
@@ -79,14 +85,14 @@ class GraphStore:
         counts = _counts(draft, fresh, parent)
         head = Head(place.checkpoint_id, hash_state(channels), counts.get(conversation(counts) or "", 0))
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
-        row = {
+        values = {
             **self._key(place), "seq": newest.seq + 1 if newest else 1,
             "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
             "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
             "meta": compact(draft.meta), "header": compact({**draft.header, "counts": counts}),
             "channels": pack(channels), "state_hash": head.state_hash,
         }  # fmt: skip
-        UPSERT.run(connection, row)
+        UPSERT.run(connection, values)
         return head
 
     def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
@@ -185,22 +191,21 @@ class GraphStore:
         """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
         threads.prune(connection, self.tenant_id, thread)
 
+    def collect(self, connection: Connection, *, dry_run: bool = False) -> Collected:
+        """Delete the values that nothing refers to any more; see `agentgit.store.collect`."""
+        return collect(connection, self.content.blobs, dry_run=dry_run)
+
     # -- reading
 
     def find(self, connection: Connection, place: Place) -> Found | None:
         """Read one graph checkpoint, or None."""
-        return self._read(ONE.first(connection, self._key(place)))
+        row = ONE.first(connection, self._key(place))
+        return found(row) if row is not None else None
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
         """Read the graph checkpoint of a namespace that came last, or None."""
-        return self._read(NEWEST.first(connection, self._space(thread, ns)))
-
-    def _read(self, row: Any) -> Found | None:
-        if row is None:
-            return None
-        at = found(row)
-        self.seen.add(at.place)
-        return at
+        row = NEWEST.first(connection, self._space(thread, ns))
+        return found(row) if row is not None else None
 
     def page(
         self,
@@ -243,10 +248,41 @@ class GraphStore:
 
     def writes(self, connection: Connection, place: Place) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
-        rows = WRITES.all(connection, self._key(place))
-        # Sorted here, because a database may have its own idea of the order of text.
-        rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
-        return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in rows]
+        return pending(WRITES.all(connection, self._key(place)))
+
+    def history(
+        self, connection: Connection, start: Found, channels: Sequence[str]
+    ) -> tuple[dict[str, list[Pending]], dict[str, bytes]]:
+        """Read what channels are made of whose value is spread over the writes on earlier checkpoints.
+
+        Args:
+            connection: any.
+            start: the checkpoint.
+            channels: which.
+
+        Returns:
+            The writes to each channel since its last full value, oldest first, and the hash of that value if there
+            is one.
+        """
+        wanted, chain, ends = set(channels), list[Found](), dict[str, int]()
+        seeds: dict[str, bytes] = {}
+        for at in ancestors(connection, self.tenant_id, start) if wanted else ():
+            chain.append(at)
+            for name in wanted & at.channels.keys():
+                seeds[name], ends[name] = at.channels[name], len(chain)
+            wanted -= at.channels.keys()
+            if not wanted:
+                break
+        written = writes_of(connection, self.tenant_id, chain, channels)
+        return {
+            name: [
+                write
+                for at in reversed(chain[: ends.get(name)])
+                for write in written[at.place.checkpoint_id]
+                if write.channel == name
+            ]
+            for name in channels
+        }, seeds
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""

@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import unpack
+from agentgit.store.blobs import HASH_BYTES, unpack
 from agentgit.store.content import Encoded
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import GraphCheckpointRow, GraphWriteRow
@@ -163,6 +163,13 @@ def found(row: Any) -> Found:
         ) from error
 
 
+def pending(rows: Iterable[Any]) -> list[Pending]:
+    """Read rows of the table graph_write, by task path, task and index."""
+    # Sorted here, because a database may have its own idea of the order of text.
+    ordered = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
+    return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in ordered]
+
+
 def where(table: Any, *names: str) -> list[Any]:
     """Compare columns with the parameters of the same names."""
     return [table.c[name] == bindparam(name) for name in names]
@@ -191,6 +198,8 @@ _one = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
 _newest = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
 _HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
 ONE, NEWEST = Prepared(_one), Prepared(_newest)
+# Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
+NEWEST_FOR_PUT = Prepared(_newest.with_for_update(read=True, key_share=True))
 HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))
 WRITES = Prepared(select(WRITE).where(*where(WRITE, *KEY)))
 DROP_WRITES = Prepared(delete(WRITE).where(*where(WRITE, *KEY)))

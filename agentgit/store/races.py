@@ -22,7 +22,7 @@ class Seen:
         self._places: Recent[bool] = Recent(REMEMBERED, lambda _: 1)
 
     def add(self, place: Place) -> None:
-        """Remember that a graph checkpoint is stored."""
+        """Remember that a graph checkpoint is stored: after the transaction that stored it, never inside of it."""
         self._places.add([(_key(place), True)])
 
     def __contains__(self, place: Place) -> bool:

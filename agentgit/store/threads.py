@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, select
 
 from agentgit.errors import Conflict
+from agentgit.store.ancestry import ancestors
 from agentgit.store.blobs import CHUNK
-from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found, where
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
@@ -18,7 +19,8 @@ DELTA_COUNTERS = "counters_since_delta_snapshot"
 def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
     """Tell whether a thread has anything."""
     query = select(literal(1)).where(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == thread)
-    return connection.execute(query.limit(1)).first() is not None
+    # The lock is what a collection of values waits for: what is about to be copied must not be collected.
+    return connection.execute(query.limit(1).with_for_update(read=True, key_share=True)).first() is not None
 
 
 def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -108,17 +110,11 @@ def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Fo
     """
     wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[Found] = []
-    seen = {start.place.checkpoint_id}
-    at = start
-    while wanted and at.parent_id is not None and at.parent_id not in seen:
-        seen.add(at.parent_id)
-        key = dict(zip(KEY, (tenant_id, at.place.thread, at.place.ns, at.parent_id), strict=True))
-        row = connection.execute(select(CHECKPOINT).where(*where(CHECKPOINT, *KEY)), key).first()
-        if row is None:
-            break
-        at = found(row)
+    for at in ancestors(connection, tenant_id, start) if wanted else ():
         chain.append(at)
         wanted -= at.channels.keys()
+        if not wanted:
+            break
     return chain
 
 

@@ -1,0 +1,92 @@
+"""What the saver does to whole threads, and to the database when they are gone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from sqlalchemy import Connection
+
+from agentgit.errors import InvalidInput
+from agentgit.store.collect import Collected
+from agentgit.store.database import Database
+from agentgit.store.graph import GraphStore
+
+
+class WholeThreads(BaseCheckpointSaver[float]):
+    """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and a collection of values."""
+
+    database: Database
+
+    @property
+    @abstractmethod
+    def store(self) -> GraphStore:
+        """The graph checkpoints of this saver's tenant."""
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints and writes of a thread."""
+        store = self.store
+        self.database.write(lambda connection: store.delete_thread(connection, str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints, with their writes, whose metadata names one of these runs."""
+        store, runs = self.store, [str(run_id) for run_id in run_ids]
+        self.database.write(lambda connection: store.delete_for_runs(connection, runs))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy the checkpoints and writes of a thread into a new one.
+
+        Raises:
+            Conflict: the target has checkpoints already.
+        """
+        store = self.store
+        self.database.write(
+            lambda connection: store.copy_thread(connection, str(source_thread_id), str(target_thread_id))
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete old checkpoints.
+
+        Args:
+            thread_ids: of which threads.
+            strategy: `keep_latest` keeps the newest of each namespace, and what its values still need; `delete`
+                keeps nothing.
+
+        Raises:
+            InvalidInput: the strategy is neither.
+        """
+        if strategy not in ("keep_latest", "delete"):
+            raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")
+        store = self.store
+        verb = store.prune if strategy == "keep_latest" else store.delete_thread
+
+        def work(connection: Connection) -> None:
+            for thread_id in thread_ids:
+                verb(connection, str(thread_id))
+
+        self.database.write(work)
+
+    def gc(self, *, dry_run: bool = False, shrink: bool = False) -> Collected:
+        """Delete the values that no thread needs any more; deleting threads and checkpoints leaves them behind.
+
+        Writers wait while it runs. It is safe beside them, also in other programs.
+
+        Args:
+            dry_run: True to count only.
+            shrink: True to also give the free space of the database's files back, which takes as long as copying them.
+
+        Example:
+            >>> from agentgit import SQLModelSaver
+            >>> with SQLModelSaver.from_conn_string(":memory:") as saver:
+            ...     saver.gc(dry_run=True)
+            Collected(values=0, bytes=0, writes=0, lists=0)
+        """
+        store = self.store
+        if dry_run:
+            with self.database.reading() as connection:
+                return store.collect(connection, dry_run=True)
+        collected = self.database.write(store.collect)
+        if shrink:
+            self.database.shrink()
+        return collected

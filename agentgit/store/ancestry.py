@@ -1,0 +1,85 @@
+"""The way from a graph checkpoint back to the root, many steps in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, select
+
+from agentgit.store.graph_rows import CHECKPOINT, WRITE, Found, Pending, found, pending, where
+from agentgit.store.prepared import Prepared
+
+STEPS = 64
+"""Ancestors read in one statement."""
+
+_SAME = ("tenant_id", "thread_id", "ns")
+
+
+def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[Found]:
+    """Walk from a graph checkpoint to the root of its namespace, nearest first; the checkpoint itself is left out.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        start: where.
+    """
+    seen = {start.place.checkpoint_id}
+    at = start
+    while at.parent_id is not None:
+        page = _WALK.all(connection, {**_space(tenant_id, at), "first": at.parent_id, "steps": STEPS})
+        for row in page:
+            at = found(row)
+            if at.place.checkpoint_id in seen:  # damaged rows form a circle
+                return
+            seen.add(at.place.checkpoint_id)
+            yield at
+        if len(page) < STEPS:
+            return
+
+
+def writes_of(
+    connection: Connection, tenant_id: int, checkpoints: Sequence[Found], channels: Iterable[str]
+) -> Mapping[str, list[Pending]]:
+    """Read the writes to some channels on some checkpoints of one namespace, in order, by checkpoint id.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        checkpoints: which.
+        channels: to which channels.
+    """
+    by_id: dict[str, list[Any]] = {at.place.checkpoint_id: [] for at in checkpoints}
+    ids, names = list(by_id), list(channels)
+    for begin in range(0, len(ids), STEPS):
+        part = {**_space(tenant_id, checkpoints[0]), "ids": ids[begin : begin + STEPS], "names": names}
+        for row in connection.execute(_WRITES_OF, part):
+            by_id[row.checkpoint_id].append(row)
+    return {key: pending(rows) for key, rows in by_id.items()}
+
+
+def _space(tenant_id: int, at: Found) -> dict[str, Any]:
+    return dict(zip(_SAME, (tenant_id, at.place.thread, at.place.ns), strict=True))
+
+
+def _walk_query() -> Any:
+    first = cast(bindparam("first"), String)
+    walk = select(first.label("id"), literal(1, Integer).label("distance")).cte("walk", recursive=True)
+    older = CHECKPOINT.alias("older")
+    step = select(older.c.parent_id, walk.c.distance + 1).where(
+        *(older.c[name] == bindparam(name) for name in _SAME),
+        older.c.checkpoint_id == walk.c.id,
+        older.c.parent_id.is_not(None),
+        walk.c.distance < bindparam("steps", type_=Integer),
+    )
+    walk = walk.union_all(step)
+    joined = select(CHECKPOINT).where(*where(CHECKPOINT, *_SAME), CHECKPOINT.c.checkpoint_id == walk.c.id)
+    return joined.order_by(walk.c.distance)
+
+
+_WALK = Prepared(_walk_query())
+_WRITES_OF = select(WRITE).where(
+    *where(WRITE, *_SAME),
+    WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
+    WRITE.c.channel.in_(bindparam("names", expanding=True)),
+)

@@ -1,0 +1,93 @@
+"""Messages that were encoded already are not encoded again, and never wrongly taken for known."""
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from agentgit.agents.codec import Codec
+from agentgit.store.recent import Recent
+
+
+@pytest.fixture
+def codec():
+    """A codec that counts how often a message was encoded."""
+
+    class Counting(Codec):
+        encoded = 0
+
+        def leaf(self, value):
+            self.encoded += 1
+            return super().leaf(value)
+
+    return Counting(JsonPlusSerializer(allowed_msgpack_modules=None))
+
+
+def test_a_long_conversation_is_encoded_once(codec):
+    """Appending one message encodes one message, also after the conversation was read anew."""
+    talk = [HumanMessage(f"message {n}", id=str(n)) for n in range(200)]
+    codec.encode(talk)
+    again = [HumanMessage(f"message {n}", id=str(n)) for n in range(200)]
+    first = codec.encode([*again, AIMessage("new", id="x")]).body
+    assert codec.encoded == 201
+    assert first[:200] == codec.encode(talk).body
+
+
+EDITS = {
+    "content": lambda m: setattr(m, "content", "other"),
+    "part": lambda m: m.content[0].update(text="other"),
+    "kwargs": lambda m: m.additional_kwargs.update(a=1),
+    "nested": lambda m: m.response_metadata["usage"].update(tokens=2),
+    "type of a number": lambda m: m.response_metadata["usage"].update(tokens=True),
+    "float": lambda m: m.response_metadata["usage"].update(tokens=1.0),
+    "tool call": lambda m: m.tool_calls[0]["args"].update(x=2),
+    "name": lambda m: setattr(m, "name", "me"),
+    "extra": lambda m: setattr(m, "more", "extra"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_a_message_that_was_edited_in_place_is_noticed(codec, edit):
+    """However a message is edited in place, what is stored next is what it is then."""
+
+    def message():
+        return AIMessage(
+            [{"type": "text", "text": "hi"}], id="1", response_metadata={"usage": {"tokens": 1}},
+            tool_calls=[{"name": "t", "args": {"x": 1}, "id": "c"}],
+        )  # fmt: skip
+
+    edited = message()
+    before = codec.encode([edited]).body
+    edit(edited)
+    after = codec.encode([edited]).body
+    assert after != before
+    assert after == Codec(codec.serde).encode([edited]).body
+    assert codec.encode([message()]).body == before
+
+
+def test_kinds_of_messages_are_told_apart(codec):
+    """Messages of different classes with the same fields do not become one."""
+
+    class Mine(HumanMessage):
+        """A subclass, which plain JSON could not give back."""
+
+    same = [HumanMessage("x", id="1"), SystemMessage("x", id="1")]
+    found = codec.encode(same).body
+    assert found[0] != found[1]
+    assert codec.encode([*same, Mine("x", id="1")]).body[2] not in found
+
+
+def test_what_is_not_plain_is_encoded_every_time(codec):
+    """Marshal writes an array like the bytes that it holds, so what JSON cannot hold is never taken for known."""
+    one, other = (ToolMessage("x", tool_call_id="c", id="1", artifact=kind(b"ab")) for kind in (bytes, bytearray))
+    for message in (one, other, one):
+        assert codec.encode([message]).body == Codec(codec.serde).encode([message]).body
+    assert codec.encoded == 3
+
+
+def test_a_cache_keeps_what_is_used_again():
+    """What was looked up since the last change of generations survives the next one."""
+    recent = Recent(80, len)
+    for n in range(40):
+        recent.add([(bytes([n]), "x" * 10)])
+        assert recent.lookup([bytes([0]), b"never"]) == ["x" * 10, None]
+    assert recent.get(bytes([1])) is None
