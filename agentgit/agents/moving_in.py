@@ -25,7 +25,7 @@ from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
 from agentgit.sessions.imports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
 from agentgit.store import staging
 from agentgit.store.blobs import compact
-from agentgit.store.graph import Draft, Encoded, Place, Task
+from agentgit.store.graph import Draft, Encoded, GraphStore, Place, Task
 from agentgit.store.store import Store
 from agentgit.values import from_json
 
@@ -122,6 +122,8 @@ class ThreadImport:
         store = self.repository.store
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        # Of its own, without a memory of what was staged and taken away before under the same name.
+        self.graphs = GraphStore(store.tenant_id)
         self.checker = _Checker(store)
         self.landing = Landing(self.repository, self.session_name, self.thread_id)
         self.staged = staging.name(self.repository.user.id, self.session_name, self.thread_id)
@@ -274,9 +276,9 @@ class ThreadImport:
         for entry, draft, writes in drafts:
             place = Place(self.staged, entry.ns, entry.id)
             if draft is not None:
-                self.store.graphs.put(connection, place, draft)
+                self.graphs.put(connection, place, draft)
             for task, rows in writes:
-                self.store.graphs.put_writes(connection, place, task, rows)
+                self.graphs.put_writes(connection, place, task, rows)
 
     # -- checking
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -265,6 +266,7 @@ class SQLModelSaver(AsyncTwins):
         thread, ns, parent_id = address(config)
         place = Place(thread, ns, checkpoint["id"])
         draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
+        draft = replace(draft, continues=continues(config, metadata))
         store = self.store
 
         def work(connection: Connection) -> None:
@@ -316,7 +318,6 @@ class SQLModelSaver(AsyncTwins):
             names=list(values),
             changed=changed,
             encode=encode,
-            continues=continues(config, metadata),
         )
 
     def put_writes(
