@@ -1,6 +1,7 @@
 """An agent that manages its own history (row A7)."""
 
 import pytest
+from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
 
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS
@@ -88,6 +89,28 @@ def test_a7_deleting_and_cleaning_up(repo, world):
     refused, cleaned = results(agent)[-2:]
     assert "needed" in refused
     assert cleaned == "Deleted 4 automatic checkpoints."
+
+
+@pytest.mark.parametrize("kind", ["tool_node", "create_agent"])
+def test_a7_what_was_asked_beside_a_question_happens_after_the_answer(kind, repo, world):
+    """A7: a point, or a rollback, asked for in the same message as a call that waits, is not lost and not too early."""
+    agent = managed(
+        repo, world, "hi",
+        calls(call("add_if_approved", item="x"), call("create_checkpoint", name="mine")), "ok",
+        calls(call("add_if_approved", item="y"), call("rollback_to_checkpoint", checkpoint="main#2")), "back",
+        kind=kind,
+    )  # fmt: skip
+    agent.run("hello")
+    agent.invoke({"messages": [("user", "one")]})
+    assert "mine" not in [p.checkpoint_name for p in agent.checkpoints()]
+    agent.invoke(Command(resume="yes"))
+    (mine,) = [p for p in agent.checkpoints() if p.checkpoint_name == "mine"]
+    assert mine.get_tool_track_position() == 1
+    agent.invoke({"messages": [("user", "two")]})
+    assert agent.branch.name == "main"
+    answer = agent.invoke(Command(resume="yes"))
+    assert answer["messages"][-1].content == "back"
+    assert (agent.branch.name, world.items) == ("main-2", [])
 
 
 def test_a7_a_blocked_rollback_is_told_to_the_model(repo, world):

@@ -73,7 +73,7 @@ def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
         if recorder is None or recorder.turn is None:
             return f"Saved: {bound.checkpoint(name, description=description).get_summary()}"
         label = named(recorder.turn.agent.rules.user_id, name, description)
-        recorder.turn.wanted.append((recorder.batch_in(_run_id()), label))
+        recorder.turn.want(recorder.batch_in(_run_id()), label)
         return f"Checkpoint {name!r} is saved as soon as the tool calls of this message are done."
 
     def list_checkpoints(config: RunnableConfig) -> str:

@@ -52,7 +52,7 @@ class Recorder(BaseCallbackHandler):
         effects: what the tools do to the world, by name.
         unrecorded: names of tools that are no part of the track: agentgit's own.
         batch: the number of the next batch.
-        unfinished: the AI message whose calls were never all answered, and its batch, if the turn goes on with it.
+        unfinished: if the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
     """
 
     raise_error = True  # a call that cannot be recorded must not run
@@ -66,7 +66,7 @@ class Recorder(BaseCallbackHandler):
         effects: Mapping[str, Effect],
         unrecorded: frozenset[str],
         batch: int,
-        unfinished: tuple[str, int] | None = None,
+        unfinished: tuple[str, int, Sequence[str]] | None = None,
     ) -> None:
         self.store = store
         self.branch = branch
@@ -81,7 +81,11 @@ class Recorder(BaseCallbackHandler):
         self._unrecorded: dict[UUID, int] = {}
         self._unwritten: list[tuple[Call, Outcome]] = []
         self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
-        self._batches: dict[str, int] = dict([unfinished] if unfinished else [])  # AI message -> its batch
+        self._batches: dict[str, int] = {}  # AI message -> its batch
+        if unfinished is not None:
+            name, batch_of_it, calls = unfinished
+            self._batches[name] = batch_of_it
+            self._places.update((call, (name, index)) for index, call in enumerate(calls))
         self._lock = threading.Lock()
 
     # -- learning the order: which calls an AI message asked for

@@ -52,6 +52,7 @@ class Runs(Runnable[Any, Any]):
         self._saver.on_put = self._on_put
         self._runs: Graph = captured(graph, checkpointer=self._saver)
         self._turn: Turn | None = None
+        self._asking: Turn | None = None
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
@@ -87,6 +88,8 @@ class Runs(Runnable[Any, Any]):
             )
         filled["configurable"].pop("checkpoint_id", None)
         turn = Turn(cast("RollbackAgent", self), inputs.read(self._runs, value))
+        if self._asking is not None and not turn.given.is_new:
+            turn.wanted, turn.afterwards = self._asking.wanted, self._asking.afterwards
         turn.begin()
         self._turn = turn
         with by_itself():
@@ -98,7 +101,9 @@ class Runs(Runnable[Any, Any]):
             self.late = () if completed else (turn.head_id,)
         finally:
             self._turn = None
-        if completed and turn.afterwards is not None:
+        # What a tool asked for beside one that waits for an answer is done when the answered turn has ended.
+        self._asking = turn if completed and not turn.settled else None
+        if completed and turn.settled and turn.afterwards is not None:
             self.refused = None
             try:
                 turn.afterwards()

@@ -87,6 +87,7 @@ class Turn:
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
+    settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
 
     # -- beginning and end
@@ -136,13 +137,14 @@ class Turn:
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, moment.snapshot, label)
 
-    def _unfinished(self, connection: Connection, moment: Moment) -> tuple[str, int] | None:
+    def _unfinished(self, connection: Connection, moment: Moment) -> tuple[str, int, list[str]] | None:
         """Find the batch that this turn goes on with, so that calls which run again stay in it."""
         if self.given.is_new or not moment.waiting:
             return None
         asked = moment.waiting[0]["tool_calls"]
-        batch = self.agent.store.journal.last_batch(connection, self.branch_id, [call["id"] for call in asked])
-        return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch)
+        ids = [call["id"] for call in asked]
+        batch = self.agent.store.journal.last_batch(connection, self.branch_id, ids)
+        return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch, ids)
 
     def end(self, *, completed: bool) -> str | None:
         """Give the branch back; tell the newest graph checkpoint.
@@ -163,6 +165,7 @@ class Turn:
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, moment.snapshot, self._label("after", title))
+        self.settled = moment.settled
         self.head_id = sessions.branch(connection, self.branch_id).head_id
         sessions.touch(connection, self.branch.external_session_id)
         sessions.release(connection, self.branch_id, owner)
@@ -194,6 +197,11 @@ class Turn:
         if self.agent.rules.auto == TOOL:
             label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
             self._make(connection, snapshot, label)
+
+    def want(self, batch: int, label: Label) -> None:
+        """Note a checkpoint that a tool asked for; a batch that runs again after an answer asks only once."""
+        if all((batch, label.name) != (known, one.name) for known, one in self.wanted):
+            self.wanted.append((batch, label))
 
     def _make_wanted(self, connection: Connection, snapshot: Snapshot, until: int | None) -> None:
         """Make what tools asked for in the batches until this one; None is all."""
