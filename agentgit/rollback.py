@@ -208,9 +208,9 @@ class Rollback:
         for branch in self.store.sessions.branches(connection, session_id):
             if branch.status == RUNNING:
                 raise Conflict(f"Branch {branch.name} is running. Wait for its turn to end, then roll back.")
-        if going_on := self.store.operations.in_progress(connection, session_id):
+        if going_on := self.store.operations.unfinished(connection, session_id, alive=True):
             raise Conflict(f"Rollback {going_on[0]} of this session is being done. Wait until it ends.")
-        if dead := self.store.operations.interrupted(connection, session_id):
+        if dead := self.store.operations.unfinished(connection, session_id, alive=False):
             raise Conflict(
                 f"Rollback {dead[0]} of this session was interrupted. First finish it: repo.resume({dead[0]})."
             )

@@ -17,10 +17,10 @@ from agentgit.errors import Conflict, NotFound
 from agentgit.rollback import Request, Rollback, Settle, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.history import from_stored
-from agentgit.sessions.session import OPEN, RUNNING
+from agentgit.sessions.session import RUNNING
 from agentgit.store.checkpoints import Label
 from agentgit.store.lookup import Place
-from agentgit.store.sessions import Found
+from agentgit.store.sessions import Found, expect_whole
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class RollbackAgent(Twins, Runs):
             row = self.store.recover(connection, self._row(connection))
             if row.status == RUNNING:
                 raise Conflict(f"Branch {row.name} is running. Make the checkpoint when its turn has ended.")
-            _expect_whole(row)
+            expect_whole(row)
             moment = self.store.moment(connection, row)
             return self._found(connection, self.store.checkpoints.add(connection, row.id, moment.snapshot, label))
 
@@ -261,7 +261,7 @@ class RollbackAgent(Twins, Runs):
     def _here(self, connection: Connection) -> Found:
         """Give the checkpoint where the branch stands, making one if there is none; while it runs, its head."""
         row = self.store.recover(connection, self._row(connection))
-        _expect_whole(row)
+        expect_whole(row)
         head = self._found(connection, row.head_id) if row.head_id else None
         now = self.store.moment(connection, row).snapshot
         standing = (now.graph_checkpoint_id, now.position)
@@ -285,7 +285,7 @@ class RollbackAgent(Twins, Runs):
 
         def move(connection: Connection) -> int:
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
-            _expect_whole(row)
+            expect_whole(row)
             self.store.sessions.set_current(connection, self._session_id, row.id)
             return int(row.id)
 
@@ -298,12 +298,3 @@ class RollbackAgent(Twins, Runs):
         They are bound to this agent; inside a turn of another agent they act on that one.
         """
         return checkpoint_tools(self)
-
-
-def _expect_whole(branch: Found) -> None:
-    """Make sure that a branch is not one whose rollback is half done."""
-    if branch.status not in (OPEN, RUNNING):
-        raise Conflict(
-            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at repo.operations(), then "
-            "call repo.resume(operation)."
-        )

@@ -52,7 +52,6 @@ class Runs(Runnable[Any, Any]):
         self._saver.on_put = self._on_put
         self._runs: Graph = captured(graph, checkpointer=self._saver)
         self._turn: Turn | None = None
-        self._asking: Turn | None = None
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
@@ -67,6 +66,7 @@ class Runs(Runnable[Any, Any]):
         # After a turn that was broken off LangGraph may still save a step in another thread. That is no other agent's
         # doing, as long as the branch's head is where the turn left it.
         self.late: tuple[int | None, ...] = ()
+        self._asking: Turn | None = None  # what a waiting turn asked for belongs to the branch it waits on
 
     # -- the graph's own verbs
 

@@ -113,7 +113,7 @@ class Turn:
         self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.branch_id))
         sessions.acquire(connection, self.branch_id, owner)
         store = self.agent.store
-        if store.operations.in_progress(connection, self.branch.external_session_id):
+        if store.operations.unfinished(connection, self.branch.external_session_id, alive=True):
             raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
         calls, batch = store.journal.tally(connection, self.branch_id)
         moment = store.moment(connection, self.branch, calls)

@@ -104,15 +104,10 @@ class Operations:
         query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made)
         return connection.execute(query, {"branches": list(branch_ids)}).all()
 
-    def in_progress(self, connection: Connection, session_id: int) -> list[int]:
-        """List the operations of a session that somebody is working on now."""
+    def unfinished(self, connection: Connection, session_id: int, *, alive: bool) -> list[int]:
+        """List the operations of a session that somebody is working on now, or those whose process has died."""
         rows = connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id})
-        return [row.id for row in rows if owners.is_alive(row.owner)]
-
-    def interrupted(self, connection: Connection, session_id: int) -> list[int]:
-        """List the operations of a session whose process has died."""
-        rows = connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id})
-        return [row.id for row in rows if not owners.is_alive(row.owner)]
+        return [row.id for row in rows if owners.is_alive(row.owner) == alive]
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""

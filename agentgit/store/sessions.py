@@ -202,15 +202,11 @@ class Sessions:
         if taken.rowcount == 1:
             return
         row = self.branch(connection, branch_id)
-        if row.status == RUNNING:
-            raise Conflict(
-                f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
-                "agent.fork(). If it died on another machine: repo.recover(session, branch).",
-                head=row.head_id,
-            )
-        raise Conflict(
-            f"Branch {row.name} is {row.status}: its rollback was not finished. Look at repo.operations(), then call "
-            "repo.resume(operation)."
+        expect_whole(row)
+        raise Conflict(  # also if it was given back at this very moment
+            f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
+            "agent.fork(). If it died on another machine: repo.recover(session, branch).",
+            head=row.head_id,
         )
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
@@ -282,6 +278,19 @@ _TOUCH = (
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
 )
+
+
+def expect_whole(branch: Found) -> None:
+    """Make sure that a branch is not one whose rollback is half done.
+
+    Raises:
+        Conflict: it is.
+    """
+    if branch.status not in (OPEN, RUNNING):
+        raise Conflict(
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at repo.operations(), then "
+            "call repo.resume(operation)."
+        )
 
 
 def _external(row: Found) -> ExternalSession:
