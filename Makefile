@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test quick check docs bench format pins clean
+.PHONY: demo test soak quick check docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -18,11 +18,15 @@ demo: $(BIN)/.ready
 	@$(BIN)/agentgit demo
 
 test: $(BIN)/.ready
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) -m "not soak"
+
+# Long random lives that nobody has seen before; CI runs them after the tests.
+soak: $(BIN)/.ready
+	$(BIN)/pytest -n $(WORKERS) -m soak
 
 # Everything but the slow tests, for while you work.
 quick: $(BIN)/.ready
-	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not soak"
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .

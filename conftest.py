@@ -3,7 +3,8 @@
 In a Markdown file the blocks run in order, in an empty folder, and share their names:
 
 - ` ```python ` is run. What it prints is shown by the ` ```text ` block right after it; both must agree.
-- ` ```console ` runs each `$ agentgit …` line as the command line does; what it writes follows the line.
+- ` ```console ` runs each `$ agentgit …` line as the command line does; what it writes follows the line. So does
+  `$ printf '%s\\n' … | agentgit …`, which says something to it.
 
 In what is shown, `...` stands for any text, and times, ids and hashes need not be the real ones.
 """
@@ -88,19 +89,28 @@ def run_python(example: Example) -> str | None:
 def run_commands(example: Example) -> str | None:
     """Run the commands of a block in this process; give what is wrong with the first that is wrong, or None."""
     for shown in example.parsed:
-        words = shlex.split(shown.run)
+        said, words = _piped(shlex.split(shown.run))
         if words[0] != "agentgit":
             return f"`{shown.run}` is no command of agentgit; show it in a block that is not run, like ```sh"
-        if wrong := _compare(shown, _run(words)):
+        if wrong := _compare(shown, _run(words, said)):
             return wrong
     return None
 
 
-def _run(words: list[str]) -> str:
+def _piped(words: list[str]) -> tuple[list[str], list[str]]:
+    """Tell the lines that are said to a command from the command itself."""
+    if words[:2] == ["printf", r"%s\n"] and "|" in words:
+        at = words.index("|")
+        return words[2:at], words[at + 1 :]
+    return [], words
+
+
+def _run(words: list[str], said: list[str]) -> str:
     from agentgit import cli
 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
         patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
         with pytest.raises(SystemExit):
             cli.main()
     return out.getvalue()

@@ -11,7 +11,9 @@ from agentgit.errors import (
     Ambiguous,
     Conflict,
     Corrupt,
+    Fenced,
     InvalidInput,
+    MergeConflict,
     NotAllowed,
     NotFound,
     RollbackBlocked,
@@ -21,6 +23,7 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
+from agentgit.render import drawn as _drawn  # noqa: F401  # importing it gives the values their pictures
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.saver import SQLModelSaver
     from agentgit.repository import Repository, open
+    from agentgit.workspace.environment import Environment
+    from agentgit.workspace.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -38,9 +43,12 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Diff",
+    "Environment",
     "ExternalSession",
+    "Fenced",
     "InternalSession",
     "InvalidInput",
+    "MergeConflict",
     "NotAllowed",
     "NotFound",
     "Repository",
@@ -54,6 +62,7 @@ __all__ = [
     "ToolInvocation",
     "Unavailable",
     "User",
+    "Workspace",
     "WorkspaceChanged",
     "WorldDiverged",
     "compensable",
@@ -64,9 +73,11 @@ __all__ = [
 ]
 
 _LATE = {
+    "Environment": "agentgit.workspace.environment",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "SQLModelSaver": "agentgit.agents.saver",
+    "Workspace": "agentgit.workspace.workspace",
     "open": "agentgit.repository",
 }
 """What needs SQL or LangGraph is imported when it is first used: `import agentgit` alone takes no second."""

@@ -6,6 +6,8 @@ AgentGitError                   1
 ├── Ambiguous                   4   several things have that name
 ├── NotAllowed                  5   it exists, and this user may not
 ├── Conflict                    6   somebody else moved it first
+│   ├── Fenced                 14   the same call stands already, and is not made twice
+│   └── MergeConflict          15   two branches changed the same value, each in its own way
 ├── RollbackBlocked             7   an effect after that point cannot be reversed
 ├── RollbackIncomplete          8   a reversal failed half way; the rest can be resumed
 ├── WorldDiverged               9   another branch has changed the world since
@@ -15,6 +17,7 @@ AgentGitError                   1
 └── Unavailable                13   the database is locked, read-only or out of reach
 """
 
+from html import escape
 from typing import Any, ClassVar
 
 
@@ -83,19 +86,57 @@ class Conflict(AgentGitError):
         self.head = head
 
 
+class Fenced(Conflict):
+    """The same call was made before and stands, or may stand; it was not made again.
+
+    Args:
+        message: which call, and what to do next.
+        invocation: the id of the invocation that stands, if it is one.
+    """
+
+    exit_code = 14
+
+    def __init__(self, message: str, *, invocation: int | None = None) -> None:
+        super().__init__(message)
+        self.invocation = invocation
+
+
+class MergeConflict(Conflict):
+    """Two branches changed the same values, each in its own way, and nobody said what to do; nothing was changed.
+
+    Args:
+        message: which values, and what to do next.
+        plan: the `MergePlan` that shows each of them.
+    """
+
+    exit_code = 15
+
+    def __init__(self, message: str, plan: Any) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+    def _repr_html_(self) -> str:
+        return _with(self, self.plan)
+
+
 class RollbackBlocked(AgentGitError):
     """Effects after that point cannot be reversed; nothing was done.
 
     Args:
         message: which effects, and what to do next.
         plan: the `RollbackPlan` that shows each of them with its reason.
+        nearest: the nearest checkpoint that can be gone back to, like `main#7`; None if there is none.
     """
 
     exit_code = 7
 
-    def __init__(self, message: str, plan: Any) -> None:
+    def __init__(self, message: str, plan: Any, *, nearest: str | None = None) -> None:
         super().__init__(message)
         self.plan = plan
+        self.nearest = nearest
+
+    def _repr_html_(self) -> str:
+        return _with(self, self.plan)
 
 
 class RollbackIncomplete(AgentGitError):
@@ -114,6 +155,9 @@ class RollbackIncomplete(AgentGitError):
         self.operation = operation
         self.report = report
 
+    def _repr_html_(self) -> str:
+        return _with(self, self.report)
+
 
 class WorldDiverged(AgentGitError):
     """Another branch has changed the world since this branch last saw it; nothing was run.
@@ -128,6 +172,9 @@ class WorldDiverged(AgentGitError):
     def __init__(self, message: str, plan: Any) -> None:
         super().__init__(message)
         self.plan = plan
+
+    def _repr_html_(self) -> str:
+        return _with(self, self.plan)
 
 
 class WorkspaceChanged(AgentGitError):
@@ -161,3 +208,8 @@ class Unavailable(AgentGitError):
     """The database is locked, read-only or out of reach; nothing was changed."""
 
     exit_code = 13
+
+
+def _with(error: AgentGitError, value: Any) -> str:
+    """Show a failure in a notebook, and the plan or report that it carries."""
+    return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"

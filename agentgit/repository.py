@@ -6,55 +6,62 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import URL, Connection
 
+from agentgit.across import Across
 from agentgit.auth import User
+from agentgit.carrying import Carrying
 from agentgit.checkpoints import Checkpoint
-from agentgit.checkpoints.diff import Diff, diff
 from agentgit.errors import Conflict, InvalidInput, NotFound
-from agentgit.render.drawn import DrawnTree
-from agentgit.rollback import Rollback
+from agentgit.finding import Finds
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.imports import ImportReport, Progress
-from agentgit.sessions.operation import Operation
-from agentgit.store import schema
+from agentgit.store import schema, templates
 from agentgit.store.database import Database
-from agentgit.store.lookup import Lookup, Place
+from agentgit.store.lookup import Place
 from agentgit.store.sessions import SESSION
 from agentgit.store.store import Store
 from agentgit.store.tenants import ensure_tenant
-from agentgit.store.views import Views
-from agentgit.tools import Effect, RollbackReport, ToolInvocation
-from agentgit.tools.effects import Undo
-from agentgit.tools.invocation import DECISIONS
-from agentgit.tools.undos import Undos
+from agentgit.store.training import Trained, train_dictionary
+from agentgit.tools import Effect, ToolInvocation
+from agentgit.tools.declared import as_effects
+from agentgit.upkeep import Upkeep
+from agentgit.verbs import BranchRef, SessionRef
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.wrap import AutoCheckpoint
-
-T = TypeVar("T")
+    from agentgit.agents.intervals import AutoCheckpoint
+    from agentgit.agents.wrap import Fence
+    from agentgit.workspace.workspace import Workspace
 
 ENVIRONMENT = "AGENTGIT_DATABASE_URL"
 DEFAULT = "agentgit.db"
 LOCAL_USER = "local"
 """The owner of everything in an embedded database that was opened without a user."""
 
-SessionRef = ExternalSession | str | int | None
-BranchRef = InternalSession | str | int | None
 
-
-def open(where: str | Path | URL | None = None, *, user: str | None = None, create: bool = True) -> Repository:
+def open(
+    where: str | Path | URL | None = None,
+    *,
+    user: str | None = None,
+    create: bool = True,
+    effects: Mapping[str, Effect | str] | None = None,
+    compression: str = "zstd",
+) -> Repository:
     """Open a database, making or upgrading it if it is SQLite.
 
     Args:
         where: a path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
         user: whose sessions to see; None is the local owner.
         create: False to refuse a file that is not there.
+        effects: what tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
+            tool name: as `wrap` takes it. `*` is every tool that is not named.
+        compression: how new values are packed, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
 
     Raises:
+        InvalidInput: `where` is empty, or `effects` holds something that is no effect.
         NotFound: `create` is False and there is no such file.
         SchemaMismatch: it is older or newer than this library, or not agentgit's; the text has the command to run.
         Unavailable: it cannot be read or written.
@@ -66,17 +73,18 @@ def open(where: str | Path | URL | None = None, *, user: str | None = None, crea
     """
     if where == "":
         raise InvalidInput("An empty text names no database; give a path, a URL, or nothing at all.")
+    defaults = as_effects(effects)
     database = Database(where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT)
     try:
         if not create:
             _expect_file(database)
         schema.ready(database)
-        store = Store(database, ensure_tenant(database))
+        store = Store(database, ensure_tenant(database), compression)
         found = _user(store, user or LOCAL_USER)
     except BaseException:
         database.close()
         raise
-    return Repository(store, found)
+    return Repository(store, found, defaults)
 
 
 def _user(store: Store, name: str) -> User:
@@ -94,20 +102,14 @@ def _expect_file(database: Database) -> None:
         raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
 
 
-class Repository:
+class Repository(Across, Carrying, Finds, Upkeep):
     """An open handle on one database, bound to one user. A context manager; safe to use from many threads.
 
     Args:
         store: the store of one tenant.
         user: whose sessions it shows; what belongs to others is not found.
+        effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
     """
-
-    def __init__(self, store: Store, user: User) -> None:
-        self.store = store
-        self.user = user
-        self.lookup = Lookup(store, user.id)
-        self.views = Views(store)
-        self.undos = Undos()
 
     def __repr__(self) -> str:
         return f"Repository({self.store.database.url.render_as_string(hide_password=True)!r}, user={self.user.name!r})"
@@ -122,6 +124,17 @@ class Repository:
         """Give all connections back; the repository and its agents may not be used afterwards."""
         self.store.database.close()
 
+    def train_dictionary(self) -> Trained:
+        """Make a zstd dictionary from a sample of the stored messages, so that new short values take about half.
+
+        Repositories and savers with `compression="zstd"` pack with it from then on: this one at once, others when they
+        are opened. The dictionary holds pieces of those messages, also when they are deleted.
+
+        Raises:
+            InvalidInput: there are too few values yet.
+        """
+        return train_dictionary(self.store.database, self.store.graphs.content.blobs)
+
     # -- wrap
 
     def wrap(
@@ -133,7 +146,10 @@ class Repository:
         auto_checkpoint: AutoCheckpoint = "turn",
         branch: str | None = None,
         check_effects: bool = True,
+        fence: Fence = "replay",
+        workspace: str | Path | Workspace | None = None,
         thread_id: str | None = None,
+        template: Place | None = None,
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
 
@@ -141,18 +157,30 @@ class Repository:
             graph: any compiled graph; it stays as it is.
             session: the session's name.
             effects: what tools do to the world, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`.
+                It wins over what a tool says of itself, and that over the defaults of `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
-                tool calls), a number n (after every n-th turn), or `off`.
+                tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn), or `off`.
             branch: which branch to continue; None is the current one.
             check_effects: False if `effects` names tools that nodes call out of sight of the graph.
+            fence: what to do, after a rollback, about a call that would do what an irreversible or compensable one has
+                done, and what that rollback kept: `replay` (answer it from the record), `raise` (`Fenced`), or `off`
+                (make it again). A tool that is declared `once` is never called twice.
+            workspace: the directory whose files belong to the session: checkpoints keep them, and rollbacks bring them
+                back. Or a Workspace, made with its own options.
             thread_id: a thread of the saver that the graph was compiled with, to be read into the session and
                 continued; what was read before is not read again.
+            template: the checkpoint that a new session begins as: its conversation and state, and its files if a
+                workspace is given. A Checkpoint, its id, or text like `support-42` or `support-42@main#3`. What its
+                tools did is history: the new session has a world of its own, and never reverses it.
 
         Raises:
-            InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have; or it
-                has no saver to read the thread from.
-            NotFound: the session has no such branch, or the saver no such thread.
-            Conflict: the session has other content than the thread.
+            InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have, or names
+                an argument that the tool does not have; or the graph has no saver to read the thread from; or the
+                workspace is a directory that is never one, like the home directory.
+            NotFound: the session has no such branch, or the saver no such thread; or there is no such template; or a
+                function of an effect cannot be imported.
+            Conflict: the session has other content than the thread, or began otherwise than as the template.
+            WorkspaceChanged: the template's files would take the place of others.
         """
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
@@ -160,11 +188,14 @@ class Repository:
             self,
             graph,
             session,
-            effects=effects or {},
+            effects=effects,
             auto_checkpoint=auto_checkpoint,
             branch=branch,
             check_effects=check_effects,
+            fence=fence,
+            workspace=workspace,
             thread_id=thread_id,
+            template=template,
         )
         return made
 
@@ -199,38 +230,35 @@ class Repository:
         )
         return report
 
-    @staticmethod
-    def expect_name(name: str) -> None:
-        """Refuse what no session can be called.
-
-        Raises:
-            InvalidInput: it is empty, or longer than 200 characters.
-        """
-        if not isinstance(name, str) or not name.strip() or len(name) > 200:
-            raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")
-
-    def ensure_session(self, name: str) -> ExternalSession:
+    def ensure_session(self, name: str, template: Place | None = None) -> ExternalSession:
         """Find the session of that name, or make it with its first branch, `main`.
+
+        Args:
+            name: the session's name.
+            template: as `wrap` takes it.
 
         Raises:
             InvalidInput: no session can be called so.
+            NotFound: there is no such template.
+            Conflict: there is a session of that name, which did not begin as the template.
         """
         self.expect_name(name)
 
         def find_or_make(connection: Connection) -> ExternalSession:
             found = self.store.sessions.sessions(connection, self.user.id, SESSION.c.session_name == name, limit=1)
-            if found:
-                return found[0]
-            session_id = self.store.sessions.create(connection, self.user.id, name)
-            return self.lookup.session(connection, session_id)
+            if template is not None:
+                point = self._template(connection, template)
+                if found:
+                    templates.expect_same(self.store, connection, found[0].id, name, *point)
+                else:
+                    session_id = templates.begin(self.store, connection, self.user.id, name, *point)
+            elif not found:
+                session_id = self.store.sessions.create(connection, self.user.id, name)
+            return found[0] if found else self.lookup.session(connection, session_id)
 
         return self.store.database.write(find_or_make, durable=True)
 
     # -- look
-
-    def _read(self, look: Callable[[Connection], T]) -> T:
-        with self.store.database.reading() as connection:
-            return look(connection)
 
     def sessions(self) -> list[ExternalSession]:
         """List the sessions, the one that moved last first."""
@@ -271,47 +299,7 @@ class Repository:
 
     def tree(self, session: SessionRef = None) -> Tree:
         """Give the tree of a session's branches; `str` draws it."""
-        tree = self._read(lambda c: self.views.tree(c, self.lookup.session(c, session)))
-        return DrawnTree(session_name=tree.session_name, roots=tree.roots)
-
-    def checkpoints(self, session: SessionRef = None, branch: BranchRef = None) -> list[Checkpoint]:
-        """List the checkpoints from the root of a session to the head of a branch, oldest first.
-
-        Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
-        """
-
-        def look(connection: Connection) -> list[Checkpoint]:
-            found = self.lookup.session(connection, session)
-            rows = self.lookup.path(connection, self.lookup.branch(connection, found, branch))
-            return [self.views.checkpoint(row) for row in rows]
-
-        return self._read(look)
-
-    def checkpoint(self, ref: Place, session: SessionRef = None, *, branch: BranchRef = None) -> Checkpoint:
-        """Find a checkpoint.
-
-        Args:
-            ref: its id, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or the Checkpoint itself.
-            session: None is the one that moved last, or any for an id.
-            branch: what `HEAD` is on; None is the current one.
-
-        Raises:
-            NotFound: nothing is called so; near names are told.
-            Ambiguous: several things are.
-            InvalidInput: it belongs to another session.
-        """
-
-        def look(connection: Connection) -> Checkpoint:
-            owner = None
-            if session is None and isinstance(ref, (int, Checkpoint)):
-                owner = self.lookup.owner_of(connection, ref if isinstance(ref, int) else ref.id or 0)
-            found = owner or self.lookup.session(connection, session)
-            on = self.lookup.branch(connection, found, branch)
-            return self.views.checkpoint(self.lookup.checkpoint(connection, found, on, ref))
-
-        return self._read(look)
+        return self._read(lambda c: self.views.tree(c, self.lookup.session(c, session)))
 
     def delete_checkpoint(self, ref: Place, session: SessionRef = None, *, branch: BranchRef = None) -> Checkpoint:
         """Delete a checkpoint; the conversation and the tool track stay. Gives the deleted one.
@@ -322,20 +310,23 @@ class Repository:
             branch: as `checkpoint` takes it.
 
         Raises:
-            Conflict: it is the head of a branch, or a branch or a rollback needs it.
+            Conflict: it is the head of a branch, or a branch, a tag or a rollback needs it.
             NotFound, Ambiguous, InvalidInput: as `checkpoint`.
         """
         found = self.checkpoint(ref, session, branch=branch)
         found.to_dict()  # its content, while it is there
-        gone = self.store.database.write(lambda c: self.store.checkpoints.delete(c, [found.id or 0]))
+        gone = self._deleted([found.id or 0])
         if not gone:
-            raise Conflict(f"Checkpoint {found.metadata['reference']} is needed by a branch or a rollback, and stays.")
+            raise Conflict(
+                f"Checkpoint {found.metadata['reference']} is needed by a branch, a tag or a rollback, and stays."
+            )
+        self._engine().files.release()
         return found
 
     def cleanup_auto_checkpoints(self, session: SessionRef = None, *, branch: BranchRef = None, keep: int = 5) -> int:
         """Delete the automatic checkpoints of a path but the newest ones; tell how many went.
 
-        Named ones stay, and so do branch heads and what a branch or a rollback needs.
+        Named ones stay, and so do branch heads and what a branch, a tag or a rollback needs.
 
         Args:
             session: None is the one that moved last.
@@ -349,7 +340,9 @@ class Repository:
             raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
         automatic = [point.id or 0 for point in self.checkpoints(session, branch) if point.is_auto]
         old = automatic[: len(automatic) - keep] if keep else automatic
-        return self.store.database.write(lambda c: self.store.checkpoints.delete(c, old))
+        gone = self._deleted(old)
+        self._engine().files.release()
+        return gone
 
     def tool_track(self, session: SessionRef = None, branch: BranchRef = None) -> list[ToolInvocation]:
         """List the tool invocations along a branch, from the root of the session, in order."""
@@ -359,105 +352,3 @@ class Repository:
             return self.store.live_track(connection, self.lookup.branch(connection, found, branch))
 
         return self._read(look)
-
-    def diff(self, a: Place, b: Place, session: SessionRef = None) -> Diff:
-        """Compare two checkpoints: state, messages and tool calls.
-
-        Args:
-            a: the one to start from, as `checkpoint` takes it.
-            b: the one to compare it with.
-            session: where names are looked up; None is the one that moved last.
-        """
-        return diff(self.checkpoint(a, session), self.checkpoint(b, session))
-
-    # -- rollbacks that stopped half way
-
-    def operations(self, session: SessionRef = None) -> list[Operation]:
-        """List the rollbacks and forks of a session, newest first."""
-        return self._read(lambda c: self.store.operations.all(c, self.lookup.session(c, session).id))
-
-    def resume(self, operation: Operation | int) -> RollbackReport:
-        """Finish a rollback that failed half way or whose process died; what was reversed is not reversed again.
-
-        Args:
-            operation: as `operations` lists it, or its id.
-
-        Raises:
-            NotFound: there is no such operation.
-            Conflict: it is being worked on.
-            RollbackIncomplete: a reversal failed again.
-        """
-        operation_id = operation.id if isinstance(operation, Operation) else operation
-        self._read(lambda c: self._owns_operation(c, operation_id))
-        return Rollback(self.store, self.undos).resume(operation_id)
-
-    def _owns_operation(self, connection: Connection, operation_id: int) -> None:
-        row = self.store.operations.find(connection, operation_id)
-        if row is None or not self._owns(connection, row.external_session_id):
-            raise NotFound(f"There is no operation {operation_id}. repo.operations() lists those of a session.")
-
-    def resolve(self, invocation: ToolInvocation | int, outcome: str) -> ToolInvocation:
-        """Say what really happened, where the record could not know; give the invocation as it is then.
-
-        Of a call that is `unknown` it says whether the call happened; of one that is `reverse_failed` or
-        `reverse_unknown`, whether its reversal did.
-
-        Args:
-            invocation: the invocation or its id.
-            outcome: `happened` or `did_not_happen`.
-
-        Raises:
-            NotFound: there is no such invocation.
-            InvalidInput: the outcome is neither, or there is nothing to decide.
-        """
-        invocation_id = invocation if isinstance(invocation, int) else invocation.id
-
-        def decide(connection: Connection) -> ToolInvocation:
-            call = self._own_invocation(connection, invocation_id)
-            self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
-            call = self._own_invocation(connection, invocation_id)
-            decisions = DECISIONS.get(call.status)
-            if decisions is None:
-                raise InvalidInput(f"{call} is {call.status}: there is nothing to decide about it.")
-            if outcome not in decisions:
-                raise InvalidInput(f"outcome={outcome!r} means nothing; it can be {' or '.join(decisions)}.")
-            if decisions[outcome] != call.status:
-                error = None if outcome == "happened" else call.error_message or "somebody saw that it did not happen"
-                self.store.journal.move(connection, call.id, decisions[outcome], error=error)
-            return self._own_invocation(connection, invocation_id)
-
-        return self.store.database.write(decide, durable=True)
-
-    def _own_invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation:
-        call = self.store.journal.invocation(connection, invocation_id)
-        if call is not None:
-            branch = self.store.sessions.branch(connection, call.internal_session_id)
-            if self._owns(connection, branch.external_session_id):
-                return call
-        raise NotFound(f"There is no tool invocation {invocation_id}. tool_track() lists those of a branch.")
-
-    def recover(self, session: SessionRef = None, branch: BranchRef = None) -> InternalSession:
-        """Take back a branch whose turn died where nobody here can see it: on another machine, in another container.
-
-        Dead turns of this machine are taken back by themselves. What the turn was calling is unknown from then on.
-
-        Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
-        """
-
-        def take(connection: Connection) -> InternalSession:
-            found = self.lookup.session(connection, session)
-            row = self.lookup.branch(connection, found, branch)
-            self.store.journal.abandon(connection, row.id, row.owner)
-            self.store.sessions.release(connection, row.id, row.owner)
-            return self.views.branch(connection, found, self.store.sessions.branch(connection, row.id))
-
-        return self.store.database.write(take, durable=True)
-
-    def _owns(self, connection: Connection, session_id: int) -> bool:
-        return bool(self.store.sessions.sessions(connection, self.user.id, SESSION.c.id == session_id, limit=1))
-
-    def declare(self, session_id: int, tool_name: str, undo: Undo | str) -> None:
-        """Remember the undo function of a tool of a session, for rollbacks in this process."""
-        self.undos.declare(session_id, tool_name, undo)

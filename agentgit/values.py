@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from io import IOBase
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import orjson
 
@@ -53,6 +53,36 @@ class Deferred:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     return ((f.name, getattr(value, f.name)) for f in fields(value))
+
+
+class Drawing(NamedTuple):
+    """How a kind of value is shown.
+
+    Args:
+        text: gives its text.
+        html: gives its HTML, for notebooks and pages.
+    """
+
+    text: Callable[[Any], str]
+    html: Callable[[Any], str]
+
+
+class Drawn:
+    """A value that is shown as a picture: as text where it is printed, as HTML in a notebook.
+
+    It does not know how. The room that draws is above its own, and says so in `render/drawn.py`.
+    """
+
+    drawing: ClassVar[Drawing]
+
+    def __str__(self) -> str:
+        return self.drawing.text(self)
+
+    def _repr_html_(self) -> str:
+        return self.drawing.html(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
 DEEPEST = 100
@@ -116,22 +146,47 @@ def _shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
+def told(error: BaseException) -> str:
+    """Give the name and the text of an exception; the name alone if it cannot tell its text.
+
+    Example:
+        >>> told(ValueError("too late"))
+        'ValueError: too late'
+    """
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001  # as the repr above
+        return name
+
+
 def to_json(value: Any) -> bytes:
     """Write a value as JSON, also where it holds what orjson refuses (lone surrogates, huge integers)."""
     plain = portable(value)
     try:
         return orjson.dumps(plain)
     except TypeError:
-        return json.dumps(plain).encode()
+        return write_slowly(plain)
+
+
+def write_slowly(plain: Any) -> bytes:
+    """Write what orjson refuses; a space in front says that `from_json` must not read it with orjson either.
+
+    Raises:
+        TypeError: JSON does not have it.
+    """
+    return b" " + json.dumps(plain).encode()
 
 
 def from_json(data: bytes) -> Any:
     """Read what `to_json` wrote.
 
     Example:
-        >>> from_json(to_json({"text": chr(0xD800)})) == {"text": chr(0xD800)}
+        >>> from_json(to_json({"text": chr(0xD800), "huge": -(2**63) - 1}))["huge"] == -(2**63) - 1
         True
     """
+    if data[:1] == b" ":
+        return json.loads(data)  # orjson would make floats of huge integers
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:

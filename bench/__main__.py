@@ -1,51 +1,97 @@
-"""`python -m bench [--quick] [--only SUBJECT] [--where FOLDER] [--json FILE]`."""
+"""`python -m bench [--quick] [--only SUBJECT] [--where FOLDER] [--json FILE] [--page FILE]`."""
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
 
-from bench import fork, log, measure, size, start, turn
+from bench import compare, find, fork, log, measure, page, size, start, turn, upkeep
+from bench.honest import explored, faults, overhead, payments
+from bench.saver import aims, forks, lists, long, puts
 from bench.stage import FULL, QUICK, Stage
+from bench.workspace import snapshots, undo
 
 SUBJECTS = {
     "turn": turn.measure,
     "size": size.measure,
     "fork": fork.measure,
     "log": log.measure,
+    "compare": compare.measure,
+    "find": find.measure,
     "import": start.measure,
+    "upkeep": upkeep.measure,
+    "honest-payments": payments.measure,
+    "honest-faults": faults.measure,
+    "honest-explored": explored.measure,
+    "honest-overhead": overhead.measure,
+    "saver-turn": long.turn,
+    "saver-size": long.size,
+    "saver-put": puts.measure,
+    "saver-list": lists.measure,
+    "saver-fork": forks.measure,
+    "workspace-snapshots": snapshots.measure,
+    "workspace-undo": undo.measure,
 }
+
+GROUPS = {
+    group: tuple(name for name in SUBJECTS if name.startswith(f"{group}-"))
+    for group in ("saver", "honest", "workspace")
+}
+"""Several subjects by one word."""
+
+MACHINE = "The machine"
+"""The heading over what the numbers were measured on."""
 
 
 def main() -> None:
     """Measure, and print what was found."""
     options = _options()
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that gigabytes are deleted, and databases dropped, too
     with tempfile.TemporaryDirectory(dir=options.where) as folder:
         where = Path(folder)
         facts = measure.machine(where)
-        print(measure.facts(facts), flush=True)
+        blocks = {MACHINE: measure.facts(facts)}
+        print(blocks[MACHINE], flush=True)
         subjects = {}
         with Stage(where=where, scale=QUICK if options.quick else FULL) as stage:
-            for name in options.only or SUBJECTS:
-                subjects[name] = SUBJECTS[name](stage)
-                print(f"\n{measure.table(subjects[name])}", flush=True)
+            for name in _chosen(options.only or SUBJECTS):
+                subjects[name] = subject = SUBJECTS[name](stage)
+                blocks[subject.title] = measure.table(subject)
+                print(f"\n{subject.title}\n{subject.note}\n\n{blocks[subject.title]}", flush=True)
+    if reached := aims.table(subjects):
+        blocks[aims.TITLE] = reached
+        print(f"\n{aims.TITLE}\n\n{reached}")
     print(f"\nAll of this took {time.monotonic() - began:.0f} s.")
     if options.json:
         found = {name: subject.to_dict() for name, subject in subjects.items()}
         options.json.write_bytes(orjson.dumps({"machine": facts, "quick": options.quick, "subjects": found}))
+    if options.page:
+        options.page.write_text(page.written(options.page.read_text("utf-8"), blocks), "utf-8")
+
+
+def _chosen(names: Iterable[str]) -> dict[str, None]:
+    """Give each subject once, in the order in which they were asked for."""
+    return dict.fromkeys(subject for name in names for subject in GROUPS.get(name, (name,)))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure agentgit beside its alternatives.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter conversations, in a minute")
-    parser.add_argument("--only", action="append", choices=SUBJECTS, help="one subject; may be given several times")
+    subjects = [*SUBJECTS, *GROUPS]
+    parser.add_argument("--only", action="append", choices=subjects, help="one subject; may be given several times")
     parser.add_argument("--where", type=Path, help="a folder on the disk to measure on; default: the temporary one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="also write the tables into this page, under their titles"
+    )
     options = parser.parse_args()
     if options.where is not None and not options.where.is_dir():
         parser.error("--where names no folder; make it first, on the disk to measure on.")

@@ -13,9 +13,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from bench import postgres
+
 T = TypeVar("T")
 
-PACKAGES = ("langgraph", "langgraph-checkpoint-sqlite", "langchain-core", "sqlalchemy", "sqlmodel", "orjson")
+PACKAGES = (
+    "langgraph",
+    "langgraph-checkpoint",
+    "langgraph-checkpoint-sqlite",
+    "langgraph-checkpoint-postgres",
+    "langchain-core",
+    "sqlalchemy",
+    "sqlmodel",
+    "psycopg",
+    "orjson",
+)
 
 Times = Mapping[str, Sequence[float]]
 """What was measured of each, in seconds, bytes or another unit; the n-th of all belong to the same round."""
@@ -55,6 +67,20 @@ class Subject:
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like data."""
         return {"title": self.title, "note": self.note, "lines": [asdict(line) for line in self.lines]}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One table of counts: a title, what they mean, the heads of the columns, and rows of case, name, numbers."""
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data."""
+        return asdict(self)
 
 
 def timed(run: Callable[[], T]) -> tuple[float, T]:
@@ -123,6 +149,7 @@ def machine(where: Path) -> dict[str, str]:
         "disk": f"{sync_ms(where):.2f} ms for 4 KB and fsync",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "SQLite": sqlite3.sqlite_version,
+        "PostgreSQL": postgres.about() or "no server answers: left out",
         **{name: version(name) for name in PACKAGES},
     }
 
@@ -141,8 +168,13 @@ def sync_ms(where: Path, rounds: int = 50) -> float:
     return found * 1000
 
 
-def table(subject: Subject) -> str:
-    """Draw a subject as text."""
+def table(subject: Subject | Counts) -> str:
+    """Draw the lines of a subject as text."""
+    if isinstance(subject, Counts):
+        cases = [row[0] for row in subject.rows]
+        shown = [case if cases.index(case) == n else "" for n, case in enumerate(cases)]
+        rows = [[case, *row[1:]] for case, row in zip(shown, subject.rows, strict=True)]
+        return drawn([["", "", *subject.columns], *rows])
     bases = list(dict.fromkeys(base for line in subject.lines for base in line.ratios))
     head = ["", "", "median", "least", *(f"x {base}" for base in bases)]
     rows = [head]
@@ -156,12 +188,12 @@ def table(subject: Subject) -> str:
         ]
         ratios = [_ratio(line.ratios[base]) if base in line.ratios else "" for base in bases]
         rows.append([shown, line.what, *numbers, *ratios])
-    return f"{subject.title}\n{subject.note}\n\n{_drawn(rows)}"
+    return drawn(rows)
 
 
 def facts(found: Mapping[str, str]) -> str:
     """Draw the facts about the machine as text."""
-    return _drawn(list(found.items()))
+    return drawn(list(found.items()))
 
 
 def _number(value: float) -> str:
@@ -172,7 +204,7 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
-def _drawn(rows: Sequence[Sequence[str]]) -> str:
+def drawn(rows: Sequence[Sequence[str]]) -> str:
     """Draw columns: the first two to the left, numbers to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(_aligned(row, widths) for row in rows)

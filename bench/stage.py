@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,35 @@ from typing import Self, TypeVar
 from bench.contenders import Contender
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaverScale:
+    """How much is measured of the savers.
+
+    Args:
+        turns: of the conversation whose size is measured, as it grows.
+        messages: of that conversation when its turns are timed; at most twice the last of `turns`.
+        fresh: how often a turn at two messages is timed, each in a conversation of its own.
+        stored: messages of the checkpoints that are put and read.
+        puts: how often that is timed.
+        forked: turns of the conversation that is forked in its middle.
+        forks: how often that is timed.
+        flat: messages of the conversations by which the time of a fork is compared.
+        listed: turns of the conversation whose checkpoints are listed.
+        lists: how often that is timed.
+    """
+
+    turns: tuple[int, ...]
+    messages: tuple[int, ...]
+    fresh: int
+    stored: tuple[int, ...]
+    puts: int
+    forked: int
+    forks: int
+    flat: tuple[int, ...]
+    listed: int
+    lists: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +56,11 @@ class Scale:
         forked: messages of the conversations that are forked.
         starts: how often an import is timed.
         looks: how often the log is read.
+        saver: how much of the savers.
+        rollbacks: how often an agent goes back before its payment.
+        steps: how many steps are made whose calls fail.
+        explored: choices and steps of what is explored.
+        found: checkpoints among which one is found.
     """
 
     messages: tuple[int, ...]
@@ -35,10 +70,29 @@ class Scale:
     forked: tuple[int, ...]
     starts: int
     looks: int
+    saver: SaverScale
+    rollbacks: int
+    steps: int
+    explored: tuple[tuple[int, int], ...]
+    found: int
 
 
-FULL = Scale(messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000), starts=9, looks=2)
-QUICK = Scale(messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3)
+FULL = Scale(
+    messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000), starts=9, looks=2,
+    rollbacks=100, steps=100, explored=((2, 3), (2, 4), (4, 4), (4, 5)), found=100_000,
+    saver=SaverScale(
+        turns=(50, 200, 500, 1000), messages=(100, 400, 2000), fresh=30, stored=(10, 100, 500), puts=30,
+        forked=300, forks=25, flat=(10, 100, 1000, 10_000), listed=334, lists=2,
+    ),
+)  # fmt: skip
+QUICK = Scale(
+    messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3,
+    rollbacks=10, steps=10, explored=((2, 3), (2, 4)), found=5_000,
+    saver=SaverScale(
+        turns=(4, 8), messages=(10,), fresh=2, stored=(10, 50), puts=2,
+        forked=8, forks=2, flat=(10, 100), listed=10, lists=2,
+    ),
+)  # fmt: skip
 
 
 @dataclass
@@ -60,6 +114,19 @@ class Stage:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._held.close()
+
+    @contextmanager
+    def briefly(self, kinds: Sequence[type[Contender]], *, name: str, length: int) -> Iterator[list[Contender]]:
+        """Make contenders as `open` does, and delete their databases at the end of the block: some are large."""
+        folder = self.where / name
+        folder.mkdir()
+        with ExitStack() as held:
+            held.callback(shutil.rmtree, folder)
+            made = []
+            for kind in kinds:
+                made.append(kind(folder, length))
+                held.callback(made[-1].close)
+            yield made
 
     def open(self, *kinds: type[Contender], name: str, length: int) -> list[Contender]:
         """Make contenders in a folder of their own; they are closed when the run ends.

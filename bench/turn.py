@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from bench.contenders import BARE, SQLITE, Bare, Contender, Ours, Sqlite, Talk, Wrapped
-from bench.graphs import CHAT, TOOL, said
+from bench.graphs import CHAT, MESSAGES, TOOL, check, said
 from bench.measure import Line, Subject, lines, rotated, timed
 from bench.stage import Stage
 
@@ -31,7 +31,7 @@ def measure(stage: Stage) -> Subject:
     for kind in (CHAT, TOOL):
         contenders = stage.open(Bare, Sqlite, Ours, Wrapped, name=f"turn-{kind}", length=LENGTH)
         small, *larger = stage.scale.messages
-        found += _lines(kind, small, _fresh(contenders, kind, stage.scale.fresh))
+        found += _lines(kind, small, fresh(contenders, kind, stage.scale.fresh, LENGTH))
         talk = Talk(contenders, kind, LENGTH)
         for messages in larger:
             talk.grow(round(messages * (1 + SPREAD)))
@@ -43,13 +43,21 @@ def _lines(kind: str, messages: int, times: dict[str, list[float]]) -> list[Line
     return lines(f"{NAMES[kind]}, {messages:,} messages", times, [SQLITE, BARE])
 
 
-def _fresh(contenders: list[Contender], kind: str, rounds: int) -> dict[str, list[float]]:
-    """Time the second turn of new conversations: the only way to time many turns at two messages."""
+def fresh(contenders: list[Contender], kind: str, rounds: int, length: int) -> dict[str, list[float]]:
+    """Time the second turn of new conversations: the only way to time many turns at two messages.
+
+    Args:
+        contenders: with whom.
+        kind: of the turn.
+        rounds: how many.
+        length: characters of each message.
+    """
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for number in range(WARM_UP + rounds):
         for contender in rotated(contenders, number):
             say = contender.conversation()
-            say(said(CHAT, number, LENGTH))
-            took, _ = timed(partial(say, said(kind, number, LENGTH)))
+            say(said(CHAT, number, length))
+            took, messages = timed(partial(say, said(kind, number, length)))
+            check(messages, MESSAGES[CHAT] + MESSAGES[kind])
             times[contender.name].append(took)
     return {name: found[WARM_UP:] for name, found in times.items()}

@@ -6,6 +6,7 @@ import uuid
 from contextlib import closing
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -15,6 +16,10 @@ from agentgit.store.database import Database
 from agentgit.store.tables import METADATA
 
 POSTGRES = make_url(os.environ.get("AGENTGIT_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test"))
+
+# The same examples each time, so that what fails fails again; with AGENTGIT_EXPLORE=1 new ones are looked for.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("default" if os.environ.get("AGENTGIT_EXPLORE") else "same")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from langchain_core.messages import AIMessage, AnyMessage, ToolCall
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolCall
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.func import entrypoint, task
@@ -38,6 +38,27 @@ def calls(*wanted: ToolCall, text: str = "") -> AIMessage:
 def scripted(*replies: AIMessage | str | ToolCall) -> ScriptedModel:
     """Make a model from its replies: a text, an AI message, or one `call(...)`."""
     return ScriptedModel(replies=[calls(reply) if isinstance(reply, dict) else reply for reply in replies])
+
+
+def obedient() -> ScriptedModel:
+    """Make a model that does what the last user message says: `add chair; charge 5; look`, anything else is chat."""
+
+    def rule(messages: Sequence[BaseMessage]) -> AIMessage:
+        last = messages[-1]
+        wanted = [_wanted(order.split()) for order in str(last.content).split(";")] if last.type == "human" else []
+        return calls(*(one for one in wanted if one is not None), text="done" if last.type == "tool" else "hm")
+
+    return ScriptedModel(rule=rule)
+
+
+def _wanted(words: list[str]) -> ToolCall | None:
+    arguments = {"add": "item", "charge": "amount", "send": "text", "note": "text", "fail": "why"}
+    name = words[0] if words else ""
+    if name == "look":
+        return call("look")
+    if name not in arguments:
+        return None
+    return call(name, **{arguments[name]: int(words[1]) if name == "charge" else words[1]})
 
 
 class World:

@@ -134,7 +134,7 @@ def test_d3_an_interrupt_can_be_answered_otherwise_on_a_fork(repo, world):
     agent.invoke(say("order a sofa"))
     other = agent.fork()
     agent.invoke(Command(resume="yes"))
-    other.invoke(Command(resume="no"))
+    other.switch(other.branch, sync="ignore").invoke(Command(resume="no"))
     assert agent.tool_track()[-1].result == {"item": "sofa", "number": 1}
     assert other.tool_track()[-1].result == "not approved"
     assert world.items == ["sofa"]
@@ -302,9 +302,30 @@ def test_a6_tool_checkpoints_are_right_in_every_durability_mode(durability, repo
         assert len(results) == point.get_tool_track_position() == len(point.tool_invocations)
 
 
+@pytest.mark.parametrize(("auto", "positions"), [("tool:1", [1, 3, 4, 5]), ("tool:2", [3, 4]), ("tool:5", [5])])
+def test_c6_checkpoints_every_so_many_tool_calls(auto, positions, repo, world):
+    """C6: "tool:n" makes one after the batch with every n-th call, also where a later turn makes that call."""
+    add = call("add", item="x")
+    story = [calls(add), calls(add, add), "done", calls(add), calls(add), "done"]
+    for _ in range(2):  # a new agent each time, as in a program that is started again
+        graph = tool_node_graph(scripted(*story), world.tools())
+        agent = repo.wrap(graph, "s", effects=world.effects(), auto_checkpoint=auto)
+        agent.run("go")
+    made = [point.get_tool_track_position() for point in agent.checkpoints() if point.metadata["kind"] == "tools"]
+    assert made == positions
+
+
+@pytest.mark.parametrize("auto", ["tool:0", "tool:-1", "tool:", "tools", "", 0, -1, True, None, 1.5])
+def test_c6_an_interval_that_means_nothing_is_refused(auto, repo):
+    """C6: what is no interval is refused before anything is made, and the error says what can be given."""
+    with pytest.raises(InvalidInput, match="'tool:10' for every tenth tool call"):
+        repo.wrap(tool_node_graph(scripted("hi"), []), "s", auto_checkpoint=auto)
+    assert repo.sessions() == []
+
+
 @pytest.mark.parametrize(("auto", "kinds"), [("off", []), (2, ["after", "after"]), (3, ["after"])])
 def test_a6_checkpoints_every_so_many_turns_or_never(auto, kinds, repo):
-    """A6: a number makes one after every n-th turn, also across restarts; "off" makes none."""
+    """A6, C6: a number makes one after every n-th turn, also across restarts; "off" makes none."""
     for n in range(5):  # a new agent each time, as in a program that is started again
         agent = repo.wrap(tool_node_graph(scripted(*"abcde"), []), "s", auto_checkpoint=auto)
         agent.run(str(n))

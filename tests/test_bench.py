@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from bench import page, postgres
 from bench.graphs import CHAT, TOOL, build, said, text
 from bench.measure import Subject, interleaved, lines, ratio, rotated, table
+from bench.saver import aims
 
 ROOT = Path(__file__).parents[1]
 
 
-def bench(*options: str | Path) -> str:
+def bench(*options: str | Path, **environment: str) -> str:
     """Run `python -m bench` as `make bench` does, and give what it printed."""
-    command = [sys.executable, "-m", "bench", *map(str, options)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  # written here
+    command, env = [sys.executable, "-m", "bench", *map(str, options)], os.environ | environment
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603  # written here
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -36,6 +40,7 @@ def test_a_quick_run_prints_sizes_with_ratios(measured: tuple[str, dict[str, Any
     """The table names every contender, and each one's ratio to SqliteSaver."""
     told, found, _ = measured
     assert "Size of the database" in told
+    assert "PostgreSQL" in told
     assert "x SqliteSaver" in told
     sizes = found["subjects"]["size"]["lines"]
     for name in ("SQLModelSaver", "wrapped by agentgit"):
@@ -67,6 +72,73 @@ def test_the_folder_is_empty_afterwards(measured: tuple[str, dict[str, Any], Pat
     assert [path.name for path in where.iterdir()] == ["found.json"]
 
 
+@pytest.mark.slow
+def test_a_quick_run_measures_the_savers(tmp_path: Path):
+    """Every table of the savers names ours beside LangGraph's, and goes into a page under its title."""
+    where, shown = tmp_path / "where", tmp_path / "page.md"
+    where.mkdir()
+    told = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    shown.write_text(told, "utf-8")
+    printed = bench("--only", "saver", "--quick", "--where", where, "--page", shown, "--json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())["subjects"]
+    assert list(found) == ["saver-turn", "saver-size", "saver-put", "saver-list", "saver-fork"]
+    for subject in found.values():
+        whats = {line["what"] for line in subject["lines"]}
+        assert any(what.startswith("SQLModelSaver") for what in whats)
+        assert any(what.startswith("SqliteSaver") for what in whats)
+        assert subject["title"] in printed
+    assert shown.read_text("utf-8") != told
+    assert shown.read_text("utf-8").split("```text\n")[1].split("```")[0] in printed
+    assert not list(where.iterdir())
+
+
+def test_c8_a_quick_run_measures_the_undo_stack(tmp_path: Path):
+    """C8: a snapshot of known paths is measured beside a copy and beside git, under a title that the page has."""
+    printed = bench("--only", "workspace-undo", "--quick", "--where", tmp_path)
+    assert "UndoStack.snapshot" in printed
+    assert "### Files: the undo stack" in (ROOT / "docs/benchmarks.md").read_text("utf-8")
+
+
+def test_without_a_server_its_contenders_are_left_out_and_the_output_says_so(tmp_path: Path):
+    """Where no PostgreSQL answers the others are measured all the same."""
+    nowhere = "postgresql+psycopg://postgres@127.0.0.1:1/none"
+    printed = bench("--only", "saver-fork", "--quick", "--where", tmp_path, AGENTGIT_TEST_POSTGRES_URL=nowhere)
+    assert "no server answers: left out" in printed
+    assert "SQLModelSaver, fork" in printed
+    assert "PostgresSaver" not in printed
+
+
+def test_a_scratch_database_is_dropped(postgres_url: object):
+    """What is measured on a server leaves no database behind there."""
+    with postgres.scratch() as url:
+        assert postgres.size(url) == 0
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        postgres.size(url)
+
+
+def test_a_page_gets_the_tables_under_their_titles():
+    """Only the first text block under each title is replaced; a title that is not there is an error."""
+    old = "# Page\n\n```text\nkept\n```\n\n## A\n\nAbout a.\n\n```text\nold\n\n```\n\n### B\n\n```text\nb\n```\n"
+    new = page.written(old, {"A": r"new \1"})
+    assert new == old.replace("old\n\n", "new \\1\n")
+    with pytest.raises(ValueError, match="'C'"):
+        page.written(old, {"C": "new"})
+    with pytest.raises(ValueError, match="'Page 2'"):
+        page.written("## Page 2\n\n" + old, {"Page 2": "new"})
+
+
+def test_an_aim_is_reached_or_missed_by_what_was_measured():
+    """An aim is compared with its own number; one that was not measured is not shown."""
+    times = {"SQLModelSaver": [0.001], "SqliteSaver": [0.002]}
+    found = {"saver-turn": Subject("Time", "", lines("2 messages", times, ["SqliteSaver"]))}
+    told = aims.table(found)
+    assert told is not None
+    assert told.splitlines()[1].split()[-3:] == ["reached", "1", "0.5"]
+    slow = {"saver-turn": Subject("Time", "", lines("2,000 messages", times, ["SqliteSaver"]))}
+    assert "missed" in (aims.table(slow) or "")
+    assert aims.table({}) is None
+
+
 def test_a_ratio_is_the_median_of_the_rounds():
     """A round in which the machine was busy weighs no more than another."""
     assert ratio([2, 20, 3], [1, 10, 1]) == 2
@@ -89,10 +161,9 @@ def test_a_table_shows_medians_and_ratios():
     """A line has its median, its least and its ratio to the baseline; the baseline has none to itself."""
     found = lines("10 messages", {"ours": [0.002, 0.004, 0.003], "theirs": [0.001, 0.002, 0.001]}, ["theirs"])
     drawn = table(Subject("Time", "A note.", found)).splitlines()
-    assert drawn[0] == "Time"
-    assert drawn[3].split() == ["median", "least", "x", "theirs"]
-    assert drawn[4].split() == ["10", "messages", "ours", "3.0", "ms", "2.0", "ms", "2.00"]
-    assert drawn[5].split() == ["theirs", "1.0", "ms", "1.0", "ms"]
+    assert drawn[0].split() == ["median", "least", "x", "theirs"]
+    assert drawn[1].split() == ["10", "messages", "ours", "3.0", "ms", "2.0", "ms", "2.00"]
+    assert drawn[2].split() == ["theirs", "1.0", "ms", "1.0", "ms"]
 
 
 def test_the_turns_have_the_messages_that_are_claimed():

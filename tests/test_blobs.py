@@ -36,6 +36,11 @@ def leaves(values):
     return [leaf("json", value.encode()) for value in values]
 
 
+def put_list(database, items, base=None):
+    """Store a list of leaves that continues another one; give its hash."""
+    return database.write(lambda connection: Content(TENANT).put(connection, [(items, base)]))[0]
+
+
 def stored_bytes(database):
     """How many bytes the values take."""
     with database.reading() as connection:
@@ -108,16 +113,10 @@ def test_every_version_of_a_list_stays_readable(shared, edits):
 
 def test_a_long_chain_is_cut_and_still_reads(database):
     """A list appended to hundreds of times is written in full now and then, and reads as one list."""
-    writer, items, base = Blobs(TENANT), [], None
+    writer, items, base = Content(TENANT), [], None
     for n in range(300):
-        items.append(leaf("json", str(n).encode()))
-        hashes = [item.hash for item in items]
-
-        def work(connection, hashes=hashes, base=base):
-            writer.put_many(connection, items[-1:])
-            return writer.put_list(connection, hashes, base)
-
-        base = database.write(work)
+        items = [*items, leaf("json", str(n).encode())]
+        (base,) = database.write(lambda connection, at=(items, base): writer.put(connection, [at]))
     with database.reading() as connection:
         assert Blobs(TENANT).item_hashes(connection, base) == tuple(item.hash for item in items)
         full = select(func.count()).where(BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
@@ -126,10 +125,9 @@ def test_a_long_chain_is_cut_and_still_reads(database):
 
 def test_a_list_that_continues_something_else_is_written_in_full(database):
     """A base that is no list, or is gone, is no reason to fail: the list stands on its own."""
-    blobs, (one, two) = Blobs(TENANT), leaves(["1", "2"])
-    database.write(lambda connection: blobs.put_many(connection, [one, two]))
+    one, two = leaves(["1", "2"])
     for base in (one.hash, bytes(32)):
-        key = database.write(lambda connection, base=base: blobs.put_list(connection, [one.hash, two.hash], base))
+        key = put_list(database, [one, two], base)
         with database.reading() as connection:
             assert Blobs(TENANT).item_hashes(connection, key) == (one.hash, two.hash)
 
@@ -155,10 +153,9 @@ def test_damage_to_a_value_is_found_and_named(database, values):
 @pytest.mark.parametrize("values", [{"data": b"\0" + bytes(32)}, {}])
 def test_damage_to_a_list_is_found(database, what, values):
     """A list with other items than it was stored with, or whose chain is broken, is Corrupt."""
-    blobs, items = Blobs(TENANT), leaves(map(str, range(20)))
-    hashes = [item.hash for item in items]
-    base = database.write(lambda connection: blobs.put_list(connection, hashes[:-1]))
-    key = database.write(lambda connection: blobs.put_list(connection, hashes, base))
+    items = leaves(map(str, range(20)))
+    base = put_list(database, items[:-1])
+    key = put_list(database, items, base)
     damage(database, key if what == "the list" else base, **values)
     with database.reading() as connection, pytest.raises(Corrupt):
         Blobs(TENANT).item_hashes(connection, key)
@@ -166,32 +163,14 @@ def test_damage_to_a_list_is_found(database, what, values):
 
 def test_a_chain_that_loops_ends(database):
     """Two damaged lists that continue each other do not hang the reader."""
-    blobs, items = Blobs(TENANT), leaves(map(str, range(20)))
-    hashes = [item.hash for item in items]
-    base = database.write(lambda connection: blobs.put_list(connection, hashes[:-1]))
-    key = database.write(lambda connection: blobs.put_list(connection, hashes, base))
+    items = leaves(map(str, range(20)))
+    base = put_list(database, items[:-1])
+    key = put_list(database, items, base)
     with database.reading() as connection:
         data = connection.execute(select(BLOB.c.data).where(BLOB.c.hash == key)).scalar()
     damage(database, base, data=data.replace(base, key))
     with database.reading() as connection, pytest.raises(Corrupt):
         Blobs(TENANT).item_hashes(connection, key)
-
-
-def test_the_closure_has_all_that_is_needed(database):
-    """Whatever is not in the closure of a record, its lists and their bases can go without harm."""
-    content, items = Content(TENANT), leaves(map(str, range(20)))
-    (base,) = database.write(lambda connection: content.put(connection, [(items[:-1], None)]))
-    (lone,) = database.write(lambda connection: content.put(connection, [(leaves(["lone"])[0], None)]))
-    body = {"messages": items, "x": items[0]}
-    (key,) = database.write(lambda connection: content.put(connection, [({"messages": items[:-1]}, None)]))
-    (key,) = database.write(lambda connection: content.put(connection, [(body, key)]))
-    with database.reading() as connection:
-        needed = Blobs(TENANT).closure(connection, [key])
-    assert base in needed
-    assert lone not in needed
-    database.write(lambda connection: connection.execute(delete(BLOB).where(BLOB.c.hash.not_in(needed))))
-    with database.reading() as connection:
-        assert Content(TENANT).get(connection, [key]) == {key: body}
 
 
 @given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))

@@ -110,6 +110,7 @@ def test_a7_what_was_asked_beside_a_question_happens_after_the_answer(kind, repo
     assert agent.branch.name == "main"
     answer = agent.invoke(Command(resume="yes"))
     assert answer["messages"][-1].content == "back"
+    assert agent.refused is None
     assert (agent.branch.name, world.items) == ("main-2", [])
 
 

@@ -20,6 +20,7 @@ from agentgit.cli import output
 from agentgit.demo import ScriptedModel
 from agentgit.errors import NotFound
 from agentgit.render.lines import Span
+from agentgit.store.schema import REVISION
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[31mred[bold]x[/bold]\r\n\u202e日本"
@@ -117,6 +118,8 @@ def golden(name: str) -> str:
         ("tree-json", ["tree", "--json"]),
         ("log-json", ["log", "-n", "2", "--json"]),
         ("show-json", ["show", "main#3", "--json"]),
+        ("compare", ["compare", "main", "retry"]),
+        ("diff-other", ["diff", "support-42", "main#1", "main", "--other", "me@example.com"]),
         ("diff-json", ["diff", "support-42", "before payment", "main#5", "--json"]),
         ("branches-json", ["branches", "--json"]),
         ("sessions-json", ["sessions", "--json"]),
@@ -267,14 +270,15 @@ def test_the_schema_is_made_and_checked(agentgit, tmp_path):
     """`db upgrade` makes a database, `db current` and `db check` say what it is, `db check` refuses an empty one."""
     sqlite3.connect(tmp_path / "new.db").close()
     empty = agentgit("db", "current", "--db", "new.db")
-    assert (empty.out, empty.code) == ("sqlite:///new.db  schema none, needed 0001\n", 0)
+    assert (empty.out, empty.code) == (f"sqlite:///new.db  schema none, needed {REVISION}\n", 0)
     unfit = agentgit("db", "check", "--db", "new.db")
     assert unfit.code == 11
     assert "agentgit db upgrade --db sqlite:///new.db" in unfit.err
+    told = f"sqlite:///new.db  schema {REVISION}, needed {REVISION}\n"
     for command in ("upgrade", "current", "check"):
-        assert agentgit("db", command, "--db", "new.db") == ("sqlite:///new.db  schema 0001, needed 0001\n", "", 0)
+        assert agentgit("db", command, "--db", "new.db") == (told, "", 0)
     known = json.loads(agentgit("db", "--db", "new.db", "current", "--json").out)
-    assert known == {"database": "sqlite:///new.db", "schema": "0001", "needed": "0001"}
+    assert known == {"database": "sqlite:///new.db", "schema": REVISION, "needed": REVISION}
 
 
 # -- the demo
@@ -395,3 +399,88 @@ def test_looking_does_not_import_langgraph(story):
     )
     found = python(code=code)
     assert (found.stderr, found.returncode) == ("", 0)
+
+
+# -- finding
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("log-named", ["log", "--named", "--all-branches"]),
+        ("log-page", ["log", "-n", "2", "--after", "retry#2"]),
+        ("log-name", ["log", "support-42", "--name", "before payment"]),
+        ("search", ["search", "chair"]),
+        ("search-all", ["search", "support-42", "table", "--all-branches", "-n", "2"]),
+        ("search-hostile", ["search", "31mred 日本"]),
+        ("search-json", ["search", "me@example.com", "lamp", "--json", "-n", "1"]),
+    ],
+)
+def test_w9_finding_writes_what_is_there(at, name, words):
+    """W9, B2: filters, pages and search write exactly this, nothing on standard error, and succeed."""
+    out, err, code = at(*words)
+    assert (err, code) == ("", 0)
+    assert plainly(out) == golden(f"cli-{name}.txt")
+
+
+def test_b2_log_filters_and_pages(at):
+    """B2: times, counts and cursors; pages one after the other are the whole."""
+    whole = json.loads(at("log", "--all-branches", "--json").out)
+    assert at("log", "--all-branches", "--count").out == f"{len(whole)}\n"
+    assert json.loads(at("log", "--count", "--auto", "--json").out) == {"count": 5}
+    middle = whole[3]["created_at"]
+    assert json.loads(at("log", "--all-branches", "--since", middle, "--json").out) == whole[:4]
+    assert json.loads(at("log", "--all-branches", "--until", middle, "--json").out) == whole[3:]
+    assert json.loads(at("log", "--all-branches", "--since", "2999-01-01", "--json").out) == []
+    assert json.loads(at("log", "--author", "local", "--json").out) == json.loads(at("log", "--json").out)
+    pages, after = [], []
+    while True:
+        page = json.loads(at("log", "--all-branches", "--json", "-n", "3", *after).out)
+        pages += page
+        if len(page) < 3:
+            break
+        after = ["--after", str(page[-1]["id"])]
+    assert pages == whole
+    assert at("log", "--until", "2000-01-01").out == "no such checkpoints\n"
+
+
+def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):
+    """W9: a tag is given, listed, used as a place, told in the log, and taken away."""
+    (tmp_path / "copy.db").write_bytes(story.read_bytes())
+    db = ("--db", str(tmp_path / "copy.db"))
+    assert agentgit("tag", *db).out == "no tags yet; give one with: agentgit tag PLACE NAME\n"
+    assert "v1" in agentgit("tag", "main#2", "v1", "--description", "works", *db).out
+    assert agentgit("tag", "support-42", "HEAD", "v2", *db).code == 0
+    assert [one["name"] for one in json.loads(agentgit("tag", "support-42", "--json", *db).out)] == ["v2", "v1"]
+    assert "(tag: v1)" in agentgit("log", "--tag", "v1", *db).out
+    assert agentgit("show", "v1", "--json", *db).code == 0
+    assert agentgit("plan", "v1", *db).code == 0
+    assert agentgit("tag", "main#3", "v1", *db).code == 6
+    assert agentgit("tag", "--delete", "v1", *db).out == "main#2 has that tag no more\n"
+    assert json.loads(agentgit("tag", "support-42", "-d", "v2", "--json", *db).out)["name"] == "v2"
+    assert agentgit("tag", *db).out.startswith("no tags yet")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["log", "--since", "yesterday"], 2), (["log", "--since", ""], 2), (["log", "--after", "nowhere"], 3),
+        (["log", "--tag", "nowhere"], 3), (["log", "--author", "nobody"], 3), (["log", "-n", "0"], 2),
+        (["search", ""], 2), (["search", "x", "--after", "x"], 2), (["search", "a", "b", "c"], 2),
+        (["search", "nowhere", "x"], 3), (["tag", "HEAD", "a#b"], 2), (["tag", "a", "b", "c", "d"], 2),
+        (["tag", "-d", "nothing"], 3), (["tag", "nowhere"], 3),
+    ],
+)  # fmt: skip
+def test_w9_bad_questions_have_their_exit_codes(at, words, code):
+    """Bad input: each failure is one line that says what is wrong, with its code, and nothing on standard output."""
+    answer = at(*words)
+    assert (answer.out, answer.code) == ("", code)
+    assert answer.err
+
+
+def test_w9_shells_complete(agentgit, monkeypatch):
+    """W9: `agentgit --show-completion` writes what a shell needs, and a shell is told commands and options."""
+    monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "agentgit sea")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert agentgit().out.split() == ["search"]

@@ -8,6 +8,7 @@ from langgraph.checkpoint.base.id import uuid6
 from puts import BLOB, blob_bytes, count, on, put, values
 
 from agentgit.agents.saver import SQLModelSaver
+from agentgit.store.collect import Collected
 from agentgit.store.graph_rows import WRITE
 
 
@@ -38,7 +39,7 @@ def test_w13_a_deleted_thread_gives_its_space_back(saver):
     assert saver.gc() == counted
     assert blob_bytes(saver.database) == before
     assert values(SQLModelSaver(saver.database), on("kept"))["messages"] == kept
-    assert saver.gc() == (0, 0, 0, 0)
+    assert saver.gc() == Collected(0, 0, 0, 0)
 
 
 def test_w13_what_a_fork_shares_stays(saver):
@@ -69,9 +70,12 @@ def test_a_value_that_was_collected_can_be_stored_again(saver):
 
 def test_records_keep_their_parts(saver):
     """The parts of a value that is stored in parts, as the functional API saves it, are in use."""
-    saved = {"messages": [HumanMessage("one", id="1")], "note": "x"}
-    put(saver, "t", {"__previous__": saved})
+    saved = {"messages": [HumanMessage(str(n), id=str(n)) for n in range(20)], "note": "x"}
+    first = put(saver, "t", {"__previous__": {**saved, "messages": saved["messages"][:-1]}})
+    put(saver, "t", {"__previous__": saved}, parent=first["configurable"]["checkpoint_id"], version=2)
     assert saver.gc().values == 0
+    saver.prune(["t"])
+    assert saver.gc().lists == 1
     assert values(SQLModelSaver(saver.database), on("t")) == {"__previous__": saved}
 
 

@@ -1,13 +1,11 @@
 """Values packed in different ways live in one database."""
 
-import sys
-
 import pytest
 from puts import BLOB, blob_bytes, on, put, values
 from sqlalchemy import select, update
 
 from agentgit.agents.saver import SQLModelSaver
-from agentgit.errors import Corrupt, InvalidInput, Unavailable
+from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.compression import RAW, ZLIB, ZSTD
 
 TEXT = "the same words again and again, " * 100
@@ -41,17 +39,5 @@ def test_a_damaged_packed_value_is_named(database, kind):
 
 def test_bad_input_names_of_compressions(database):
     """Bad input: an unknown compression is refused at once."""
-    with pytest.raises(InvalidInput, match="'zlib', 'zstd' or 'none'"):
+    with pytest.raises(InvalidInput, match="'zstd', 'zlib' or 'none'"):
         SQLModelSaver(database, compression="rar")
-
-
-def test_without_the_package_it_is_said_what_to_install(database, monkeypatch):
-    """Where zstandard is missing, writing and reading say what to install; other values are read all the same."""
-    put(SQLModelSaver(database, compression="zstd"), "t", {"a": TEXT})
-    put(SQLModelSaver(database), "other", {"a": 1})
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(InvalidInput, match="pip install zstandard"):
-        SQLModelSaver(database, compression="zstd")
-    with pytest.raises(Unavailable, match="pip install zstandard"):
-        values(SQLModelSaver(database), on("t"))
-    assert values(SQLModelSaver(database), on("other")) == {"a": 1}

@@ -173,8 +173,8 @@ def test_w6_a_diff_is_json():
     assert data["added_messages"][0]["content"] == "hi"
     assert set(data) == {
         "from_id", "to_id", "from_reference", "to_reference", "state", "common_messages", "removed_messages",
-        "added_messages", "common_calls", "removed_calls", "added_calls", "added_files", "modified_files",
-        "deleted_files", "diff_content",
+        "added_messages", "removed_tokens", "added_tokens", "common_calls", "removed_calls", "added_calls",
+        "added_files", "modified_files", "deleted_files", "diff_content",
     }  # fmt: skip
 
 

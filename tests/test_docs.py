@@ -56,7 +56,7 @@ def test_d6_no_command_or_option_is_documented_that_is_not_there():
     for heading, text in sections(DOCS / "cli.md").items():
         if not heading.startswith("agentgit"):
             continue
-        options = {option for parameter in known[heading].params for option in parameter.opts}
+        options = {option for p in known[heading].params for option in (*p.opts, *p.secondary_opts)}
         rows = re.findall(r"^\| (.*?) \|", text, flags=re.MULTILINE)
         told = {option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)}
         assert told <= options, f"{heading} has no {told - options}"

@@ -15,6 +15,7 @@ from scripted import GRAPHS, World, call, calls, nested_graph, scripted
 from sqlalchemy import select
 
 from agentgit.agents.saver import SQLModelSaver
+from agentgit.errors import Conflict
 from agentgit.store.tables import GraphCheckpointRow
 
 GRAPH_CHECKPOINT = GraphCheckpointRow.__table__
@@ -153,6 +154,43 @@ def test_an_import_that_was_broken_off_is_finished(repo, origin, world):
     assert steps[-1].total == 25 - 16 + 1  # the newest of those may have got new pending writes
     assert same(tuples(repo, "t"), origin.tuples("t"))
     assert len(threads(repo)) == 1
+
+
+def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin, world):
+    """W13: a collection keeps what the next import goes on from, and drops it only when told; then it begins anew."""
+    origin.talk(shop(world), "t", *["order a chair"] * 5)
+
+    def stop(now):
+        if now.done == 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.import_langgraph(origin.url, progress=stop)
+    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id)
+    assert saver.gc().values == 0
+    counted = saver.gc(dry_run=True, imports=True)
+    assert counted.values > 16
+    assert saver.gc(imports=True) == counted
+    assert threads(repo) == set()
+    repo.import_langgraph(origin.url)
+    assert same(tuples(repo, "t"), origin.tuples("t"))
+    assert saver.gc(imports=True).values == 0
+
+
+def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
+    """W13: an import under which everything is taken away makes no session, and says to try again; that works."""
+    origin.talk(shop(world), "t", *["order a chair"] * 5)
+    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id)
+
+    def collect(now):
+        if now.done == 16:
+            saver.gc(imports=True)
+
+    with pytest.raises(Conflict, match="Import it again"):
+        repo.import_langgraph(origin.url, progress=collect)
+    assert repo.sessions() == []
+    repo.import_langgraph(origin.url)
+    assert same(tuples(repo, "t"), origin.tuples("t"))
 
 
 def test_a_thread_that_waits_for_an_answer_waits_here(repo, any_origin, world):

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
@@ -9,7 +11,7 @@ from puts import count, on, put
 
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Conflict
-from agentgit.store.graph_rows import CHECKPOINT, WRITE, Place
+from agentgit.store.graph_rows import CHECKPOINT, WRITE
 from agentgit.store.tables import BlobRow
 
 
@@ -160,18 +162,18 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
     """A write that comes while its checkpoint is in a transaction, and was read there, is kept (seen on PostgreSQL)."""
     late = []
 
-    def on_put(thread, ns, checkpoint_id, connection):
-        assert saver.store.find(connection, Place(thread, ns, checkpoint_id)) is not None
-        saver.on_put = None
-        where = on("t", checkpoint_ns="", checkpoint_id=checkpoint_id)
+    def inside(place, connection):
+        assert saver.store.find(connection, place) is not None
+        saver.on_put = plain
+        where = on("t", checkpoint_ns="", checkpoint_id=place.checkpoint_id)
         writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
         writer.start()
         if not saver.database.is_sqlite:  # where the writer would wait for this transaction
             writer.join(10)
         waiting.append(writer)
 
-    waiting = []
-    saver.on_put = on_put
+    waiting, plain = [], saver.on_put
+    saver.on_put = lambda place: nullcontext(partial(inside, place))
     put(saver, "t", {"a": 0})
     waiting[0].join(10)
     assert late == [None]

@@ -68,6 +68,15 @@ def test_names_may_repeat_and_mean_the_newest_on_the_path(repo, agent):
     assert first.plan_rollback("only there").target == "only there (main#7)"
 
 
+def test_a_name_means_the_place_that_a_branch_left_from(repo, agent):
+    """D1, C3: after going back to the newer of two checkpoints of one name, that name still means the newer one."""
+    newer = agent.checkpoint("before payment")
+    agent.run("three")
+    retry = agent.rollback("before payment")
+    assert repo.checkpoint("before payment", "s", branch=retry.branch).id == newer.id
+    assert repo.checkpoint("before payment", "s", branch=retry.fork().branch).id == newer.id
+
+
 def test_names_that_look_like_places_are_still_names(repo, agent):
     """D1: a checkpoint that somebody called `v1#2` or `7` is found by that name first."""
     for name in ("v1#2", "a~b", "7", "ünï çode 😀"):
@@ -261,7 +270,7 @@ def test_a_database_opened_read_only_is_read(tmp_path):
 
 def test_a_locked_file_waits_and_then_says_so(tmp_path, monkeypatch):
     """Bad input: a database that another program holds locked is Unavailable after the wait, and nothing is lost."""
-    monkeypatch.setattr("agentgit.store.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("agentgit.store.lite.BUSY_SECONDS", 0.05)
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = chat(repo)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from langchain_core.tools import tool
 from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
+from sqlalchemy import event
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, reversible
@@ -87,11 +88,13 @@ def test_d2_the_track_is_replayed_to_the_position_from_the_record(repo, world):
 
 
 def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
-    """D2: what was left can be continued, and both branches go on apart from each other."""
+    """D2: what was left can be continued, and both branches go on apart from each other, each in a world it accepts."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
+    agent.switch("main", sync="ignore")  # the table was taken back, and the branch that ordered it is told so first
     assert agent.run("on with the old one") == "a sofa"
+    retry.switch("main-2", sync="ignore")
     assert retry.run("on with the new one") == "a table"
     assert len(agent.history()) == 14
     assert len(retry.history()) == 10
@@ -136,6 +139,7 @@ def test_w1_reversal_is_newest_first_in_world_order_across_branches(repo, world)
     agent, before = ready(repo, world)
     other = agent.fork(name="other")
     other.run("there")
+    agent.switch("main", sync="ignore")
     agent.run("here")
     world.log.clear()
     agent.rollback(before)
@@ -186,6 +190,7 @@ async def test_w1_async_undo_runs_on_the_callers_loop(repo, world):
     await agent.arun("one")
     await agent.arollback("main#1")
     assert loops == [asyncio.get_running_loop()]
+    await agent.aswitch("main", sync="ignore")
     await agent.arun("two")
     await asyncio.to_thread(agent.rollback, "main#2")
     assert world.items == []
@@ -367,6 +372,68 @@ def test_the_same_request_twice_gives_the_same_branch(repo, world):
         agent.rollback("main#1", request_id="r1")
 
 
+def test_a_request_id_does_not_pass_one_rollback_off_as_another(repo, world):
+    """D2, W8: what left the world alone is no answer to who asks to have it taken back; nothing is done."""
+    agent, before = ready(repo, world)
+    agent.run("and a table")
+    agent.rollback(before, request_id="r1", tools="keep")
+    for other in ({}, {"conversation": False}, {"tools": "keep", "replay": "redo"}):
+        with pytest.raises(InvalidInput, match=r"r1.*tools='keep'.*take another one"):
+            agent.rollback(before, request_id="r1", **other)
+    assert not world.undone
+    assert len(agent.branches()) == 2
+    switch = agent.switch("main", sync="ignore") and repo.operations()[0]
+    with pytest.raises(InvalidInput, match="was used for a switch"):
+        agent.rollback(before, request_id=switch.request_id)
+
+
+@pytest.mark.parametrize("lazy", [
+    lambda did: lambda args, result: (did(args) for _ in "1"),
+    lambda did: lambda args, result: map(did, [args]),
+])  # fmt: skip
+def test_an_undo_none_of_whose_steps_ran_has_reversed_nothing(repo, world, lazy):
+    """W1: an undo function that gives a generator or a map has done nothing; it is not called reversed."""
+    agent = repo.wrap(
+        tool_node_graph(scripted(call("add", item="chair"), "done"), world.tools()), "s",
+        effects=world.effects(add=reversible(lazy(lambda args: world.items.remove(args["item"])))),
+    )  # fmt: skip
+    agent.run("order a chair")
+    with pytest.raises(RollbackIncomplete, match="none of whose steps has run"):
+        agent.rollback("main#1")
+    assert agent.tool_track()[0].status == "reverse_failed"
+    assert world.items == ["chair"]
+
+
+def test_an_exception_without_a_text_is_journaled_all_the_same(repo):
+    """W1: a tool, a precheck and an undo whose exception cannot tell its text have each their true status."""
+
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def refuse(*_):
+        raise Mute
+
+    @tool
+    def put(item: str) -> str:
+        """Put."""
+        if item == "bad":
+            raise Mute
+        return item
+
+    story = scripted(call("put", item="good"), "done", call("put", item="bad"))
+    agent = repo.wrap(tool_node_graph(story, [put]), "s", effects={"put": reversible(refuse)})
+    agent.run("put it")
+    with pytest.raises(Mute):
+        agent.run("put it")
+    assert [(c.status, c.error_message) for c in agent.tool_track()] == [("done", None), ("failed", "Mute")]
+    with pytest.raises(RollbackIncomplete, match="its undo raised Mute"):
+        agent.rollback("main#1")
+    assert agent.tool_track()[0].status == "reverse_failed"
+    checked = repo.wrap(agent.graph, "s", effects={"put": reversible(refuse, precheck=refuse)})
+    assert "its precheck raised Mute" in str(checked.plan_rollback("main#1"))
+
+
 def test_a_running_branch_is_not_rolled_back_under_its_turn(repo, world):
     """Bad input: while a turn runs, its branch cannot be rolled back, and nothing is half done."""
     agent, _ = ready(repo, world)
@@ -476,7 +543,8 @@ def undo(args, result):
         os.kill(os.getpid(), signal.SIGKILL)
 repo = agentgit.open({database!r})
 if {die!r} == "publish":
-    agentgit.rollback.Rollback.publish = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+    from agentgit.rollback.publish import Publishing
+    Publishing.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s",
                   effects=world.effects(add=agentgit.reversible(undo)))
 agent.rollback("before", request_id="r")
@@ -547,6 +615,31 @@ def test_undo_goes_back_one_step_at_a_time(repo, world):
         twice.undo()
 
 
+def test_undo_goes_back_several_steps_at_once(repo, world):
+    """D2: undo(n) is one rollback over n differing points; its plan says which; too far is refused with the number."""
+    agent, _ = ready(repo, world)
+    agent.run("and a table")
+    assert agent.plan_undo(2).target == "main#1"
+    back = agent.undo(2)
+    assert (world.items, back.history(), len(agent.branches())) == ([], [], 2)
+    with pytest.raises(NotFound, match="2 earlier checkpoints"):
+        agent.undo(3)
+    with pytest.raises(InvalidInput, match="from 1"):
+        agent.undo(0)
+
+
+async def test_a_redo_says_what_it_would_run_again(repo, world):
+    """D2: plan_redo() shows the calls that redo() makes; where no rollback was, there is nothing to redo."""
+    agent, _ = ready(repo, world)
+    with pytest.raises(NotFound, match="nothing to redo"):
+        agent.plan_redo()
+    assert (await agent.aplan_undo()).target == "main#1"
+    back = await agent.aundo(1)
+    assert [step.invocation.args for step in (await back.aplan_redo()).redos] == [{"item": "chair"}]
+    assert back.redo().branch.name == "main"
+    assert world.items == ["chair"]
+
+
 def test_undo_after_a_broken_turn_goes_back_to_before_it(repo, world):
     """D2: a turn that raised half way is undone as a whole."""
     agent, _ = ready(repo, world, STORY[0], "ok", calls(call("add", item="table"), call("fail", why="x")))
@@ -563,7 +656,7 @@ def test_switch_continues_on_another_branch(repo, world):
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
-    assert retry.switch("main") is retry
+    assert retry.switch("main", sync="ignore") is retry
     assert retry.branch.name == "main"
     assert repo.branch("s").name == "main"
     assert retry.run("on") == "a sofa"
@@ -576,3 +669,19 @@ def test_rollbacks_of_two_sessions_do_not_touch_each_other(repo, world):
     two.run("and a table")
     one.rollback(before)
     assert world.items == ["chair", "chair", "table"]
+
+
+def test_w1_a_report_of_many_calls_is_read_at_once(repo, world):
+    """W1: what became of many calls is read in as many statements as what became of a few."""
+    said, counts = [], set()
+    event.listen(repo.store.database.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
+    for name, many in (("few", 3), ("many", 30)):
+        asked = calls(*(call("add", item=f"{name}-{n}") for n in range(many)))
+        agent = repo.wrap(tool_node_graph(scripted(asked, "ok"), world.tools()), name, effects=world.effects())
+        before = agent.checkpoint("before")
+        agent.run("go")
+        back = agent.rollback(before)
+        said.clear()
+        assert sorted(item.invocation.position for item in back.report.reversed) == list(range(many))
+        counts.add(len(said))
+    assert len(counts) == 1

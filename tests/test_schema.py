@@ -15,6 +15,14 @@ from agentgit.store.ids import new_id
 from agentgit.store.tables import METADATA
 
 
+def _is_plain(name, kind, _parents):
+    """Tell whether a table is one of ours: FTS5 keeps its index in tables of its own, which have no class."""
+    return kind != "table" or not name.startswith("search_words")
+
+
+WITHOUT_FTS = {"include_name": _is_plain}
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "agentgit.db"
@@ -25,7 +33,7 @@ def test_migrations_make_exactly_the_tables(path):
     database = Database(path)
     assert schema.upgrade(database) == schema.REVISION
     with database.engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
+        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE, **WITHOUT_FTS})
         assert compare_metadata(context, METADATA) == []
     database.close()
 

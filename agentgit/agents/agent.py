@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import BaseMessage, messages_from_dict
 from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
+from agentgit.agents.carries import Carries
 from agentgit.agents.checkpoint_tools import checkpoint_tools
+from agentgit.agents.explores import Explores
+from agentgit.agents.finds import Finds
 from agentgit.agents.runs import Runs
+from agentgit.agents.steps import Steps
 from agentgit.agents.turn import named
 from agentgit.agents.twins import Twins
 from agentgit.checkpoints import Checkpoint
-from agentgit.errors import Conflict, NotFound
-from agentgit.rollback import Request, Rollback, Settle, wait
+from agentgit.errors import Conflict, Corrupt
+from agentgit.rollback import Request, Rollback, Settle, Switch, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.history import from_stored
 from agentgit.sessions.session import RUNNING
-from agentgit.store.checkpoints import Label
+from agentgit.store import thinning
+from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import Found, expect_whole
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.tools.effects import UNDECLARED
+from agentgit.tools.files import FilesAt
 
 if TYPE_CHECKING:
-    from agentgit.repository import BranchRef
+    from agentgit.verbs import BranchRef
 
 
-class RollbackAgent(Twins, Runs):
+class RollbackAgent(Explores, Carries, Finds, Steps, Twins, Runs):
     """A compiled graph on one branch of a session. Made by `Repository.wrap`.
 
     It runs as the graph does, with the branch's thread filled in; `rollback`, `fork` and `undo` give a new agent on a
@@ -51,7 +60,9 @@ class RollbackAgent(Twins, Runs):
     """
 
     def __repr__(self) -> str:
-        return f"RollbackAgent(session={self.session.session_name!r}, branch={self.branch.name!r})"
+        unsaid = [name for name, kind in self.effects.items() if kind == UNDECLARED]
+        undeclared = f", undeclared={unsaid}" if unsaid else ""
+        return f"RollbackAgent(session={self.session.session_name!r}, branch={self.branch.name!r}{undeclared})"
 
     def _on(self, branch_id: int) -> RollbackAgent:
         return RollbackAgent(self.repository, self.graph, self.rules, branch_id)
@@ -69,6 +80,14 @@ class RollbackAgent(Twins, Runs):
         return self.repository.branch(self._session_id, self.branch_id)
 
     @property
+    def effects(self) -> dict[str, str]:
+        """What each tool does to the world, by name, as it will be recorded; `undeclared` where nobody said.
+
+        These are the tools that the graph shows, and those that `wrap(effects=...)` names.
+        """
+        return self.rules.effects.kinds()
+
+    @property
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of the branch; None before the first."""
         with self.store.database.reading() as connection:
@@ -81,12 +100,11 @@ class RollbackAgent(Twins, Runs):
 
     @property
     def report(self) -> RollbackReport | None:
-        """What the rollback that made this branch did; None if no rollback made it."""
+        """What the last rollback or switch that led to this branch did; None if none did."""
         with self.store.database.reading() as connection:
             made = self.store.operations.of_branches(connection, [self.branch_id])
-            if not made or made[0].kind != "rollback":
-                return None
-            return self._engine().report(connection, made[0])
+            moved = [row for row in made if row.kind != "fork"]
+            return self._engine().reports.read(connection, moved[-1]) if moved else None
 
     def messages(self) -> list[BaseMessage]:
         """List the conversation as LangChain messages, oldest first."""
@@ -135,16 +153,36 @@ class RollbackAgent(Twins, Runs):
             InvalidInput: the name is empty or too long.
         """
         label = named(self.rules.user_id, name, description, data)
+        files = self._files(f"checkpoint {name}" if name else "checkpoint")
 
-        def save(connection: Connection) -> Found:
+        def save(connection: Connection) -> tuple[Found, int]:
             row = self.store.recover(connection, self._row(connection))
             if row.status == RUNNING:
                 raise Conflict(f"Branch {row.name} is running. Make the checkpoint when its turn has ended.")
             expect_whole(row)
-            moment = self.store.moment(connection, row)
-            return self._found(connection, self.store.checkpoints.add(connection, row.id, moment.snapshot, label))
+            point = self._with_files(connection, row, self.store.moment(connection, row).snapshot, files)
+            made = self._found(connection, self.store.checkpoints.add(connection, row.id, point, label))
+            with suppress(Corrupt):  # what is damaged is no reason to lose this point
+                self.store.texts.follow(connection, row.id)
+            return made, thinning.automatic(connection, self.store, self._session_id)
 
-        return self.repository.views.checkpoint(self.store.database.write(save, durable=True))
+        made, thinned = self.store.database.write(save, durable=True)
+        if thinned:
+            self.release_files()
+        return self.repository.views.checkpoint(made)
+
+    def release_files(self) -> None:
+        """Let go of the snapshots of files that no checkpoint has any more."""
+        self._engine().files.release()
+
+    def _files(self, why: str) -> FilesAt | None:
+        """Keep the files of the workspace as they are now; None if none is attached."""
+        return self.rules.keeper.take(why) if self.rules.keeper is not None else None
+
+    def _with_files(self, connection: Connection, row: Found, point: Snapshot, files: FilesAt | None) -> Snapshot:
+        if files is None:
+            return point
+        return replace(point, workspace_snapshot_id=self.store.snapshots.see(connection, row, files))
 
     def _row(self, connection: Connection) -> Found:
         return self.store.sessions.branch(connection, self.branch_id)
@@ -162,22 +200,25 @@ class RollbackAgent(Twins, Runs):
 
     def _target(self, connection: Connection, to: Place) -> tuple[Found, str]:
         """Find the checkpoint that is meant, and how a person calls it."""
-        row = self._row(connection)
-        target = self.repository.lookup.checkpoint(connection, self._external(connection), row, to)
-        place = f"{target.branch_name}#{target.number}"
-        return target, f"{target.name} ({place})" if target.name else place
+        return self.repository.lookup.target(connection, self._external(connection), self._row(connection), to)
 
     # -- rollback
 
     def _engine(self) -> Rollback:
-        return Rollback(self.store, self.repository.undos)
+        return Rollback(self.store, self.repository.registry)
 
-    def plan_rollback(self, to: Place, *, tools: str = "reverse") -> RollbackPlan:
+    def plan_rollback(
+        self, to: Place, *, tools: str = "reverse", files: bool = True, conversation: bool = True,
+        replay: str = "record",
+    ) -> RollbackPlan:  # fmt: skip
         """Tell what `rollback(to)` would do, without doing anything.
 
         Args:
-            to: a Checkpoint, its id, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+            to: a Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
             tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
+            files: False to leave the files of the workspace alone.
+            conversation: False to plan for the world only.
+            replay: `record`, `redo` or `execute`, see `rollback`.
 
         Raises:
             NotFound: nothing is called so.
@@ -186,16 +227,22 @@ class RollbackAgent(Twins, Runs):
         """
         with self.store.database.reading() as connection:
             target, label = self._target(connection, to)
-        return self._engine().plan(self.branch_id, target, label, tools)
+        return self._engine().plan(
+            self.branch_id, target, label, tools=tools, files=files, conversation=conversation, replay=replay
+        )
 
     def rollback(
         self,
         to: Place,
         *,
         tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
+        replay: str = "record",
         name: str | None = None,
         force: bool = False,
         on_error: str = "stop",
+        on_drift: str = "stop",
         request_id: str | None = None,
     ) -> RollbackAgent:
         """Go back: a new branch at an earlier point, with the later effects reversed. This branch stays as it is.
@@ -203,42 +250,36 @@ class RollbackAgent(Twins, Runs):
         Args:
             to: as `plan_rollback` takes it.
             tools: as `plan_rollback` takes it.
+            files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
+                a safety snapshot.
+            conversation: False to take back only what the tools did and the files, and stay on this branch.
+            replay: how the tool calls before that point come to the new branch. `record`: from the record, no tool
+                runs. `redo`: those that were reversed since run again. `execute`: all of them run again, for a world
+                that is fresh; give `tools="keep"` with it, because there is nothing to reverse there.
             name: of the new branch; None for the next one like `main-2`.
-            force: True to keep in the world what cannot be reversed.
-            on_error: `stop` at the first reversal that fails, or `continue` with the others.
+            force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
+            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+            on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
             request_id: your own name for this rollback: the same one twice gives the same branch.
 
         Raises:
             RollbackBlocked: an effect that cannot be reversed stands in the way; nothing was done.
-            RollbackIncomplete: an undo function raised; `repo.resume(operation)` goes on from there.
+            WorkspaceChanged: somebody else has changed the files since the last turn; nothing was done.
+            Unavailable: the files are to come back, and the workspace or the snapshot is gone; nothing was done.
+            RollbackIncomplete: an undo function or a tool raised; `repo.resume(operation)` goes on from there.
             Conflict: the branch is running.
         """
-        return self._rollback(to, wait, tools=tools, name=name, force=force, on_error=on_error, request_id=request_id)
+        return self._rollback(
+            to, wait, tools=tools, files=files, conversation=conversation, replay=replay, name=name, force=force,
+            on_error=on_error, on_drift=on_drift, request_id=request_id,
+        )  # fmt: skip
 
     def _rollback(self, to: Place, settle: Settle, **how: Any) -> RollbackAgent:
         with self.store.database.reading() as connection:
             target, label = self._target(connection, to)
         request = Request(user_id=self.rules.user_id, source_id=self.branch_id, target=target, label=label, **how)
-        return self._on(Rollback(self.store, self.repository.undos, settle).run(request))
-
-    def undo(self) -> RollbackAgent:
-        """Roll back to the newest checkpoint that differs from where the branch stands now.
-
-        Raises:
-            NotFound: there is none.
-            RollbackBlocked, RollbackIncomplete, Conflict: as `rollback`.
-        """
-        return self.rollback(self._previous())
-
-    def _previous(self) -> int:
-        with self.store.database.reading() as connection:
-            row = self._row(connection)
-            now = self.store.moment(connection, row)
-            here = (now.snapshot.state_hash, now.snapshot.position) if now.settled else None
-            for point in reversed(self.repository.lookup.path(connection, row)):
-                if (point.state_hash, point.position) != here:
-                    return int(point.id)
-        raise NotFound("There is no earlier checkpoint on this branch to go back to. agent.checkpoint() makes one.")
+        branch_id = Rollback(self.store, self.repository.registry, settle).run(request)
+        return self if branch_id == self.branch_id else self._on(branch_id)
 
     def fork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
         """Make a branch without touching the world.
@@ -252,44 +293,90 @@ class RollbackAgent(Twins, Runs):
             Conflict: there is a branch of that name.
         """
 
+        files = self._files("fork") if to is None and self._turn is None else None
+
         def make(connection: Connection) -> int:
-            target = self._target(connection, to)[0] if to is not None else self._here(connection)
+            target = self._target(connection, to)[0] if to is not None else self._here(connection, files)
             return self._engine().fork(connection, target, name, self.branch_id, self.rules.user_id)
 
         return self._on(self.store.database.write(make, durable=True))
 
-    def _here(self, connection: Connection) -> Found:
+    def _here(self, connection: Connection, files: FilesAt | None) -> Found:
         """Give the checkpoint where the branch stands, making one if there is none; while it runs, its head."""
         row = self.store.recover(connection, self._row(connection))
         expect_whole(row)
         head = self._found(connection, row.head_id) if row.head_id else None
-        now = self.store.moment(connection, row).snapshot
-        standing = (now.graph_checkpoint_id, now.position)
-        if head is not None and (row.status == RUNNING or (head.graph_checkpoint_id, head.position) == standing):
+        now = self._with_files(connection, row, self.store.moment(connection, row).snapshot, files)
+        if head is not None and (row.status == RUNNING or _stands_at(head, now)):
             return head
         label = Label(kind="after", user_id=self.rules.user_id)
         return self._found(connection, self.store.checkpoints.add(connection, row.id, now, label))
 
-    def switch(self, branch: BranchRef) -> RollbackAgent:
-        """Continue on another branch, or on this one from where somebody else has moved it.
+    def plan_switch(self, branch: BranchRef) -> RollbackPlan:
+        """Tell what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
             branch: its name or id.
 
         Raises:
             NotFound: the session has no such branch.
+        """
+        with self.store.database.reading() as connection:
+            row = self.repository.lookup.branch(connection, self._external(connection), branch)
+        return self._engine().plan_switch(row.id)
+
+    def switch(
+        self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
+    ) -> RollbackAgent:
+        """Continue on another branch, or on this one from where somebody else has moved it.
+
+        Args:
+            branch: its name or id.
+            sync: what to do about a world that another branch has changed. None: nothing; the next turn says so if it
+                matters. `world`: reverse what is not of that branch, and run again what of it was reversed. `note`:
+                leave the world, and tell the model with the next message. `ignore`: leave it, and record that.
+            force: True to keep in the world what cannot be reversed or run again, and to bring back files that others
+                have changed.
+            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+
+        Raises:
+            NotFound: the session has no such branch.
+            InvalidInput: `sync` is none of these.
+            RollbackBlocked: something stands in the way of `sync="world"`; nothing was done.
+            WorkspaceChanged: somebody else has changed the files; nothing was done.
+            RollbackIncomplete: an undo function or a tool raised; `repo.resume(operation)` goes on from there.
             Conflict: this agent is running, or the branch's rollback is half done.
         """
+        return self._switch(branch, wait, sync=sync, force=force, on_error=on_error)
+
+    def _switch(
+        self,
+        branch: BranchRef,
+        settle: Settle,
+        *,
+        sync: str | None,
+        force: bool = False,
+        on_error: str = "stop",
+        current: bool = True,
+    ) -> RollbackAgent:
         if self._turn is not None:
             raise Conflict("This agent is running. Switch when its turn has ended.")
 
-        def move(connection: Connection) -> int:
+        def move(connection: Connection) -> Found:
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
             expect_whole(row)
-            self.store.sessions.set_current(connection, self._session_id, row.id)
-            return int(row.id)
+            if sync is None and current:
+                self.store.sessions.set_current(connection, self._session_id, row.id)
+            return row
 
-        self._stand_on(self.store.database.write(move, durable=True))
+        row = self.store.database.write(move, durable=sync is None)
+        if sync is not None:
+            asked = Switch(
+                user_id=self.rules.user_id, source_id=self.branch_id, branch=row, sync=sync, force=force,
+                on_error=on_error, current=current,
+            )  # fmt: skip
+            Rollback(self.store, self.repository.registry, settle).switch(asked)
+        self._stand_on(row.id)
         return self
 
     def checkpoint_tools(self) -> list[BaseTool]:
@@ -298,3 +385,9 @@ class RollbackAgent(Twins, Runs):
         They are bound to this agent; inside a turn of another agent they act on that one.
         """
         return checkpoint_tools(self)
+
+
+def _stands_at(head: Found, now: Snapshot) -> bool:
+    """Tell whether a branch stands where its head was made, with the same files."""
+    same = (head.graph_checkpoint_id, head.position) == (now.graph_checkpoint_id, now.position)
+    return same and now.workspace_snapshot_id in (None, head.workspace_snapshot_id)

@@ -18,6 +18,7 @@ from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from agentgit.agents.recorder import Recorder
 from agentgit.agents.turn import named
 from agentgit.errors import AgentGitError, RollbackBlocked
+from agentgit.tools.invocation import INTENDED
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -93,7 +94,8 @@ def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
         """Go back to a saved point: what tools did after it is undone. Happens when this turn has ended."""
         turn, on = _turn(config), agent(config)
         plan = on.plan_rollback(checkpoint)
-        if not plan.is_admissible:
+        # What is running beside this call will have ended when the turn has.
+        if any(turn is None or step.invocation.status != INTENDED for step in plan.blockers):
             raise RollbackBlocked(f"That point cannot be gone back to. {plan}", plan)
         if turn is None:
             bound.switch(bound.rollback(plan.checkpoint_id).branch)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -26,7 +25,6 @@ from agentgit.agents.leaves import (
     message_leaf,
     plain_leaf,
     rebuild,
-    rebuild_all,
     run_leaf,
     stored_form,
     type_names,
@@ -120,7 +118,7 @@ class Codec:
         if isinstance(body, Leaf):
             return self._value(body)
         if all(item.type == MESSAGE for item in body):
-            return rebuild_all(orjson.loads(b"[%b]" % b",".join([item.data for item in body])))
+            return self._known_messages.messages(body)
         items: list[Any] = []
         for item in body:
             items.extend(self._value(item)) if item.type in RUNS else items.append(self._value(item))
@@ -158,7 +156,7 @@ class SealedCodec(Codec):
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde)
         self._plain = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
-        self._known: Recent[Leaf] = Recent(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
+        self._known: Recent[bytes, Leaf] = Recent(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
 
     def _part(self, value: Any) -> Part:
         return list(map(self.leaf, value)) if type(value) is list else self.leaf(value)

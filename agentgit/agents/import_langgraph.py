@@ -82,4 +82,4 @@ def import_thread(repository: Repository, graph: Any, session: str, thread_id: s
             "Compile it with that saver: graph.compile(checkpointer=…), or leave thread_id out."
         )
     with source_of(graph.checkpointer) as source:
-        return ThreadImport(repository, source, str(thread_id), session).run()
+        return ThreadImport(repository, source, str(thread_id), session, channels=graph.channels).run()

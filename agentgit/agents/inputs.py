@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +16,9 @@ from langgraph.types import Command
 from agentgit.errors import InvalidInput
 
 MESSAGES = "messages"
+NOTE_NAME = "agentgit"
+"""Who says what agentgit itself has to say to a model."""
+
 TITLE = 80
 """How many characters of a message an automatic checkpoint keeps as its description."""
 
@@ -58,6 +61,23 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
         last = last.model_copy(update={"id": last.id or str(uuid4())})
         value = {**value, MESSAGES: [*messages[:-1], last]}
     return Given(value, is_new=True, title=first_line(str(last.text)), message_id=last.id)
+
+
+def noted(given: Given, note: str) -> Given | None:
+    """Put a note about the world before the user's messages; None where there are no messages to put it before.
+
+    It is a user's message, because not every provider takes a system message in the middle of a conversation.
+
+    Args:
+        given: the input of a turn.
+        note: its text.
+    """
+    messages = given.value.get(MESSAGES) if isinstance(given.value, Mapping) else None
+    if not given.is_new or messages is None:
+        return None
+    said = messages if isinstance(messages, list) else [messages]
+    value = {**given.value, MESSAGES: [HumanMessage(note, name=NOTE_NAME), *said]}
+    return replace(given, value=value)
 
 
 def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:

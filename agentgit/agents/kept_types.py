@@ -37,7 +37,7 @@ class KeptTypes(SerializerProtocol):
     def __init__(self) -> None:
         self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
         # A thread has each of its messages in every later graph checkpoint; building one again takes 50 µs.
-        self._messages: Recent[BaseMessage] = Recent(KNOWN_MESSAGES, lambda _: 1)
+        self._messages: Recent[bytes, BaseMessage] = Recent(KNOWN_MESSAGES, lambda _: 1)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Write a value."""

@@ -16,15 +16,13 @@ from agentgit.store import staging
 from agentgit.store.graph import Place
 from agentgit.store.journal import Intent, Outcome
 from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.staging import IMPORTED
 from agentgit.tools.effects import UNDECLARED
 from agentgit.tools.invocation import DONE
 from agentgit.values import as_object, portable
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
-
-IMPORTED = "imported"
-"""Where the metadata of a branch says what it was made from."""
 
 OWNER = "import"
 

@@ -29,7 +29,6 @@ MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
     "tool": ToolMessage,
 }
 _FIELDS = {kind: frozenset(kind.model_fields) for kind in MESSAGE_TYPES.values()}
-_FIELDS_SET = {kind: set(fields) for kind, fields in _FIELDS.items()}
 
 _new: Callable[[type[BaseMessage]], BaseMessage] = object.__new__
 _set_dict, _set_fields_set, _set_extra, _set_private = (
@@ -155,14 +154,23 @@ def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
     """Make messages of their stored forms, see `rebuild`."""
     kinds = [MESSAGE_TYPES[one["type"]] for one in stored]
     data = [one["data"] for one in stored]
-    if not all(map(_fits, kinds, data)):
-        # One has more, or another release of LangChain wrote it.
-        return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
-    # What pydantic's own `__setstate__` does, without Python's steps between: a long conversation has thousands.
+    if all(map(fits, kinds, data)):
+        return assemble(kinds, data)
+    # One has more, or another release of LangChain wrote it.
+    return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
+
+
+def assemble(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+    """Make messages of their fields, all of them and no others; each message keeps its dict.
+
+    What pydantic's own `__setstate__` does, without Python's steps between: a long conversation has thousands.
+    """
     messages = list(map(_new, kinds))
+    # Messages of one call share the set of fields that were set: it has them all, so that pydantic adds nothing to it.
+    were_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}
     for fill, values in (
-        (_set_dict, data),
-        (_set_fields_set, [_FIELDS_SET[kind].copy() for kind in kinds]),
+        (_set_dict, fields),
+        (_set_fields_set, [were_set[kind] for kind in kinds]),
         (_set_extra, [{} for _ in kinds]),
         (_set_private, repeat(None)),
     ):
@@ -170,7 +178,8 @@ def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
     return messages
 
 
-def _fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
+def fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
+    """Tell whether this is every field of such a message and nothing else."""
     return data.keys() == _FIELDS[kind]
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents.addresses import config_of
 from agentgit.agents.codec import Codec
+from agentgit.agents.folding import Channels
 from agentgit.agents.kept_types import KeptTypes
 from agentgit.agents.landing import Arrival, Landing
 from agentgit.agents.saver import SQLModelSaver
@@ -110,6 +111,7 @@ class ThreadImport:
         thread_id: which.
         session_name: how the session is called.
         on_step: told how many graph checkpoints were read, and of how many.
+        channels: those of the graph that the thread was made with, if it is known.
     """
 
     repository: Repository
@@ -117,13 +119,15 @@ class ThreadImport:
     thread_id: str
     session_name: str
     on_step: OnStep = field(default=lambda done, total: None)
+    channels: Channels = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         store = self.repository.store
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        self.saver.channels = self.channels
         # Of its own, without a memory of what was staged and taken away before under the same name.
-        self.graphs = GraphStore(store.tenant_id)
+        self.graphs = GraphStore(store.tenant_id, store.compression)
         self.checker = _Checker(store)
         self.landing = Landing(self.repository, self.session_name, self.thread_id)
         self.staged = staging.name(self.repository.user.id, self.session_name, self.thread_id)
@@ -199,6 +203,7 @@ class ThreadImport:
     def _fill(self, line: Line, arrival: Arrival | None) -> int:
         """Read what is not here yet; give the number of graph checkpoints that are on their way."""
         there = self._held(arrival.thread) if arrival else {}
+        parent_thread = arrival.thread if arrival else None
         staged = self._held(self.staged)
         if not staged.keys() <= {entry[:2] for entry in line.entries}:
             self.store.database.write(self._drop)  # the thread has changed since an import was broken off
@@ -215,7 +220,11 @@ class ThreadImport:
             kept = [one for one in batch if self._is_on_line(one[1], line)]
             self._others += len(batch) - len(kept)
             drafts = [
-                (entry, self._draft(entry, found, versions) if entry[:2] not in known else None, self._writes(found))
+                (
+                    entry,
+                    self._draft(entry, found, versions, parent_thread) if entry[:2] not in known else None,
+                    self._writes(found),
+                )
                 for entry, found in kept
             ]
             self.store.database.write(partial(self._put, drafts=drafts))
@@ -238,7 +247,9 @@ class ThreadImport:
         root = parents.get("") if isinstance(parents, Mapping) else None
         return root not in line.others
 
-    def _draft(self, entry: Entry, found: CheckpointTuple, versions: dict[str, Any]) -> Draft:
+    def _draft(
+        self, entry: Entry, found: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
+    ) -> Draft:
         """Encode what differs from the parent, by the versions of its channels."""
         now = found.checkpoint["channel_versions"]
         then = versions.pop(entry.ns, (None, {}))
@@ -246,10 +257,11 @@ class ThreadImport:
         values = found.checkpoint["channel_values"]
         changed = {name: now.get(name, 0) for name in values if name not in now or before.get(name) != now[name]}
         versions[entry.ns] = (entry.id, now)
-        return self.saver.draft(
+        draft = self.saver.draft(
             {"configurable": {}}, found.checkpoint, cast(CheckpointMetadata, self._metadata(found)),
             changed, entry.parent,
         )  # fmt: skip
+        return replace(draft, parent_thread=parent_thread)
 
     def _metadata(self, found: CheckpointTuple) -> dict[str, Any]:
         secrets = {name for name in found.metadata if SECRET.search(str(name))}

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
-from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.apart import alone, by_itself
 from agentgit.agents.capture import captured
+from agentgit.agents.outcomes import Join
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.agents.turn import Rules, Turn
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.rollback import Planner
+from agentgit.store.graph_rows import Place
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -50,7 +52,10 @@ class Runs(Runnable[Any, Any]):
         self.store = repository.store
         self._saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs)
         self._saver.on_put = self._on_put
+        self._saver.channels = graph.channels
+        self.codec = self._saver.codec
         self._runs: Graph = captured(graph, checkpointer=self._saver)
+        self.planner = Planner(self.store, repository.registry)
         self._turn: Turn | None = None
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
@@ -110,9 +115,8 @@ class Runs(Runnable[Any, Any]):
             except AgentGitError as error:  # the turn itself has ended well, and its answer is not thrown away
                 self.refused = error
 
-    def _on_put(self, thread_id: str, ns: str, checkpoint_id: str, connection: Connection) -> None:
-        if self._turn is not None:
-            self._turn.on_put(thread_id, ns, checkpoint_id, connection)
+    def _on_put(self, place: Place) -> AbstractContextManager[Join]:
+        return nullcontext(lambda connection: None) if self._turn is None else self._turn.on_put(place)
 
     @contextmanager
     def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -17,31 +18,31 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
     get_checkpoint_id,
-    get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from sqlalchemy import URL, Connection
 
-from agentgit.agents.addresses import address, config_of, continues, scope, without_secrets
+from agentgit.agents.addresses import address, config_of, continues, scope
 from agentgit.agents.async_twins import AsyncTwins
 from agentgit.agents.codec import Codec, make_codec
+from agentgit.agents.drafting import PENDING_SENDS, SNAPSHOTS, make_draft
+from agentgit.agents.folding import Channels
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store import schema
 from agentgit.store.blobs import compact
 from agentgit.store.compression import Compression
-from agentgit.store.content import Encoded
+from agentgit.store.content import Body
 from agentgit.store.database import Database
 from agentgit.store.graph import Draft, Found, GraphStore, Pending, Place, Task
 from agentgit.store.tenants import ensure_tenant
 from agentgit.values import from_json
 
-OnPut = Callable[[str, str, str, Connection], None]
+OnPut = Callable[[Place], AbstractContextManager[Callable[[Connection], None]]]
 
-PENDING_SENDS = "__pending_sends__"
-"""Where the field `pending_sends` of LangGraph's old checkpoints is kept."""
-
-PAGE = 64
+PAGE = 16
+"""How many checkpoints `list` reads at once; each of them may hold large values."""
 
 
 class SQLModelSaver(AsyncTwins):
@@ -56,7 +57,7 @@ class SQLModelSaver(AsyncTwins):
         graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
-        compression: how new values are packed: `zlib`, `zstd` (needs the package zstandard) or `none`.
+        compression: how new values are packed: `zstd`, `zlib` (bigger and slower) or `none`.
 
     Example:
         >>> from langgraph.graph import START, StateGraph
@@ -75,7 +76,7 @@ class SQLModelSaver(AsyncTwins):
         tenant_id: int | None = None,
         graphs: GraphStore | None = None,
         serde: SerializerProtocol | None = None,
-        compression: str = "zlib",
+        compression: str = "zstd",
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self.database = database
@@ -85,7 +86,7 @@ class SQLModelSaver(AsyncTwins):
 
     @classmethod
     def from_conn_string(
-        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zlib"
+        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zstd"
     ) -> Self:
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
@@ -120,16 +121,28 @@ class SQLModelSaver(AsyncTwins):
         return shared.store
 
     @property
-    def on_put(self) -> OnPut | None:
-        """Called with thread, namespace, checkpoint id and connection inside the transaction of each put.
+    def on_put(self) -> OnPut:
+        """Called around each put, with its place; gives what is called with the connection inside of its transaction.
 
         Copies of the saver, which LangGraph makes when a graph is compiled, share it.
         """
         return self._shared.on_put
 
     @on_put.setter
-    def on_put(self, call: OnPut | None) -> None:
+    def on_put(self, call: OnPut) -> None:
         self._shared.on_put = call
+
+    @property
+    def channels(self) -> Channels:
+        """The channels of the graph that is run, so that a DeltaChannel's value can be made with its own reducer.
+
+        LangGraph does not tell a saver. Where nobody else does, writes that are messages are taken for a conversation.
+        """
+        return self._shared.channels
+
+    @channels.setter
+    def channels(self, channels: Channels) -> None:
+        self._shared.channels = channels
 
     @property
     def codec(self) -> Codec:
@@ -152,7 +165,7 @@ class SQLModelSaver(AsyncTwins):
             if found is None:
                 return None
             store.seen.add(found.place)
-            return self._tuple(connection, store, found)
+            return next(self._tuples(connection, store, [found]))
 
     def list(
         self,
@@ -180,17 +193,23 @@ class SQLModelSaver(AsyncTwins):
             with self.database.reading() as connection:
                 page = store.page(connection, which, before=older, after=last, limit=PAGE)
                 chosen = [found for found in page if all(found.meta.get(k) == v for k, v in wanted.items())]
-                tuples = [self._tuple(connection, store, found) for found in (chosen if left < 0 else chosen[:left])]
+                chosen = chosen if left < 0 else chosen[:left]
+                tuples = self._tuples(connection, store, chosen)
             yield from tuples
-            left -= len(tuples) if left > 0 else 0
+            left -= len(chosen) if left > 0 else 0
             if len(page) < PAGE:
                 return
             last = page[-1]
 
-    def _tuple(self, connection: Connection, store: GraphStore, found: Found) -> CheckpointTuple:
-        writes = store.writes(connection, found.place)
-        bodies = store.content.get(connection, {*found.channels.values(), *(write.value for write in writes)})
-        values = {name: self.codec.decode(bodies[key]) for name, key in found.channels.items()}
+    def _tuples(self, connection: Connection, store: GraphStore, chosen: Sequence[Found]) -> Iterator[CheckpointTuple]:
+        """Read checkpoints all at once, and build them one by one: each has a conversation of its own, in Python."""
+        writes = [store.writes(connection, found.place) for found in chosen]
+        hashes = {key for found in chosen for key in found.channels.values()}
+        bodies = store.content.get(connection, hashes.union(write.value for each in writes for write in each))
+        return (self._tuple(found, pending, bodies) for found, pending in zip(chosen, writes, strict=True))
+
+    def _tuple(self, found: Found, writes: Sequence[Pending], bodies: Mapping[bytes, Body]) -> CheckpointTuple:
+        values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
         checkpoint = {
             "v": found.header["v"],
             "id": found.place.checkpoint_id,
@@ -226,15 +245,20 @@ class SQLModelSaver(AsyncTwins):
         store = self.store
         with self.database.reading() as connection:
             at = store.find(connection, Place(thread, ns, id)) if id else store.newest(connection, thread, ns)
-            writes, seeds = store.history(connection, at, channels) if at else ({}, {})
+            writes, seeds = store.spread.history(connection, at, channels) if at else ({}, {})
             hashes = {write.value for each in writes.values() for write in each}
-            bodies = store.content.get(connection, hashes | set(seeds.values()))
+            hashes.update(seed.channels[name] for name, seed in seeds.items())
+            bodies = store.content.get(connection, hashes)
         found: dict[str, DeltaChannelHistory] = {}
         for name in channels:
             found[name] = {"writes": [self._pending(write, bodies[write.value]) for write in writes.get(name, ())]}
             if name in seeds:
-                found[name]["seed"] = self.codec.decode(bodies[seeds[name]])
+                found[name]["seed"] = self._value(seeds[name], name, bodies[seeds[name].channels[name]])
         return found
+
+    def _value(self, found: Found, name: str, body: Any) -> Any:
+        value = self.codec.decode(body)
+        return _DeltaSnapshot(value) if name in found.header.get(SNAPSHOTS, ()) else value
 
     def _pending(self, write: Pending, body: Any) -> tuple[str, str, Any]:
         return write.task_id, write.channel, self.codec.decode(body)
@@ -271,11 +295,11 @@ class SQLModelSaver(AsyncTwins):
 
         def work(connection: Connection) -> None:
             store.put(connection, place, draft)
-            if self.on_put is not None:
-                self.on_put(*place, connection)
+            join(connection)
 
         try:
-            self.database.write(work)
+            with self.on_put(place) as join:
+                self.database.write(work)
         except Conflict:
             self.database.write(lambda connection: store.refuse(connection, place))
             raise
@@ -291,34 +315,7 @@ class SQLModelSaver(AsyncTwins):
         parent_id: str | None,
     ) -> Draft:
         """Encode a checkpoint, so that it can be stored in a transaction with others; see `put`."""
-        values = dict(checkpoint["channel_values"])
-        if sends := checkpoint.get("pending_sends"):
-            values[PENDING_SENDS] = sends
-        encoded: dict[str, Encoded] = {}
-
-        def encode(name: str) -> Encoded:
-            if name not in encoded:
-                encoded[name] = self.codec.encode(values[name])
-            return encoded[name]
-
-        changed = frozenset(new_versions)
-        for name in values.keys() & changed:
-            encode(name)  # before the transaction, which should be short
-        header = {
-            "v": checkpoint["v"],
-            "ts": checkpoint["ts"],
-            "versions": checkpoint["channel_versions"],
-            "seen": checkpoint["versions_seen"],
-            "updated": checkpoint.get("updated_channels"),
-        }
-        return Draft(
-            parent_id=parent_id,
-            meta=cast("dict[str, Any]", get_checkpoint_metadata(without_secrets(config), metadata)),
-            header=header,
-            names=list(values),
-            changed=changed,
-            encode=encode,
-        )
+        return make_draft(self.codec, self.channels, config, checkpoint, metadata, new_versions, parent_id)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -378,10 +375,15 @@ class SQLModelSaver(AsyncTwins):
         self.close()
 
 
+def _nothing_else(place: Place) -> AbstractContextManager[Callable[[Connection], None]]:
+    return nullcontext(lambda connection: None)
+
+
 class _Shared:
     """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
 
     def __init__(self, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
         self.tenant_id, self.store, self.compression = tenant_id, store, compression
-        self.on_put: OnPut | None = None
+        self.on_put: OnPut = _nothing_else
+        self.channels: Channels = {}
         self.owns_database = False

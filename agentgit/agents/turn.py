@@ -6,30 +6,38 @@ branch back. Beginning and end are one transaction each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
+from agentgit.agents.files import TurnFiles
+from agentgit.agents.gate import ANSWER
 from agentgit.agents.inputs import Given
+from agentgit.agents.intervals import Interval
+from agentgit.agents.outcomes import Join
 from agentgit.agents.recorder import Recorder, name_of
-from agentgit.errors import Conflict, InvalidInput
+from agentgit.errors import Conflict, Corrupt, InvalidInput, WorldDiverged
+from agentgit.rollback import notes
+from agentgit.rollback.takeover import take_back
 from agentgit.sessions.history import text_of
-from agentgit.store import owners
+from agentgit.store import owners, thinning
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment, snapshot_of
-from agentgit.tools import Effect
+from agentgit.tools.declared import Declared
+from agentgit.tools.effects import READ_ONLY, UNDECLARED
+from agentgit.tools.files import Keeper
+from agentgit.tools.plan import KEEP
+from agentgit.values import as_object
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-
-TURN, TOOL, OFF = "turn", "tool", "off"
 
 NAME_LIMIT = 200
 """Characters of a checkpoint's name."""
@@ -41,15 +49,19 @@ class Rules:
 
     Args:
         user_id: who runs it.
-        effects: what the tools do to the world, by name.
+        effects: what the tools do to the world.
         unrecorded: names of tools that are no part of the track.
-        auto: when to make automatic checkpoints: `turn`, `tool`, `off`, or after every so many turns.
+        auto: when to make automatic checkpoints.
+        fence: what to do about a call whose effect stands already: `replay`, `raise` or `off`.
+        keeper: the workspace whose files belong to the session; None if there is none.
     """
 
     user_id: int
-    effects: Mapping[str, Effect]
+    effects: Declared
     unrecorded: frozenset[str]
-    auto: str | int
+    auto: Interval
+    fence: str = ANSWER
+    keeper: Keeper | None = None
 
 
 def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
@@ -84,11 +96,16 @@ class Turn:
     _batches: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
 
+    _thinned: int = 0
+    """How many checkpoints went when it ended, because the session keeps no more."""
+
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
     settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
+    epoch: int = field(init=False)
+    files: TurnFiles = field(init=False)
 
     # -- beginning and end
 
@@ -102,6 +119,8 @@ class Turn:
         self._held = ExitStack()
         owner = self._held.enter_context(owners.owner())
         try:
+            self.files = TurnFiles(self.agent.store, self.agent.rules.keeper, self.branch_id)
+            self.files.begin(self.given.title)
             # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
             self.agent.store.database.write(lambda connection: self._begin(connection, owner))
         except BaseException:
@@ -109,11 +128,13 @@ class Turn:
             raise
 
     def _begin(self, connection: Connection, owner: str) -> None:
-        sessions = self.agent.store.sessions
-        self.branch = self.agent.store.recover(connection, sessions.branch(connection, self.branch_id))
-        sessions.acquire(connection, self.branch_id, owner)
-        store = self.agent.store
-        if store.operations.unfinished(connection, self.branch.external_session_id, alive=True):
+        store, sessions = self.agent.store, self.agent.store.sessions
+        session_id = sessions.branch(connection, self.branch_id).external_session_id
+        sessions.lock(connection, session_id)
+        going_on = take_back(store, connection, session_id)
+        self.branch = sessions.branch(connection, self.branch_id)
+        self.epoch = sessions.acquire(connection, self.branch_id, owner)
+        if going_on:
             raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
         calls, batch = store.journal.tally(connection, self.branch_id)
         moment = store.moment(connection, self.branch, calls)
@@ -123,19 +144,59 @@ class Turn:
                 f"new head with agent.switch({self.branch.name!r}), or go your own way with agent.fork().",
                 head=self.branch.head_id,
             )
-        self.recorder = Recorder(
-            store,
-            self.branch,
-            owner,
-            self.agent.rules.effects,
-            self.agent.rules.unrecorded,
-            batch,
-            self._unfinished(connection, moment),
-        )
-        self.recorder.turn = self
-        if self.given.is_new and self.agent.rules.auto in (TURN, TOOL):
+        self._see(connection)
+        self.files.see(connection, self.branch)
+        self._take_note(connection)
+        self.recorder = Recorder(self, owner, batch, self._unfinished(connection, moment))
+        if self.given.is_new and self.agent.rules.auto.before_turns:
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, moment.snapshot, label)
+
+    def _see(self, connection: Connection) -> None:
+        """Make sure that the world is as this branch left it.
+
+        Raises:
+            WorldDiverged: another branch has changed it since.
+        """
+        store = self.agent.store
+        plan = self.files.divergence(connection, self.branch, self.agent.planner)
+        if plan is not None:
+            changes = "; ".join([*map(str, (s for s in plan.steps if s.action != KEEP)), *self.files.changes(plan)])
+            raise WorldDiverged(
+                f"The world has changed since branch {self.branch.name} last ran, and nothing was run now: {changes}. "
+                f"Bring it back with agent.switch({self.branch.name!r}, sync='world'), tell the model with "
+                "sync='note', or go on all the same with sync='ignore'.",
+                plan,
+            )
+        store.sessions.see(connection, self.branch, store.world.last(connection, self.branch.external_session_id))
+
+    def _take_note(self, connection: Connection) -> None:
+        """Give the model with its next message what a switch has left it to be told about the world."""
+        note = notes.note_of(as_object(self.branch.meta))
+        noted = inputs.noted(self.given, note) if note else None
+        if noted is not None:
+            self.given = noted
+            self.agent.store.sessions.note(connection, self.branch_id, notes.TOLD)
+
+    def admit(self, connection: Connection, effect: str) -> None:
+        """Let a call begin, in the transaction that records its intent.
+
+        Args:
+            connection: in a transaction that writes.
+            effect: what the tool does to the world.
+
+        Raises:
+            Conflict: this turn was taken over.
+            WorldDiverged: another branch has changed the world while this turn ran.
+        """
+        self.agent.store.sessions.hold(connection, self.branch_id, self.epoch)
+        if effect not in (READ_ONLY, UNDECLARED):
+            self.branch = self.agent.store.sessions.branch(connection, self.branch_id)
+            self._see(connection)
+
+    def holds(self, connection: Connection) -> bool:
+        """Tell whether this turn still has its branch."""
+        return self.agent.store.sessions.holds(connection, self.branch_id, self.epoch)
 
     def _unfinished(self, connection: Connection, moment: Moment) -> tuple[str, int, list[str]] | None:
         """Find the batch that this turn goes on with, so that calls which run again stay in it."""
@@ -152,67 +213,107 @@ class Turn:
         Args:
             completed: False if the run raised or was broken off.
         """
+        outcomes = self.recorder.outcomes
         with self._held:
-            return self.agent.store.database.write(lambda connection: self._end(connection, completed), durable=True)
+            self.files.end()
+            try:
+                latest = outcomes.write_with(lambda connection: self._end(connection, completed))
+            except Conflict:  # somebody has taken the branch over; what was done is recorded all the same
+                outcomes.write()
+                raise
+            if self._thinned:
+                self.agent.release_files()
+            return latest
 
     def _end(self, connection: Connection, completed: bool) -> str | None:
         sessions, owner = self.agent.store.sessions, self.recorder.owner
-        self.recorder.settle(connection)
+        sessions.hold(connection, self.branch_id, self.epoch)
         self.agent.store.journal.abandon(connection, self.branch_id, owner)
         moment = self.agent.store.moment(connection, self.branch)
+        self.files.see(connection, self.branch)
         if moment.settled:
             self._make_wanted(connection, moment.snapshot, until=None)
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, moment.snapshot, self._label("after", title))
+        with suppress(Corrupt):  # what is damaged is no reason to lose a turn that is done
+            self.agent.store.texts.follow(connection, self.branch_id)
         self.settled = moment.settled
         self.head_id = sessions.branch(connection, self.branch_id).head_id
-        sessions.touch(connection, self.branch.external_session_id)
+        meta = sessions.touch(connection, self.branch.external_session_id)
+        self._thinned = thinning.automatic(connection, self.agent.store, self.branch.external_session_id, meta)
         sessions.release(connection, self.branch_id, owner)
         return moment.latest
 
     def _is_due(self, connection: Connection) -> bool:
-        if isinstance(self.agent.rules.auto, int):
-            return self.agent.store.sessions.count_turn(connection, self.branch_id) % self.agent.rules.auto == 0
-        return self.agent.rules.auto in (TURN, TOOL)
+        every = self.agent.rules.auto.turns
+        if every <= 1:
+            return every == 1
+        return self.agent.store.sessions.count_turn(connection, self.branch_id) % every == 0
 
     def _label(self, kind: str, description: str | None, restore_point: str | None = None) -> Label:
         return Label(kind=kind, user_id=self.agent.rules.user_id, description=description, restore_point=restore_point)
 
     # -- on the way
 
-    def on_put(self, thread_id: str, ns: str, checkpoint_id: str, connection: Connection) -> None:
-        """Make the checkpoints that are due after a finished batch of tool calls, in the saver's own transaction."""
-        if ns or thread_id != self.branch.thread_id or not (self.wanted or self.agent.rules.auto == TOOL):
+    @property
+    def counts_calls(self) -> bool:
+        """True if a checkpoint may be made before the turn ends, which tells how many calls there were until then."""
+        return bool(self.wanted) or self.agent.rules.auto.calls > 0
+
+    @contextmanager
+    def on_put(self, place: Place) -> Iterator[Join]:
+        """Do what is due when a step is saved, in the saver's own transaction: its calls, then its checkpoints."""
+
+        def due(connection: Connection) -> None:
+            self.agent.store.sessions.hold(connection, self.branch_id, self.epoch)
+            join(connection)
+            if self.counts_calls and not place.ns:
+                self._make_due(connection, place)
+
+        if place.thread != self.branch.thread_id:
+            yield lambda connection: None
             return
+        with self.recorder.outcomes.joined() as join:
+            yield due
+
+    def _make_due(self, connection: Connection, place: Place) -> None:
+        """Make the checkpoints that are due after a finished batch of tool calls."""
         store = self.agent.store
-        at = store.graphs.find(connection, Place(thread_id, ns, checkpoint_id))
+        at = store.graphs.find(connection, place)
         asking = store.answered(connection, at) if at is not None else None
         batch = self.recorder.batch_of(name_of(asking["id"], asking["tool_calls"])) if asking else None
         if at is None or batch is None:
             return
-        calls = store.journal.count(connection, self.branch_id, before_batch=batch + 1)
-        snapshot = snapshot_of(at, self.branch.inherited + calls)
+        before, after = (store.journal.count(connection, self.branch_id, before_batch=n) for n in (batch, batch + 1))
+        snapshot = snapshot_of(at, self.branch.inherited + after)
         self._make_wanted(connection, snapshot, until=batch)
-        if self.agent.rules.auto == TOOL:
+        if self.agent.rules.auto.is_passed(before, after):
             label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
-            self._make(connection, snapshot, label)
+            self._make(connection, snapshot, label, batch)
 
     def want(self, batch: int, label: Label) -> None:
         """Note a checkpoint that a tool asked for; a batch that runs again after an answer asks only once."""
         if all((batch, label.name) != (known, one.name) for known, one in self.wanted):
             self.wanted.append((batch, label))
+        self.recorder.outcomes.write()
+
+    def ended(self, batch: int) -> None:
+        """Take note that a call of a batch has ended, and none is running."""
+        if self.counts_calls:
+            self.files.after(batch)
 
     def _make_wanted(self, connection: Connection, snapshot: Snapshot, until: int | None) -> None:
         """Make what tools asked for in the batches until this one; None is all."""
         for batch, label in self.wanted:
             if until is None or batch <= until:
-                self._make(connection, snapshot, label)
+                self._make(connection, snapshot, label, until)
 
-    def _make(self, connection: Connection, snapshot: Snapshot, label: Label) -> None:
+    def _make(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None) -> None:
         """Make a checkpoint that has its id already, unless it was made: a transaction may run twice."""
         if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
-            self._add(connection, snapshot, label)
+            self._add(connection, snapshot, label, batch)
 
-    def _add(self, connection: Connection, snapshot: Snapshot, label: Label) -> None:
+    def _add(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None = None) -> None:
+        snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, self.branch, batch))
         self.agent.store.checkpoints.add(connection, self.branch_id, snapshot, label)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
+from agentgit.across import What
 from agentgit.agents import inputs
 from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.comparison import Comparison
+from agentgit.checkpoints.merge import MergePlan, Resolve
+from agentgit.rollback import on_this_loop
 from agentgit.sessions import InternalSession, Tree
 from agentgit.store.lookup import Place
 from agentgit.tools import RollbackPlan, ToolInvocation
+from agentgit.tools.files import FileChanges
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -84,46 +89,90 @@ class Twins:
         """List the branches, as `branches`."""
         return await self._io(self._agent.branches)
 
+    async def acompare(self, other: Place) -> Comparison:
+        """Put this branch beside another one, as `compare`."""
+        return await self._io(self._agent.compare, other)
+
+    async def aplan_merge(self, source: Place, *, resolve: Resolve = None) -> MergePlan:
+        """Tell what a merge would bring, as `plan_merge`."""
+        return await self._io(self._agent.plan_merge, source, resolve=resolve)
+
+    async def amerge(self, source: Place, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+        """Bring in what another branch did, as `merge`."""
+        return await self._io(self._agent.merge, source, resolve=resolve, name=name)
+
+    async def aplan_cherry_pick(self, what: What) -> MergePlan:
+        """Tell what a cherry-pick would bring, as `plan_cherry_pick`."""
+        return await self._io(self._agent.plan_cherry_pick, what)
+
+    async def acherry_pick(self, what: What, *, name: str | None = None) -> Checkpoint:
+        """Bring in chosen messages, as `cherry_pick`."""
+        return await self._io(self._agent.cherry_pick, what, name=name)
+
     async def atree(self) -> Tree:
         """Give the tree, as `tree`."""
         return await self._io(self._agent.tree)
 
-    async def aplan_rollback(self, to: Place, *, tools: str = "reverse") -> RollbackPlan:
+    async def aplan_rollback(
+        self, to: Place, *, tools: str = "reverse", files: bool = True, conversation: bool = True,
+        replay: str = "record",
+    ) -> RollbackPlan:  # fmt: skip
         """Tell what a rollback would do, as `plan_rollback`."""
-        return await self._io(self._agent.plan_rollback, to, tools=tools)
+        return await self._io(
+            self._agent.plan_rollback, to, tools=tools, files=files, conversation=conversation, replay=replay
+        )
 
     async def arollback(
         self,
         to: Place,
         *,
         tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
+        replay: str = "record",
         name: str | None = None,
         force: bool = False,
         on_error: str = "stop",
+        on_drift: str = "stop",
         request_id: str | None = None,
     ) -> RollbackAgent:
-        """Go back, as `rollback`; asynchronous undo functions run on this event loop."""
-        loop = asyncio.get_running_loop()
-
-        def settle(awaitable: Awaitable[Any]) -> Any:
-            async def settled() -> Any:
-                return await awaitable
-
-            return asyncio.run_coroutine_threadsafe(settled(), loop).result()
-
+        """Go back, as `rollback`; asynchronous undo functions and tools run on this event loop."""
         return await self._io(
-            self._agent._rollback, to, settle, tools=tools, name=name, force=force, on_error=on_error,
-            request_id=request_id,
+            self._agent._rollback, to, on_this_loop(), tools=tools, files=files, conversation=conversation,
+            replay=replay, name=name, force=force, on_error=on_error, on_drift=on_drift, request_id=request_id,
         )  # fmt: skip
 
-    async def aundo(self) -> RollbackAgent:
-        """Roll back to the previous checkpoint, as `undo`."""
-        return await self.arollback(await self._io(self._agent._previous))
+    async def aundo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
+        """Roll back to an earlier checkpoint, as `undo`."""
+        return await self.arollback(await self._io(self._agent._previous, steps), force=force)
+
+    async def aplan_undo(self, steps: int = 1) -> RollbackPlan:
+        """Tell what an undo would do, as `plan_undo`."""
+        return await self._io(self._agent.plan_undo, steps)
+
+    async def arewind_files(self, restore_point: Place, *, force: bool = False) -> FileChanges:
+        """Bring the files back, as `rewind_files`."""
+        return await self._io(self._agent.rewind_files, restore_point, force=force)
 
     async def afork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
         """Make a branch without touching the world, as `fork`."""
         return await self._io(self._agent.fork, to, name)
 
-    async def aswitch(self, branch: InternalSession | str | int) -> RollbackAgent:
-        """Continue on another branch, as `switch`."""
-        return await self._io(self._agent.switch, branch)
+    async def aredo(self, *, force: bool = False) -> RollbackAgent:
+        """Take back the rollback that made this branch, as `redo`."""
+        return await self._io(self._agent._redo, on_this_loop(), force=force)
+
+    async def aplan_redo(self) -> RollbackPlan:
+        """Tell what a redo would do, as `plan_redo`."""
+        return await self._io(self._agent.plan_redo)
+
+    async def aplan_switch(self, branch: InternalSession | str | int) -> RollbackPlan:
+        """Tell what a switch would do, as `plan_switch`."""
+        return await self._io(self._agent.plan_switch, branch)
+
+    async def aswitch(
+        self, branch: InternalSession | str | int, sync: str | None = None, *, force: bool = False,
+        on_error: str = "stop",
+    ) -> RollbackAgent:  # fmt: skip
+        """Continue on another branch, as `switch`; asynchronous undo functions and tools run on this event loop."""
+        return await self._io(self._agent._switch, branch, on_this_loop(), sync=sync, force=force, on_error=on_error)

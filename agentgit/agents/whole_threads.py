@@ -1,4 +1,4 @@
-"""What the saver does to whole threads, and to the database when they are gone."""
+"""What the saver does to whole threads, and to all that is stored."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from agentgit.errors import InvalidInput
 from agentgit.store.collect import Collected
 from agentgit.store.database import Database
 from agentgit.store.graph import GraphStore
+from agentgit.store.training import Trained, train_dictionary
 
 
 class WholeThreads(BaseCheckpointSaver[float]):
-    """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and a collection of values."""
+    """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and care for all values."""
 
     database: Database
 
@@ -67,7 +68,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
 
         self.database.write(work)
 
-    def gc(self, *, dry_run: bool = False, shrink: bool = False) -> Collected:
+    def gc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
         """Delete the values that no thread needs any more; deleting threads and checkpoints leaves them behind.
 
         Writers wait while it runs. It is safe beside them, also in other programs.
@@ -75,18 +76,31 @@ class WholeThreads(BaseCheckpointSaver[float]):
         Args:
             dry_run: True to count only.
             shrink: True to also give the free space of the database's files back, which takes as long as copying them.
+            imports: True to also delete what imports have left half way; one that is at work then fails with
+                `Conflict`. Without it the next import of the thread goes on from there.
 
         Example:
             >>> from agentgit import SQLModelSaver
             >>> with SQLModelSaver.from_conn_string(":memory:") as saver:
             ...     saver.gc(dry_run=True)
-            Collected(values=0, bytes=0, writes=0, lists=0)
+            Collected(values=0, bytes=0, writes=0, lists=0, dictionaries=0, steps=0)
         """
         store = self.store
         if dry_run:
             with self.database.reading() as connection:
-                return store.collect(connection, dry_run=True)
-        collected = self.database.write(store.collect)
+                return store.collect(connection, dry_run=True, imports=imports)
+        collected = self.database.write(lambda connection: store.collect(connection, imports=imports))
         if shrink:
             self.database.shrink()
         return collected
+
+    def train_dictionary(self) -> Trained:
+        """Make a zstd dictionary from a sample of the stored messages, so that new short values take about half.
+
+        Savers with `compression="zstd"` pack with it from then on: this one at once, others when they are opened. The
+        dictionary holds pieces of those messages, also when they are deleted.
+
+        Raises:
+            InvalidInput: there are too few values yet.
+        """
+        return train_dictionary(self.database, self.store.content.blobs)

@@ -12,16 +12,26 @@ from langgraph.pregel import Pregel
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.capture import tools_of
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
+from agentgit.agents.defaults import bare_forms
+from agentgit.agents.gate import FENCES
 from agentgit.agents.import_langgraph import import_thread
-from agentgit.agents.turn import OFF, TOOL, TURN, Rules
+from agentgit.agents.intervals import AutoCheckpoint, Interval
+from agentgit.agents.tools import ByName, declared_of, forward
+from agentgit.agents.turn import Rules
 from agentgit.errors import InvalidInput
+from agentgit.rollback.keeper import attached
+from agentgit.store.lookup import Place
 from agentgit.tools import Effect
-from agentgit.tools.effects import as_effect, declared_on
+from agentgit.tools.declared import Declared, as_effects
+from agentgit.tools.registry import Registry
 
 if TYPE_CHECKING:
-    from agentgit.repository import Repository
+    from pathlib import Path
 
-AutoCheckpoint = Literal["turn", "tool", "off"] | int
+    from agentgit.repository import Repository
+    from agentgit.workspace.workspace import Workspace
+
+Fence = Literal["replay", "raise", "off"]
 
 
 def wrap(
@@ -29,51 +39,68 @@ def wrap(
     graph: Any,
     session: str,
     *,
-    effects: Mapping[str, Effect | str],
+    effects: Mapping[str, Effect | str] | None,
     auto_checkpoint: AutoCheckpoint,
     branch: str | None,
     check_effects: bool,
+    fence: Fence = "replay",
+    workspace: str | Path | Workspace | None = None,
     thread_id: str | None = None,
+    template: Place | None = None,
 ) -> RollbackAgent:
     """Wrap a compiled graph; see `Repository.wrap`."""
     if isinstance(graph, StateGraph):
         raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
     if not isinstance(graph, Pregel):
         raise InvalidInput(f"{type(graph).__name__} is no LangGraph graph; wrap what graph.compile() gives.")
-    _expect_interval(auto_checkpoint)
-    if not isinstance(effects, Mapping):
-        raise InvalidInput(f"effects={effects!r} is no mapping; write effects={{'tool name': effect}}.")
-    tools = {tool.name: tool for tool in tools_of(graph)}
-    declared = _declared(tools, effects, check=check_effects)
-    if thread_id is not None:
-        import_thread(repository, graph, session, thread_id)
-    found = repository.ensure_session(session)
-    for name, effect in declared.items():
-        if effect.undo is not None:
-            repository.declare(found.id, name, effect.undo)
-    with repository.store.database.reading() as connection:
-        row = repository.lookup.branch(connection, found, branch)
+    auto = Interval.read(auto_checkpoint)
+    if fence not in FENCES:
+        raise InvalidInput(f"fence={fence!r} means nothing; give {', '.join(map(repr, FENCES))}.")
+    if thread_id is not None and template is not None:
+        raise InvalidInput("A session begins as a thread or as a template, not as both; leave one of them out.")
+    given = as_effects(effects)
+    tools = _by_name(graph)
     # Where the tools cannot be seen, a name of ours is taken for ours, unless the user says what that tool does.
     ours = (
-        frozenset(name for name, tool in tools.items() if is_ours(tool)) if tools else CHECKPOINT_TOOLS - set(effects)
+        frozenset(name for name in tools if all(map(is_ours, tools[name]))) if tools else CHECKPOINT_TOOLS - set(given)
     )
-    rules = Rules(user_id=repository.user.id, effects=declared, unrecorded=ours, auto=auto_checkpoint)
-    return RollbackAgent(repository, graph, rules, row.id)
+    theirs = {name: same for name, same in tools.items() if name not in ours}
+    known = declared_of(theirs, given, repository.effects, check=check_effects)
+    declared = Declared(known, repository.effects, bare_forms(theirs, known))
+    keeper = None
+    if workspace is not None:
+        store = repository.store
+        keeper = attached(workspace, holder=str(store.tenant_id), without=store.database.files)
+    if thread_id is not None:
+        import_thread(repository, graph, session, thread_id)
+    found = repository.ensure_session(session, template)
+    register(repository.registry, found.id, theirs, declared)
+    if keeper is not None:
+        repository.registry.attach(found.id, keeper)
+        if template is not None:
+            repository._bring_template_files(template, found)
+    with repository.store.database.reading() as connection:
+        row = repository.lookup.branch(connection, found, branch)
+    rules = Rules(
+        user_id=repository.user.id, effects=declared, unrecorded=ours, auto=auto, fence=fence,
+        keeper=keeper,
+    )  # fmt: skip
+    agent = RollbackAgent(repository, graph, rules, row.id)
+    repository.wrapped[found.id] = agent._on
+    return agent
 
 
-def _expect_interval(auto: AutoCheckpoint) -> None:
-    is_number = isinstance(auto, int) and not isinstance(auto, bool) and auto > 0
-    if not is_number and auto not in (TURN, TOOL, OFF):
-        raise InvalidInput(f"auto_checkpoint={auto!r} means nothing; give 'turn', 'tool', 'off' or a number of turns.")
+def _by_name(graph: Pregel[Any, Any, Any, Any]) -> ByName:
+    tools: dict[str, list[BaseTool]] = {}
+    for tool in tools_of(graph):
+        tools.setdefault(tool.name, []).append(tool)
+    return tools
 
 
-def _declared(tools: Mapping[str, BaseTool], effects: Mapping[str, Effect | str], *, check: bool) -> dict[str, Effect]:
-    """Join what the tools declare of themselves with what the user declares of them, which wins."""
-    unknown = sorted(set(effects) - set(tools))
-    if check and tools and unknown:
-        raise InvalidInput(
-            f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
-            "If a node calls it out of sight of the graph, say so: check_effects=False."
-        )
-    own = {name: effect for name, tool in tools.items() if (effect := declared_on(tool)) is not None}
-    return own | {name: as_effect(effect) for name, effect in effects.items()}
+def register(registry: Registry, session_id: int, tools: ByName, declared: Declared) -> None:
+    """Remember what this process can do for calls of these tools."""
+    for name, effect in declared.tools.items():
+        if effect is not None:
+            registry.declare(session_id, name, effect)
+    for name, same in tools.items():
+        registry.provide(session_id, name, forward(same))

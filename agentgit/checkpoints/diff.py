@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, unified_diff
 from typing import Any, Literal
 
 from agentgit.checkpoints.checkpoint import Checkpoint
 from agentgit.errors import InvalidInput
-from agentgit.values import portable, to_json
+from agentgit.values import Drawn, portable, to_json
 
 Kind = Literal["added", "removed", "changed"]
 
 _LONGEST = 160
 """How many characters of one value, message or call the text of a diff shows."""
+
+_LONGEST_TEXT, _MOST_LINES = 20_000, 40
+"""How many characters a text of several lines may have to be compared by lines, and how many of those are shown."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,44 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff:
+class Tokens:
+    """What messages have cost, as the models told with them (`usage_metadata`); 0 where a model told nothing.
+
+    Args:
+        input: tokens that models have read.
+        output: tokens that they have written.
+        total: all of them, as the models count.
+    """
+
+    input: int = 0
+    output: int = 0
+    total: int = 0
+
+    @classmethod
+    def of(cls, messages: Iterable[Mapping[str, Any]]) -> Tokens:
+        """Add up what messages have cost.
+
+        Example:
+            >>> Tokens.of([{"role": "assistant", "usage_metadata": {"input_tokens": 7, "output_tokens": 2}}])
+            Tokens(input=7, output=2, total=9)
+        """
+        spent = [told for message in messages if isinstance(told := message.get("usage_metadata"), Mapping)]
+        read = sum(_count(told.get("input_tokens")) for told in spent)
+        written = sum(_count(told.get("output_tokens")) for told in spent)
+        total = sum(
+            _count(told.get("total_tokens")) or _count(told.get("input_tokens")) + _count(told.get("output_tokens"))
+            for told in spent
+        )
+        return cls(input=read, output=written, total=total)
+
+
+def _count(told: Any) -> int:
+    """Read a number of tokens; what is none counts nothing."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff(Drawn):
     """What one checkpoint has and the other has not.
 
     Args:
@@ -47,6 +87,8 @@ class Diff:
         common_messages: how many messages both have, in the same order.
         removed_messages: messages that only the first has, oldest first. An edited message is removed and added.
         added_messages: messages that only the second has, oldest first.
+        removed_tokens: what the messages that only the first has have cost.
+        added_tokens: what the messages that only the second has have cost.
         common_calls: how many tool invocations both tool tracks have; a replayed one is the one that it replays.
         removed_calls: tool invocations that only the first has, oldest first.
         added_calls: tool invocations that only the second has, oldest first.
@@ -69,6 +111,8 @@ class Diff:
     common_messages: int = 0
     removed_messages: list[dict[str, Any]] = field(default_factory=list)
     added_messages: list[dict[str, Any]] = field(default_factory=list)
+    removed_tokens: Tokens = Tokens()
+    added_tokens: Tokens = Tokens()
     common_calls: int = 0
     removed_calls: list[dict[str, Any]] = field(default_factory=list)
     added_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -98,20 +142,26 @@ class Diff:
         The sign is `+`, `-`, or empty for a heading. The text has no control characters, and long values are cut.
         """
         if self.from_reference or self.to_reference:
-            yield "", f"{_harmless(self.from_reference or '?')} -> {_harmless(self.to_reference or '?')}"
+            yield "", f"{harmless(self.from_reference or '?')} -> {harmless(self.to_reference or '?')}"
         if self.is_empty:
             yield "", "no difference"
+        yield from self.parts()
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Give what differs line by line, as `lines`: each part with its heading, nothing where nothing differs."""
         yield from _part("state", list(_state_lines(self.state)))
         yield from _part(
             f"messages ({self.common_messages} in common)",
-            [("-", _message(m)) for m in self.removed_messages] + [("+", _message(m)) for m in self.added_messages],
+            [("-", say(m)) for m in self.removed_messages] + [("+", say(m)) for m in self.added_messages],
         )
         yield from _part(
             f"tool calls ({self.common_calls} in common)",
             [("-", _call(c)) for c in self.removed_calls] + [("+", _call(c)) for c in self.added_calls],
         )
         files = [("-", f) for f in self.deleted_files] + [("+", f) for f in self.added_files]
-        yield from _part("files", [(s, _harmless(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]])
+        yield from _part("files", [(s, harmless(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]])
+        tokens = [("-", self.removed_tokens), ("+", self.added_tokens)]
+        yield from _part("tokens", [(s, _tokens(spent)) for s, spent in tokens if spent != Tokens()])
 
     def __str__(self) -> str:
         return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())
@@ -149,6 +199,8 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
         common_messages=common_messages,
         removed_messages=removed_messages,
         added_messages=added_messages,
+        removed_tokens=Tokens.of(removed_messages),
+        added_tokens=Tokens.of(added_messages),
         common_calls=common_calls,
         removed_calls=removed_calls,
         added_calls=added_calls,
@@ -211,8 +263,11 @@ def _changes(before: Any, after: Any) -> Iterator[Change]:
             parts = [(f"{path}/{_escape(key)}", old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in keys]
             stack += reversed(parts)
         elif isinstance(old, list) and isinstance(new, list):
-            longest = range(max(len(old), len(new)))
-            stack += reversed([(f"{path}/{i}", _item(old, i), _item(new, i)) for i in longest])
+            # What both end with is the same, so that one item put in or taken out is one change.
+            end = _common_end(old, new)
+            longest = range(max(len(old), len(new)) - end)
+            left, right = old[: len(old) - end], new[: len(new) - end]
+            stack += reversed([(f"{path}/{i}", _item(left, i), _item(right, i)) for i in longest])
         elif old is _ABSENT:
             yield Change(path, None, new, "added")
         elif new is _ABSENT:
@@ -223,6 +278,34 @@ def _changes(before: Any, after: Any) -> Iterator[Change]:
 
 _ABSENT: Any = object()
 """Stands for what is not there, because None is a value."""
+
+
+def _common_end(old: list[Any], new: list[Any]) -> int:
+    """Count the items that two lists of different lengths end with, after what they begin with."""
+    shorter = min(len(old), len(new))
+    if len(old) == len(new):
+        return 0  # compared place by place, which finds the same
+    begin = next((i for i in range(shorter) if not _equal(old[i], new[i])), shorter)
+    most = shorter - begin
+    return next((n for n in range(most) if not _equal(old[-1 - n], new[-1 - n])), most)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    """Tell whether two JSON-like values are the same, however deep they are."""
+    stack = [(old, new)]
+    while stack:
+        a, b = stack.pop()
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if a.keys() != b.keys():
+                return False
+            stack += [(a[key], b[key]) for key in a]
+        elif isinstance(a, list) and isinstance(b, list):
+            if len(a) != len(b):
+                return False
+            stack += zip(a, b, strict=True)
+        elif not _same(a, b):
+            return False
+    return True
 
 
 def _item(items: list[Any], index: int) -> Any:
@@ -249,20 +332,45 @@ def _part(heading: str, lines: list[tuple[str, str]]) -> Iterator[tuple[str, str
 
 def _state_lines(changes: list[Change]) -> Iterator[tuple[str, str]]:
     for change in changes:
-        path = _harmless(change.path or "/")
+        path = harmless(change.path or "/")
+        if change.kind == "changed" and _has_lines(change.before, change.after):
+            yield "~", path
+            yield from _text_lines(change.before, change.after)
+            continue
         if change.kind != "added":
             yield "-", f"{path}  {_cut(repr(change.before))}"
         if change.kind != "removed":
             yield "+", f"{path}  {_cut(repr(change.after))}"
 
 
-def _message(message: Mapping[str, Any]) -> str:
+def _has_lines(before: Any, after: Any) -> bool:
+    """Tell whether a change is between texts of several lines, short enough to compare them."""
+    if not isinstance(before, str) or not isinstance(after, str) or max(len(before), len(after)) > _LONGEST_TEXT:
+        return False
+    return "\n" in before + after and before.splitlines() != after.splitlines()
+
+
+def _text_lines(before: str, after: str) -> Iterator[tuple[str, str]]:
+    """Compare two texts line by line."""
+    compared = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
+    lines = [line for line in compared[2:] if line[0] in "+-"]
+    yield from ((line[0], f"  {_cut(harmless(line[1:]))}") for line in lines[:_MOST_LINES])
+    if len(lines) > _MOST_LINES:
+        yield "~", f"  and {len(lines) - _MOST_LINES} more lines"
+
+
+def _tokens(spent: Tokens) -> str:
+    return f"{spent.total:,} ({spent.input:,} in, {spent.output:,} out)"
+
+
+def say(message: Mapping[str, Any]) -> str:
+    """Write a shown message on one line: who says what, and which tools it calls."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(b.get("text", "")) if isinstance(b, Mapping) else str(b) for b in content)
     calls = ", ".join(f"{c.get('name')}({_arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
     text = " ".join(part for part in (str(content), calls and f"-> {calls}") if part)
-    return f"{_harmless(str(message.get('role', '')))}: {_cut(_harmless(text))}"
+    return f"{harmless(str(message.get('role', '')))}: {_cut(harmless(text))}"
 
 
 def _call(call: Mapping[str, Any]) -> str:
@@ -270,14 +378,14 @@ def _call(call: Mapping[str, Any]) -> str:
     outcome = f"failed: {error}" if error else f"-> {call.get('result')!r}"
     # What became of it in the world since, before what may be cut: the call may have been reversed.
     since = "" if status in ("done", "failed") else f"({status}) "
-    return _cut(_harmless(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
+    return _cut(harmless(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
 
 
 def _arguments(args: Any) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in args.items()) if isinstance(args, Mapping) else repr(args)
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Write out what a terminal would obey or hide, as Python's repr does."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 

@@ -1,4 +1,4 @@
-"""References: how a person names a place. `7411`, `before payment`, `main`, `main#7`, `main~2`, `HEAD`, `HEAD~1`."""
+"""References: how a person names a place: by id, tag or name, or like `main`, `main#7`, `main~2`, `HEAD`, `HEAD~1`."""
 
 from __future__ import annotations
 
@@ -59,20 +59,30 @@ def parse(text: str) -> Reference:
 
 
 def branch_name(text: str) -> str:
-    """Make sure that a name can be a branch's, so that every reference to it can be read.
-
-    Raises:
-        InvalidInput: it is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.
+    """Make sure that a name can be a branch's, see `place_name`.
 
     Example:
         >>> branch_name("rather a sofa")
         'rather a sofa'
     """
+    return place_name(text, "branch")
+
+
+def place_name(text: str, what: str) -> str:
+    """Make sure that a name can be a branch's or a tag's, so that every reference to it can be read.
+
+    Args:
+        text: the name.
+        what: what is to be called so, for the failure.
+
+    Raises:
+        InvalidInput: it is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.
+    """
     if not isinstance(text, str):
-        raise InvalidInput(f"A branch is called by a text, not by {text!r}.")
+        raise InvalidInput(f"A {what} is called by a text, not by {text!r}.")
     if not text.strip() or text.isdigit() or text == HEAD or len(text) > 200 or re.search(r"[#~@\x00-\x1f\x7f]", text):
         raise InvalidInput(
-            f"A branch cannot be called {text!r}: it needs a name of up to 200 characters that is no number, not HEAD, "
+            f"A {what} cannot be called {text!r}: it needs a name of up to 200 characters that is no number, not HEAD, "
             "and without # ~ @ and control characters."
         )
     return text

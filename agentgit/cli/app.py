@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 import agentgit
-from agentgit.cli import database, moving_in, output, places
-from agentgit.cli.options import AsJson, Session, Where, address, repository
+from agentgit.cli import across, carrying, chat, database, finding, moving_in, output, places, upkeep, workspace, world
+from agentgit.cli.options import AsJson, Limit, OfBranch, Session, Where, address, repository, usage
 from agentgit.errors import AgentGitError
-from agentgit.render import diff as diffs
-from agentgit.render import log as logs
-from agentgit.render import records
+from agentgit.render import calls, records
 from agentgit.render import show as shows
 from agentgit.render import tree as trees
 from agentgit.render.lines import Span
@@ -21,14 +18,14 @@ from agentgit.render.sessions import branch_lines, session_lines
 
 app = typer.Typer(
     name="agentgit",
-    help="Git for LangGraph sessions: look at what was recorded. Sessions, branches and places go by name.",
+    help="Git for LangGraph sessions: look, go back, undo what tools did. Sessions, branches and places go by name.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help reads the same in a terminal, a pipe and a page
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(database.app)
+app.add_typer(workspace.app)
 app.command("import-langgraph")(moving_in.import_langgraph)
 
 
@@ -118,21 +115,14 @@ def tree(
 
 
 @app.command()
-def log(
-    session: Annotated[
-        str | None, typer.Argument(metavar="SESSION[@BRANCH]", help="Else the current branch of the most recent one.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")] = None,
-    db: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the checkpoints of a branch, the newest first."""
+def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_json: AsJson = False) -> None:
+    """List the tool calls along a branch, the first one first, each with its status."""
     with repository(db) as repo:
-        found = repo.checkpoints(*places.path(repo, session))[-(limit or 0) :]
+        found = repo.tool_track(*places.path(repo, session))[-(limit or 0) :]
         output.emit(
             as_json,
-            lambda: [records.of_checkpoint(checkpoint) for checkpoint in reversed(found)],
-            lambda width: logs.lines(found, width=width, zone=None) or [(Span("no checkpoints yet"),)],
+            lambda: [call.to_dict() for call in found],
+            lambda width: calls.lines(found, width=width) or [(Span("no tool calls yet"),)],
         )
 
 
@@ -153,25 +143,11 @@ def show(
         output.emit(as_json, found.to_dict, lambda width: shows.lines(found, width=width, zone=None))
 
 
-class _Diff(TyperCommand):
-    """The optional argument of `diff` comes first, which the parser has no word for."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return ["[OPTIONS]", "[SESSION]", "A", "B"]
-
-
-@app.command(cls=_Diff)
-def diff(
-    places_: Annotated[
-        list[str], typer.Argument(metavar="[SESSION] A B", help="Two places like main#7 or HEAD, of one session.")
-    ],
-    db: Where = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare two checkpoints: state, messages, tool calls."""
-    if len(places_) not in (2, 3):
-        raise typer.BadParameter("give two places, and before them a session if it is not the most recent one")
-    (*session, a, b) = places_
-    with repository(db) as repo:
-        found = repo.diff(a, b, session=session[0] if session else None)
-        output.emit(as_json, found.to_dict, lambda width: diffs.lines(found, width=width))
+app.command(cls=usage("[SESSION]", "A", "B"))(across.diff)
+app.command(cls=usage("[SESSION]", "A", "B"))(across.compare)
+app.command()(across.start)
+finding.add_to(app)
+world.add_to(app)
+carrying.add_to(app)
+upkeep.add_to(app)
+app.command()(chat.chat)

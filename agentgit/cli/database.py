@@ -1,15 +1,15 @@
-"""`agentgit db`: look at the schema of a database, and bring it up to date."""
+"""`agentgit db`: look at the schema of a database, bring it up to date, and train what packs its values."""
 
 from __future__ import annotations
 
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, Where, database
+from agentgit.cli.options import AsJson, Where, database, repository
 from agentgit.render.lines import Span
 
 app = typer.Typer(
-    name="db", help="Look at the schema of a database; bring it up to date.", no_args_is_help=True,
+    name="db", help="Look at the schema of a database; bring it up to date; make it smaller.", no_args_is_help=True,
     rich_markup_mode=None,
 )  # fmt: skip
 
@@ -46,6 +46,15 @@ def upgrade(db: Where = None, as_json: AsJson = False) -> None:
 
     with database(db, create=True) as found:
         _report(found.url.render_as_string(), schema.upgrade(found), as_json)
+
+
+@app.command()
+def train(db: Where = None, as_json: AsJson = False) -> None:
+    """Make a zstd dictionary from the stored messages, for smaller new ones."""
+    with repository(db) as repo:
+        made = repo.train_dictionary()
+        text = f"dictionary {made.id}, {made.bytes} bytes, from {made.samples} values"
+        output.emit(as_json, made._asdict, lambda _: [(Span(text),)])
 
 
 def _report(url: str, revision: str | None, as_json: bool) -> None:

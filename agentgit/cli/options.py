@@ -6,12 +6,14 @@ Nothing heavy is imported before a command runs, so that `agentgit --help` answe
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from agentgit.errors import NotFound
 
@@ -42,11 +44,39 @@ Session = Annotated[
 ]
 
 
+OfBranch = Annotated[
+    str | None, typer.Argument(metavar="SESSION[@BRANCH]", help="Else the current branch of the most recent one.")
+]
+
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")]
+
+
+def usage(*pieces: str) -> type[TyperCommand]:
+    """Make the kind of command whose optional argument comes first, which the parser has no word for.
+
+    Args:
+        pieces: what its help shows after the options.
+    """
+
+    class Command(TyperCommand):
+        def collect_usage_pieces(self, ctx: Any) -> list[str]:
+            return ["[OPTIONS]", *pieces]
+
+    return Command
+
+
 def address(where: str | None) -> str:
     """Give the database to use: the one that was named, the environment's, or the one of this directory."""
     from agentgit.repository import DEFAULT, ENVIRONMENT
 
     return where or os.environ.get(ENVIRONMENT) or DEFAULT
+
+
+def import_from_here() -> None:
+    """Make modules in this folder importable, as for `python -m agentgit`."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from agentgit.errors import AgentGitError
+from agentgit.errors import AgentGitError, MergeConflict, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.render.lines import ASCII, Line, Span, plain
 from agentgit.render.text import clean, visible
 from agentgit.values import portable
@@ -40,7 +40,12 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence
         # Pure ASCII, so that nothing in it can be obeyed by a terminal or be refused by an encoding.
         _write(sys.stdout, json.dumps(portable(data()), indent=2).replace("\x7f", "\\u007f"))
     else:
-        show(lines(max(40, shutil.get_terminal_size((100, 24)).columns)))
+        show(lines(width()))
+
+
+def width() -> int:
+    """Give the cells of a line; 100 where there is no terminal that could say."""
+    return max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
 def show(lines: Sequence[Line]) -> None:
@@ -54,7 +59,7 @@ def show(lines: Sequence[Line]) -> None:
     console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
     for line in lines:
         # Text objects are never read as markup, whatever they hold.
-        text = Text.assemble(*((_fitting(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
+        text = Text.assemble(*((fitting(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
         console.print(text, soft_wrap=True)
 
 
@@ -63,15 +68,44 @@ def say(text: str) -> None:
     show([(Span(visible(line)),) for line in text.splitlines() or [""]])
 
 
+def stream(text: str) -> None:
+    """Write a piece of text at once, without ending the line."""
+    sys.stdout.write(fitting(visible(text), sys.stdout))
+    flush()
+
+
+def flush() -> None:
+    """Give on what was written, before somebody waits for it."""
+    sys.stdout.flush()
+
+
 def note(text: str) -> None:
     """Write a line about the work to standard error, so that standard output has the answer alone."""
     _write(sys.stderr, text)
 
 
+def ask(question: str) -> bool:
+    """Ask a person for a yes, on standard error; where nobody is there, it is a no."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def fail(error: AgentGitError) -> int:
     """Write a failure as one line to standard error, and give its exit code."""
-    _write(sys.stderr, f"error: {clean(str(error))}")
+    _write(sys.stderr, f"error: {clean(str(error))}{_hint(error)}")
     return error.exit_code
+
+
+def _hint(error: AgentGitError) -> str:
+    """Say what the command line has for what the text of a failure says of Python."""
+    if isinstance(error, RollbackBlocked | WorkspaceChanged):
+        return " On the command line: --force."
+    if isinstance(error, MergeConflict):
+        return " In the chat: --resolve ours, or --resolve theirs."
+    if isinstance(error, RollbackIncomplete):
+        return f" On the command line: agentgit resume {error.operation}."
+    return ""
 
 
 def _takes_colours(stream: TextIO) -> bool:
@@ -81,10 +115,10 @@ def _takes_colours(stream: TextIO) -> bool:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    stream.write(_fitting(text, stream) + "\n")
+    stream.write(fitting(text, stream) + "\n")
 
 
-def _fitting(text: str, stream: TextIO) -> str:
+def fitting(text: str, stream: TextIO) -> str:
     """Give text that a stream's encoding can take: our own drawing in ASCII where it must be, the rest written out."""
     encoding = stream.encoding or "utf-8"
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentgit.errors import NotFound
+from agentgit.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -30,6 +30,26 @@ def path(repo: Repository, text: str | None) -> tuple[ExternalSession, str | Non
         if not (at and branch):
             raise
         return repo.session(session or None), branch
+
+
+def last(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | None, str]:
+    """Read `[SESSION[@BRANCH]] WORD`.
+
+    Args:
+        repo: where to look.
+        words: what was written.
+
+    Returns:
+        The session, the branch that was named with it, and the word.
+
+    Raises:
+        InvalidInput: there are too many words.
+        NotFound: there is no such session.
+    """
+    if len(words) > 2:
+        raise InvalidInput(f"{' '.join(words)}: write at most a session and a place; put quotes around a name.")
+    *session, word = words
+    return *path(repo, session[0] if session else None), word
 
 
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:

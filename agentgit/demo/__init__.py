@@ -155,7 +155,7 @@ def _told(message: ToolMessage) -> str:
     return ANSWERS[str(message.name)].format(**json.loads(str(message.content)))
 
 
-def build(shop: str | Path) -> CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]:
+def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]:
     """Build the demo's agent, an ordinary LangGraph graph that knows nothing of agentgit.
 
     Args:
@@ -173,7 +173,8 @@ def build(shop: str | Path) -> CompiledStateGraph[MessagesState, None, MessagesS
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")
-    return graph.compile()
+    # One call after the other: which of two comes first on the tool track is then the same each time.
+    return graph.compile().with_config(max_concurrency=1)
 
 
 # -- the story

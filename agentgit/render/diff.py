@@ -1,20 +1,81 @@
-"""The text of a diff, with a style for each sign."""
+"""Diffs and comparisons of branches: text with a style for each sign, and HTML for notebooks and pages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
+from agentgit.render import html
 from agentgit.render.lines import Line, Span
-from agentgit.render.text import cut
+from agentgit.render.text import clean, cut
 
-_STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
+STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
+"""What the signs look like."""
+
+_FILE_STYLES = {"+": "added", "-": "removed"}
+
+_LONGEST = 100_000
+"""How many characters of the files' difference a page shows."""
 
 
-def lines(diff: Diff, *, width: int = 100) -> list[Line]:
-    """Draw a diff.
+def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
+    """Draw a diff, or a comparison.
 
     Args:
-        diff: the difference of two checkpoints.
+        value: the difference of two checkpoints, or two branches since they parted.
         width: the longest line, in terminal cells.
     """
-    signed = ((sign, f"{sign} {text}" if sign else text) for sign, text in diff.lines())
-    return [(Span(cut(text, width), _STYLES[sign]),) for sign, text in signed]
+    return [(Span(cut(span.text, width), span.style),) for (span,) in _lines(value.lines())]
+
+
+def page(value: Diff) -> str:
+    """Draw a diff as HTML.
+
+    Args:
+        value: the difference of two checkpoints.
+
+    Example:
+        >>> page(Diff(from_id=1, to_id=2))
+        '<div><p>no difference</p></div>'
+    """
+    named = value.from_reference or value.to_reference
+    heading = f"<p><b>{html.escape(f'{value.from_reference} → {value.to_reference}')}</b></p>" if named else ""
+    return f"<div>{heading}{_content(value)}</div>"
+
+
+def side_by_side(value: Comparison) -> str:
+    """Draw two branches beside each other as HTML, and what differs between them below, folded away.
+
+    Args:
+        value: the two branches.
+    """
+    sides = (value.left, value.right)
+    heads = [html.escape(side.to_reference) for side in sides]
+    return "".join([
+        f"<div><p><b>{html.escape(value.heading)}</b></p>",
+        html.table(heads, [[_content(side, empty="as there") for side in sides]]),
+        html.fold("one compared with the other", _content(value.between)),
+        "</div>",
+    ])  # fmt: skip
+
+
+def _content(value: Diff, empty: str = "no difference") -> str:
+    if value.is_empty:
+        return f"<p>{empty}</p>"
+    content = html.pre(_lines(value.parts()))
+    if not value.diff_content:
+        return content
+    return content + html.fold("the files' difference", html.pre(_files(value)))
+
+
+def _lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
+    return [(Span(f"{sign} {text}" if sign else text, STYLES[sign]),) for sign, text in signed]
+
+
+def _files(value: Diff) -> list[Line]:
+    """Give the files' difference line by line, and a last one that says so where it is cut."""
+    written, rest = value.diff_content[:_LONGEST], len(value.diff_content) - _LONGEST
+    shown = [clean(line) for line in written.splitlines()]
+    more = [(Span(f"… and {rest:,} more characters", "dim"),)] if rest > 0 else []
+    return [*((Span(line, _FILE_STYLES.get(line[:1], "")),) for line in shown), *more]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from agentgit.render.text import cells, cut, pad
+from agentgit.render.text import cells, cut, pad, wrap
 
 STYLES = ("", "heading", "reference", "name", "head", "dim", "added", "removed", "changed", "bad")
 """The names of the styles; `head` marks where branches end, `bad` what needs a person."""
@@ -44,13 +44,14 @@ def plain(lines: Iterable[Line]) -> str:
     return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
 
 
-def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "") -> list[Line]:
+def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole: bool = False) -> list[Line]:
     """Align rows in columns, two spaces apart; the last column is cut at the edge.
 
     Args:
         rows: all of the same length.
         width: the cells of a line.
         indent: what each line begins with.
+        whole: True to go on in further lines instead of cutting the last column.
 
     Example:
         >>> print(plain(table([[Span("main"), Span("7 checkpoints")], [Span("retry"), Span("4")]], width=16)))
@@ -59,12 +60,26 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "") -> li
     """
     if not rows:
         return []
-    shorter = [[span._replace(text=cut(span.text, _COLUMN_CELLS)) for span in row[:-1]] for row in rows]
-    widths = [max(cells(span.text) for span in column) for column in zip(*shorter, strict=True)]
+    widths = _widths(rows, cells(indent), width, whole)
     # A column without anything takes no place.
     left = max(10, width - cells(indent) - sum(column + 2 for column in widths if column))
     result: list[Line] = []
-    for row, (*_, last) in zip(shorter, rows, strict=True):
-        shown = [s._replace(text=pad(s.text, w) + "  ") for s, w in zip(row, widths, strict=True) if w]
-        result.append((Span(indent), *shown, last._replace(text=cut(last.text, left))))
+    for *others, last in rows:
+        shown = [s._replace(text=pad(cut(s.text, w), w) + "  ") for s, w in zip(others, widths, strict=True) if w]
+        first, *more = wrap(last.text, left) if whole else [cut(last.text, left)]
+        result.append((Span(indent), *shown, last._replace(text=first)))
+        below = Span(" " * (cells(indent) + sum(cells(span.text) for span in shown)))
+        result += [(below, last._replace(text=text)) for text in more]
     return result
+
+
+def _widths(rows: Sequence[Sequence[Span]], indent: int, width: int, whole: bool) -> list[int]:
+    """Tell how wide the columns but the last one are."""
+    columns = zip(*(row[:-1] for row in rows), strict=True)
+    widths = [min(_COLUMN_CELLS, max(cells(span.text) for span in column)) for column in columns]
+    if whole:  # the widest one leaves to the last what that needs, up to a third of the line
+        needed = min(width // 3, max(cells(row[-1].text) for row in rows))
+        taken = indent + sum(column + 2 for column in widths if column)
+        widest = widths.index(max(widths))
+        widths[widest] = max(8, widths[widest] - max(0, taken + needed - width))
+    return widths

@@ -59,6 +59,7 @@ def kind(checkpoint: Checkpoint) -> str:
 
 
 def title(checkpoint: Checkpoint) -> str:
-    """Give a checkpoint's name and description on one line."""
+    """Give a checkpoint's name, description and tags on one line."""
     name, description = checkpoint.checkpoint_name, checkpoint.metadata.get("description")
-    return " - ".join(clean(str(text)) for text in (name, description) if text)
+    tags = [f"(tag: {', '.join(clean(tag) for tag in known)})"] if (known := checkpoint.metadata.get("tags")) else []
+    return " ".join([*filter(None, [" - ".join(clean(str(text)) for text in (name, description) if text)]), *tags])

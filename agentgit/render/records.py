@@ -7,6 +7,7 @@ from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.sessions.operation import Operation
 from agentgit.values import portable
 
 
@@ -31,6 +32,11 @@ def of_branch(branch: InternalSession) -> dict[str, Any]:
 def of_session(session: ExternalSession) -> dict[str, Any]:
     """Give what a session's columns say."""
     return _plain(vars(session))
+
+
+def of_operation(operation: Operation) -> dict[str, Any]:
+    """Give what is known of a rollback, a switch or a fork."""
+    return _plain(vars(operation))
 
 
 def of_tree(tree: Tree) -> dict[str, Any]:

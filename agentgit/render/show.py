@@ -7,6 +7,7 @@ from datetime import UTC, tzinfo
 from typing import Any
 
 from agentgit.checkpoints import Checkpoint
+from agentgit.render.calls import arguments, call_rows
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.log import kind, reference
 from agentgit.render.text import clean, clock, count, cut
@@ -44,7 +45,9 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
         *_part(
             count(len(messages), "message"), _earlier(messages), table(_messages(messages), width=width, indent="  ")
         ),
-        *_part(count(len(calls), "tool call"), _earlier(calls), table(_calls(calls), width=width, indent="  ")),
+        *_part(
+            count(len(calls), "tool call"), _earlier(calls), table(call_rows(calls, LATEST), width=width, indent="  ")
+        ),
     ]
 
 
@@ -75,25 +78,5 @@ def _messages(messages: list[dict[str, Any]]) -> list[list[Span]]:
 
 def _said(message: Mapping[str, Any]) -> str:
     """Give what a message says and which tools it calls."""
-    calls = ", ".join(f"{c.get('name')}({_arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
+    calls = ", ".join(f"{c.get('name')}({arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
     return clean(" ".join(part for part in (text_of(message), calls and f"→ {calls}") if part))
-
-
-def _calls(calls: list[dict[str, Any]]) -> list[list[Span]]:
-    """Give a row for each of the last tool calls."""
-    first = max(0, len(calls) - LATEST)
-    rows = []
-    for i, call in enumerate(calls[-LATEST:], start=first):
-        error, status = call.get("error_message"), str(call.get("status", ""))
-        outcome = f"failed: {error}" if error else f"→ {call.get('result')!r}"
-        rows.append([
-            Span(str(call.get("position", i)), "dim"),
-            Span(clean(str(call.get("effect", "")))),
-            Span(clean(status), "bad" if "failed" in status or "unknown" in status else ""),
-            Span(clean(f"{call.get('tool_name', '')}({_arguments(call.get('args'))}) {outcome}")),
-        ])  # fmt: skip
-    return rows
-
-
-def _arguments(args: Any) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in args.items()) if isinstance(args, Mapping) else repr(args)

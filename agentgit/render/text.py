@@ -84,6 +84,40 @@ def cut(text: str, width: int) -> str:
     return text
 
 
+def wrap(text: str, width: int) -> list[str]:
+    """Break a clean text into lines of a number of cells, between words where that is possible.
+
+    Args:
+        text: a clean text.
+        width: the cells there are, at least 2.
+
+    Example:
+        >>> wrap("its undo takes it back", 12)
+        ['its undo', 'takes it', 'back']
+    """
+    lines = [""]
+    for word in text.split():
+        for piece in _pieces(word, width):
+            joined = f"{lines[-1]} {piece}".lstrip()
+            if cells(joined) <= width:
+                lines[-1] = joined
+            else:
+                lines.append(piece)
+    return lines
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """Break a word that is longer than a line."""
+    pieces, used = [""], 0
+    for c in word:
+        used += _cell(c)
+        if used > width:
+            pieces.append("")
+            used = _cell(c)
+        pieces[-1] += c
+    return pieces
+
+
 def pad(text: str, width: int) -> str:
     """Fill a clean text with spaces up to a number of cells."""
     return text + " " * (width - cells(text))

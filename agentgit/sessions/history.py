@@ -1,6 +1,7 @@
 """Messages as agentgit shows them: dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
 
-The stored form is LangChain's own (`{"type": "ai", "data": {...}}`); nothing here imports LangChain.
+A message whose model told what it has cost has `usage_metadata` too. The stored form is LangChain's own
+(`{"type": "ai", "data": {...}}`); nothing here imports LangChain.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
         'user'
     """
     kind, data = message.get("type", ""), message.get("data", {})
+    spent = data.get("usage_metadata")
     return {
         "role": ROLES.get(kind, kind),
         "content": data.get("content"),
@@ -31,6 +33,7 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
             for call in data.get("tool_calls") or []
         ],
         "tool_call_id": data.get("tool_call_id"),
+        **({"usage_metadata": spent} if spent else {}),
     }
 
 

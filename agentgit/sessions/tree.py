@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from agentgit.values import Drawn
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -60,8 +62,8 @@ class Branch:
 
 
 @dataclass(kw_only=True)
-class Tree:
-    """The branches of one session, from the root.
+class Tree(Drawn):
+    """The branches of one session, from the root. `str` draws it.
 
     Args:
         session_name: whose tree it is.

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, se
 
 from agentgit.store.graph_rows import CHECKPOINT, WRITE, Found, Pending, found, pending, where
 from agentgit.store.prepared import Prepared
+from agentgit.store.slices import slices
 
 STEPS = 64
 """Ancestors read in one statement."""
@@ -51,8 +52,8 @@ def writes_of(
     """
     by_id: dict[str, list[Any]] = {at.place.checkpoint_id: [] for at in checkpoints}
     ids, names = list(by_id), list(channels)
-    for begin in range(0, len(ids), STEPS):
-        part = {**_space(tenant_id, checkpoints[0]), "ids": ids[begin : begin + STEPS], "names": names}
+    for some in slices(ids, STEPS):
+        part = {**_space(tenant_id, checkpoints[0]), "ids": some, "names": names}
         for row in connection.execute(_WRITES_OF, part):
             by_id[row.checkpoint_id].append(row)
     return {key: pending(rows) for key, rows in by_id.items()}

@@ -4,36 +4,36 @@ A leaf is a type and bytes; its hash is SHA-256 over type, NUL, bytes. A list is
 over `list`, NUL, those hashes, whatever its encoding. It is stored either in full, or as "the first k items of that
 earlier list, then these". A full one is written again when such a chain grows to max(64, n / 8) links, so that reading
 stays quick and storage linear. A record is a leaf of type `record`: names, each with the hash of a leaf or a list.
+A large leaf is stored in chunks (`agentgit.store.chunks`); its hash is the same.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from io import BytesIO
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import orjson
 from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.compression import RAW, Compression, unpacked
+from agentgit.store.chunks import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
+from agentgit.store.compression import CHUNKED, RAW, Compression, Data, Dictionary, unpacked
+from agentgit.store.dictionaries import Dictionaries
 from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
+from agentgit.store.slices import slices
 from agentgit.store.tables import BlobRow
-from agentgit.values import from_json, to_json
+from agentgit.values import from_json, to_json, write_slowly
 
 LIST = "list"
 """The type of a list of hashes; no leaf may have it."""
 
 RECORD = "record"
 """The type of a leaf that is names with hashes, see `pack`."""
-
-HASH_BYTES = 32
-CHUNK = 500
-"""Parameters in one IN list; SQLite allows 999 in old builds."""
 
 SHORTEST_CHAIN = 64
 CACHED_BYTES = 32 * 2**20
@@ -45,6 +45,7 @@ _link = struct.Struct(">32sII")
 
 _count = struct.Struct(">I")
 BLOB = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+Row: TypeAlias = dict[str, Any]
 
 
 class Leaf(NamedTuple):
@@ -73,7 +74,9 @@ def leaf(type_: str, data: bytes) -> Leaf:
         >>> leaf("json", b"1").hash.hex()[:16]
         '5e91f633c6540a74'
     """
-    return Leaf(sha256(b"%b\0%b" % (type_.encode(), data)).digest(), type_, data)
+    digest = sha256(b"%b\0" % type_.encode())
+    digest.update(data)  # apart from the type, because a large value should not be copied
+    return Leaf(digest.digest(), type_, data)
 
 
 def list_hash(hashes: Iterable[bytes]) -> bytes:
@@ -94,7 +97,7 @@ def compact(value: Any) -> bytes:
 
     Example:
         >>> compact({"a": 1}), compact([chr(0xD800)])
-        (b'{"a":1}', b'["\\\\ud800"]')
+        (b'{"a":1}', b' ["\\\\ud800"]')
     """
     try:
         return orjson.dumps(value)
@@ -104,7 +107,7 @@ def compact(value: Any) -> bytes:
 
 def _compact_slowly(value: Any) -> bytes:
     try:
-        return json.dumps(value).encode()
+        return write_slowly(value)
     except TypeError:
         return to_json(value)
 
@@ -129,13 +132,9 @@ def unpack(data: bytes) -> dict[str, bytes]:
         (count,) = _count.unpack_from(data)
         end = _count.size + count * HASH_BYTES
         names: list[str] = from_json(data[end:])
-        return dict(zip(names, _cut(data[_count.size : end]), strict=True))
+        return dict(zip(names, split_hashes(data[_count.size : end]), strict=True))
     except (struct.error, ValueError, TypeError) as error:
         raise ValueError("these bytes are no names with hashes") from error
-
-
-def _cut(data: bytes) -> list[bytes]:
-    return [data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES)]
 
 
 class Blobs:
@@ -144,14 +143,17 @@ class Blobs:
     Args:
         tenant_id: whose; no other tenant's value is ever read or reused.
         compression: how new values are packed, see `agentgit.store.compression`; all kinds are read.
+        chunk_bytes: how large a value may be to be stored in one row.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
+    def __init__(self, tenant_id: int, compression: str = "zstd", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.tenant_id = tenant_id
+        self.dictionaries = Dictionaries(tenant_id)
+        self._chunk_bytes = chunk_bytes
         self._compression = Compression(compression)
         # Both caches hold what a hash stands for, which cannot change; they never say what is stored.
-        self._leaves: Recent[Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
-        self._lists: Recent[Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
+        self._leaves: Recent[bytes, Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
+        self._lists: Recent[bytes, Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
 
     def put_many(
         self,
@@ -159,7 +161,7 @@ class Blobs:
         leaves: Iterable[Leaf],
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
     ) -> None:
-        """Store values that may be stored already, in one statement.
+        """Store values that may be stored already, small ones in one statement.
 
         Args:
             connection: in a transaction that writes.
@@ -171,31 +173,62 @@ class Blobs:
             Corrupt: such an earlier list does not match its hash.
         """
         fresh = {value.hash: value for value in leaves}
-        rows = {key: self._row(value) for key, value in fresh.items()}
+        large = {key for key, value in fresh.items() if len(value.data) > self._chunk_bytes}
+        rows: dict[bytes, Leaf | Chunk | Row] = {key: fresh[key] for key in fresh.keys() - large}
+        if large:
+            rows.update(self._chunked(connection, [fresh[key] for key in large]))
         known: dict[bytes, Items] = {}
         for key, hashes, base in lists:
             if key != base:
                 depth, data = self._encode(connection, hashes, base)
                 known[key] = Items(hashes, depth)
                 rows[key] = self._values(key, LIST, RAW, len(hashes), data)
-        if rows:
-            # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
-            _INSERT.run(connection, *(rows[key] for key in sorted(rows)))
+        self._insert(connection, rows)
         self._leaves.add(fresh.items())
         self._lists.add(known.items())
 
-    def _row(self, value: Leaf) -> dict[str, Any]:
-        codec, data = self._compression.pack(value.data)
+    def _chunked(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
+        """Cut large values; what is stored already is found out first, because packing it again would take long."""
+        stored = self._stored(connection, [value.hash for value in large])
+        rows: dict[bytes, Chunk | Row] = {}
+        for value in large:
+            if value.hash not in stored:
+                chunks = list(cut(value.data, self._chunk_bytes))
+                listed = b"".join([chunk.hash for chunk in chunks])
+                rows.update((chunk.hash, chunk) for chunk in chunks)
+                rows[value.hash] = self._values(value.hash, value.type, CHUNKED, len(value.data), listed)
+        for key in self._stored(connection, list(rows)):
+            del rows[key]
+        return rows
+
+    def _stored(self, connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
+        found: set[bytes] = set()
+        for part in slices(hashes):
+            found.update(connection.execute(_STORED, {"tenant": self.tenant_id, "hashes": part}).scalars())
+        return found
+
+    def _insert(self, connection: Connection, rows: Mapping[bytes, Leaf | Chunk | Row]) -> None:
+        """Pack and store values, so many at once that they take as much memory as a few chunks."""
+        dictionary = self.dictionaries.newest(connection) if rows and self._compression.takes_dictionary else None
+        part: list[Row] = []
+        size = 0
+        # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
+        for key in sorted(rows):
+            value = rows[key]
+            part.append(value if isinstance(value, dict) else self._row(value, dictionary))
+            size += len(part[-1]["data"])
+            if size > CHUNKS_AT_ONCE * CHUNK_BYTES:
+                _INSERT.run(connection, *part)
+                part, size = [], 0
+        if part:
+            _INSERT.run(connection, *part)
+
+    def _row(self, value: Leaf | Chunk, dictionary: Dictionary | None) -> Row:
+        codec, data = self._compression.pack(value.data, dictionary)
         return self._values(value.hash, value.type, codec, len(value.data), data)
 
-    def _values(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> dict[str, Any]:
+    def _values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
         return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
-
-    def put_list(self, connection: Connection, item_hashes: Sequence[bytes], base: bytes | None = None) -> bytes:
-        """Store one list of values that are stored, and give its hash; see `put_many`."""
-        key = list_hash(item_hashes)
-        self.put_many(connection, (), [(key, tuple(item_hashes), base)])
-        return key
 
     def _encode(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
         earlier = self._find_list(connection, base)
@@ -226,27 +259,53 @@ class Blobs:
         found = self._leaves.find(wanted)
         found.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(wanted - found.keys()))
         missing = list(wanted - found.keys())
-        for start in range(0, len(missing), CHUNK):
-            part = missing[start : start + CHUNK]
+        for part in slices(missing):
             rows = connection.execute(_BY_HASH, {"tenant": self.tenant_id, "hashes": part}).all()
-            read = [self._checked(*row) for row in rows]
+            read = [self.checked(connection, *row) for row in rows]
             self._leaves.add((value.hash, value) for value in read if value.type != LIST)
             found.update((value.hash, value) for value in read)
         if len(found) != len(wanted):
-            raise _corrupt(next(iter(wanted - found.keys())), "is missing")
+            raise damaged(next(iter(wanted - found.keys())), "is missing")
         return found
 
-    @staticmethod
-    def _checked(key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
+    def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
+        """Read values in the order of these hashes, as `get_many`, and quicker when they were read before."""
+        found = self._leaves.lookup(hashes)
+        if all(found):
+            return cast("list[Leaf]", found)
+        read = self.get_many(connection, [key for key, value in zip(hashes, found, strict=True) if value is None])
+        return [value or read[key] for key, value in zip(hashes, found, strict=True)]
+
+    def checked(self, connection: Connection, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
+        """Unpack a row; a list comes back without bytes, as from `get_many`.
+
+        Raises:
+            Corrupt: it does not match its hash.
+        """
         if type_ == LIST:
             return Leaf(key, LIST, b"")
         try:
-            value = leaf(type_, unpacked(codec, data))
+            if codec == CHUNKED and type_ != CHUNK:
+                value = leaf(type_, self._joined(connection, key, data))
+            else:
+                value = leaf(type_, unpacked(codec, data, lambda id: self.dictionaries.find(connection, id)))
         except ValueError as error:
-            raise _corrupt(key, f"cannot be unpacked ({error})") from error
+            raise damaged(key, f"cannot be unpacked ({error})") from error
         if value.hash != key:
-            raise _corrupt(key, "does not match its bytes")
+            raise damaged(key, "does not match its bytes")
         return value
+
+    def _joined(self, connection: Connection, large: bytes, listed: bytes) -> bytes:
+        """Read a large value, a few chunks at a time."""
+        chunks, whole = split_hashes(listed), BytesIO()
+        for part in slices(chunks, CHUNKS_AT_ONCE):
+            query = {"tenant": self.tenant_id, "hashes": part}
+            rows = {row.hash: row for row in connection.execute(_BY_HASH, query)}
+            for key in part:
+                if key not in rows or rows[key].type != CHUNK:
+                    raise damaged(key, f"is missing, and the value {large.hex()} needs it")
+                whole.write(self.checked(connection, *rows[key]).data)
+        return whole.getvalue()
 
     def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
         """Read a list's items' hashes in order, checked against the list's hash.
@@ -259,7 +318,7 @@ class Blobs:
     def _read_list(self, connection: Connection, key: bytes) -> Items:
         items = self._find_list(connection, key)
         if not items.hashes and key != EMPTY:
-            raise _corrupt(key, "is missing")
+            raise damaged(key, "is missing")
         return items
 
     def _find_list(self, connection: Connection, key: bytes | None) -> Items:
@@ -271,9 +330,9 @@ class Blobs:
         hashes: list[bytes] = []
         for kept, own in reversed(links):
             del hashes[kept:]
-            hashes.extend(_cut(own))
+            hashes.extend(split_hashes(own))
         if links and list_hash(hashes) != key:
-            raise _corrupt(key, "does not match its items")
+            raise damaged(key, "does not match its items")
         items = Items(tuple(hashes), max(0, len(links) - 1))
         if links:
             self._lists.add([(key, items)])
@@ -283,27 +342,12 @@ class Blobs:
         """Yield each link's count of kept items and own items' hashes, from this list down to a full one."""
         rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
         while (data := rows.pop(key, None)) is not None:
-            if data[:1] == FULL:
+            link = link_of(data)
+            if link is None:
                 yield 0, data[1:]
                 return
-            key, kept, _ = _link.unpack_from(data, 1)
-            yield kept, data[1 + _link.size :]
-
-    def closure(self, connection: Connection, hashes: Iterable[bytes]) -> set[bytes]:
-        """Find all values that these need to be readable: themselves, what they hold, and the lists they continue.
-
-        Args:
-            connection: any.
-            hashes: of leaves, lists and records.
-        """
-        reached: set[bytes] = set()
-        waiting = set(hashes)
-        while waiting:
-            reached |= waiting
-            part = [waiting.pop() for _ in range(min(CHUNK, len(waiting)))]
-            rows = connection.execute(_BRANCHING, {"tenant": self.tenant_id, "hashes": part}).all()
-            waiting.update({needed for row in rows for needed in _needed(*row)} - reached)
-        return reached
+            key = link.base
+            yield link.kept, link.own
 
 
 def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
@@ -328,16 +372,24 @@ def continued(data: bytes) -> bytes | None:
     return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
 
 
-def _needed(type_: str, codec: int, data: bytes) -> list[bytes]:
-    """List what one stored list or record refers to: what it holds, and the list that it continues."""
-    if type_ == RECORD:
-        return list(unpack(unpacked(codec, data)).values())
-    if data[:1] == FULL:
-        return _cut(data[1:])
-    return [*_cut(data[1 + _link.size :]), data[1 : 1 + HASH_BYTES]]
+class Link(NamedTuple):
+    """How a list continues an earlier one: that one's hash, how many of its items are kept, and its own after them."""
+
+    base: bytes
+    kept: int
+    own: bytes
 
 
-def _corrupt(key: bytes, what: str) -> Corrupt:
+def link_of(data: bytes) -> Link | None:
+    """Read how a stored list continues an earlier one; None if it stands alone, or its bytes are no link."""
+    if data[:1] != APPENDED or len(data) < 1 + _link.size or (len(data) - 1 - _link.size) % HASH_BYTES:
+        return None
+    base, kept, _ = _link.unpack_from(data, 1)
+    return Link(base, kept, data[1 + _link.size :])
+
+
+def damaged(key: bytes, what: str) -> Corrupt:
+    """Make the failure that says what is wrong with a stored value."""
     return Corrupt(
         f"The value {key.hex()} in table blob {what}. Run: agentgit fsck; then restore the database from a copy.",
         row=f"blob {key.hex()}",
@@ -351,7 +403,8 @@ _INSERT = Prepared({
 _one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
 _several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
 _BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)
-_BRANCHING = select(BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several, BLOB.c.type.in_((LIST, RECORD)))
+# The lock is what a collection of values waits for: what is found here must not be collected before it is used.
+_STORED = select(BLOB.c.hash).where(*_several).with_for_update(read=True, key_share=True)
 
 
 def _chain_query() -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
 
 from agentgit.store.ids import new_id
-from agentgit.store.sessions import BRANCH, CHECKPOINT, Found, Segment
+from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
 from agentgit.store.tables import OperationRow
 from agentgit.values import to_json
 
@@ -26,12 +26,14 @@ class Snapshot:
         state_hash: the hash of the state there.
         position: how many tool invocations lie before it.
         message_count: how many messages its conversation has.
+        workspace_snapshot_id: the row of its files' snapshot; None if no workspace is attached.
     """
 
     graph_checkpoint_id: str | None
     state_hash: bytes
     position: int
     message_count: int
+    workspace_snapshot_id: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +87,16 @@ class Checkpoints:
                 "position": snapshot.position, "message_count": snapshot.message_count,
                 "restore_point": label.restore_point,
                 "data": to_json(label.data) if label.data is not None else None,
+                "workspace_snapshot_id": snapshot.workspace_snapshot_id,
             },
         )  # fmt: skip
         connection.execute(_MOVE_HEAD, {**of_branch, "head": checkpoint_id})
         return checkpoint_id
+
+    def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
+        """Give a checkpoint its files, if it has none: those of a template come after it was made."""
+        key = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
+        connection.execute(_COMPLETE, {**key, "files": workspace_snapshot_id})
 
     def one(self, connection: Connection, checkpoint_id: int) -> Found:
         """Read one checkpoint that must exist."""
@@ -117,6 +125,11 @@ class Checkpoints:
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
 _ONE = select(CHECKPOINT).where(*_this)
 _ADD = insert(CHECKPOINT)
+_COMPLETE = (
+    update(CHECKPOINT)
+    .where(*_this, CHECKPOINT.c.workspace_snapshot_id.is_(None))
+    .values(workspace_snapshot_id=bindparam("files"))
+)
 _LAST_NUMBER = select(func.max(CHECKPOINT.c.number)).where(
     CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
 )
@@ -140,4 +153,5 @@ _DELETE = delete(CHECKPOINT).where(
         or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
     ),
     ~exists().where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.target_id == bindparam("checkpoint")),
+    ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
 )

@@ -7,14 +7,21 @@ each writer takes its first lock before it looks at what is stored (`FOR KEY SHA
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
 
-from agentgit.store.blobs import BLOB, CHUNK, FULL, HASH_BYTES, LIST, RECORD, Blobs, continued, unpack
-from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE
+from agentgit.store import staging, steps
+from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, Blobs, continued, damaged, unpack
+from agentgit.store.chunks import split_hashes
+from agentgit.store.compression import CHUNKED, HEADER_BYTES, ZSTD_DICTIONARY, dictionary_of
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
+from agentgit.store.lists import walk
+from agentgit.store.slices import slices
+from agentgit.store.steps import Spare
+from agentgit.store.threads import delete_thread
 
 UUID6_EPOCH = 0x01B21DD213814000
 """The Unix epoch in a version 6 UUID's clock: 100 ns steps since 15 October 1582."""
@@ -31,54 +38,94 @@ class Collected(NamedTuple):
         bytes: their stored size.
         writes: writes whose checkpoint never came or is gone.
         lists: lists that were written anew because what they continued goes.
+        dictionaries: dictionaries that nothing is packed with any more.
+        steps: graph checkpoints between the checkpoints of branches.
     """
 
     values: int
     bytes: int
     writes: int
     lists: int
+    dictionaries: int = 0
+    steps: int = 0
 
 
-def collect(connection: Connection, blobs: Blobs, *, dry_run: bool) -> Collected:
+def collect(
+    connection: Connection,
+    blobs: Blobs,
+    *,
+    dry_run: bool,
+    imports: bool = False,
+    find_steps: Callable[[Connection], Spare] | None = None,
+) -> Collected:
     """Delete the values of a tenant that no graph checkpoint and no write refers to.
 
     Args:
         connection: in a transaction that writes; for a dry run any.
         blobs: the values of the tenant.
         dry_run: True to count only.
+        imports: True to also delete the threads that imports have left half way.
+        find_steps: says which graph checkpoints go; it is asked when nobody writes any more. None keeps all.
     """
     tenant_id = blobs.tenant_id
     if not dry_run and connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
+    left = staging.left(connection, tenant_id) if imports else []
+    for thread in left if not dry_run else ():
+        delete_thread(connection, tenant_id, thread)
+    spare = find_steps(connection) if find_steps is not None else Spare([], {})
     lost = [key for key in _orphans(connection, tenant_id) if _is_old(key.checkpoint_id)]
     if not dry_run:
+        steps.drop(connection, tenant_id, spare)
         _delete_writes(connection, tenant_id, lost)
-    dropped = {tuple(key) for key in lost}
-    live = set(_referenced(connection, tenant_id, dropped))
-    live.update(_parts(connection, blobs, live))
-    lists = _lists(connection, blobs, live)
+    left_out, dropped = set(left), {*lost, *spare.gone}
+    live, lists = in_use(connection, blobs, lambda place: place.thread in left_out or place in dropped)
     moved = [key for key, base in lists.items() if base is not None and base not in lists]
     for key in moved if not dry_run else ():
         _write_in_full(connection, blobs, key)
-    for key in lists:
-        live.update(blobs.item_hashes(connection, key))
     gone = [(row.hash, row.size) for row in _stored(connection, tenant_id) if row.hash not in live]
     if not dry_run:
         _delete_values(connection, tenant_id, [key for key, _ in gone])
-    return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved))
+    dictionaries = _unused_dictionaries(connection, blobs, live)
+    if not dry_run:
+        blobs.dictionaries.delete(connection, dictionaries)
+    return Collected(
+        len(gone), sum(size for _, size in gone), len(lost), len(moved), len(dictionaries), len(spare.gone)
+    )
 
 
-class _Key(NamedTuple):
-    thread_id: str
-    ns: str
-    checkpoint_id: str
+def in_use(
+    connection: Connection, blobs: Blobs, leaves_out: Callable[[Place], bool]
+) -> tuple[set[bytes], dict[bytes, bytes | None]]:
+    """Find the values that graph checkpoints and writes refer to, and of these the lists, each with what it continues.
+
+    Args:
+        connection: any.
+        blobs: the values of the tenant.
+        leaves_out: tells which graph checkpoints, and writes on them, do not count.
+
+    Raises:
+        Corrupt: a list or a record is damaged, so nobody knows what it needs.
+    """
+    live = set(_referenced(connection, blobs.tenant_id, leaves_out))
+    live.update(_parts(connection, blobs, live))
+    lists = _lists(connection, blobs, live)
+    for found in walk(connection, blobs, lists):
+        if found.wrong:
+            raise damaged(found.key, "is a damaged list")
+        live.update(split_hashes(found.items))
+    live.update(_chunks(connection, blobs, live))
+    return live, {key: continued(data) for key, data in lists.items()}
 
 
-def _orphans(connection: Connection, tenant_id: int) -> list[_Key]:
+def _orphans(connection: Connection, tenant_id: int) -> list[Place]:
     owner = exists().where(*(CHECKPOINT.c[name] == WRITE.c[name] for name in KEY))
-    columns = [WRITE.c[name] for name in _Key._fields]
-    query = select(*columns).where(WRITE.c.tenant_id == tenant_id, ~owner).distinct()
-    return [_Key(*row) for row in connection.execute(query)]
+    query = select(*_place(WRITE)).where(WRITE.c.tenant_id == tenant_id, ~owner).distinct()
+    return [Place(*row) for row in connection.execute(query)]
+
+
+def _place(table: Any) -> list[Any]:
+    return [table.c[name] for name in KEY[1:]]
 
 
 def _is_old(checkpoint_id: str) -> bool:
@@ -93,35 +140,56 @@ def _is_old(checkpoint_id: str) -> bool:
     return (clock - UUID6_EPOCH) / 1e7 < time.time() - ON_ITS_WAY_SECONDS
 
 
-def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[_Key]) -> None:
+def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[Place]) -> None:
     for key in keys:
-        same = (WRITE.c[name] == value for name, value in zip(_Key._fields, key, strict=True))
+        same = (column == value for column, value in zip(_place(WRITE), key, strict=True))
         connection.execute(delete(WRITE).where(WRITE.c.tenant_id == tenant_id, *same))
 
 
-def _referenced(connection: Connection, tenant_id: int, dropped: set[tuple[str, ...]]) -> Iterator[bytes]:
-    for (channels,) in connection.execute(select(CHECKPOINT.c.channels).where(CHECKPOINT.c.tenant_id == tenant_id)):
-        yield from unpack(channels).values()
-    columns = [WRITE.c[name] for name in _Key._fields]
-    for row in connection.execute(select(*columns, WRITE.c.value).where(WRITE.c.tenant_id == tenant_id)):
-        if tuple(row[:3]) not in dropped:
-            # An interrupt has the answers that came before it behind its own value.
-            yield from (row.value[i : i + HASH_BYTES] for i in range(0, len(row.value), HASH_BYTES))
+def _referenced(connection: Connection, tenant_id: int, leaves_out: Callable[[Place], bool]) -> Iterator[bytes]:
+    for table, read in ((CHECKPOINT, _of_checkpoint), (WRITE, split_hashes)):
+        held = table.c.channels if table is CHECKPOINT else table.c.value
+        query = select(*_place(table), held).where(table.c.tenant_id == tenant_id)
+        for *place, data in connection.execute(query):
+            if not leaves_out(Place(*place)):
+                yield from read(data)
 
 
-def _parts(connection: Connection, blobs: Blobs, live: set[bytes]) -> Iterator[bytes]:
+def _of_checkpoint(channels: bytes) -> Iterable[bytes]:
+    return unpack(channels).values()
+
+
+def _parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
+    """List what the records among some values are made of."""
     of_tenant = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == RECORD)
     records = [key for (key,) in connection.execute(select(BLOB.c.hash).where(of_tenant)) if key in live]
-    for start in range(0, len(records), CHUNK):
-        for value in blobs.get_many(connection, records[start : start + CHUNK]).values():
+    for part in slices(records):
+        for value in blobs.get_many(connection, part).values():
             yield from unpack(value.data).values()
 
 
-def _lists(connection: Connection, blobs: Blobs, live: set[bytes]) -> dict[bytes, bytes | None]:
-    """Find the lists that are in use, each with the one that it continues."""
-    head = func.substr(BLOB.c.data, 1, 1 + HASH_BYTES)
-    query = select(BLOB.c.hash, head).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == LIST)
-    return {key: continued(data) for key, data in connection.execute(query) if key in live}
+def _lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
+    """Read the lists that are in use, as they are stored."""
+    query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == LIST)
+    return {key: data for key, data in connection.execute(query) if key in live}
+
+
+def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
+    """List what the large values among some values are stored in."""
+    query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == CHUNKED)
+    return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
+
+
+def _unused_dictionaries(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[int]:
+    """Find the dictionaries that no value in use is packed with; the newest one is for those that come."""
+    old = blobs.dictionaries.ids(connection)[:-1]
+    if not old:
+        return []
+    head = func.substr(BLOB.c.data, 1, HEADER_BYTES)
+    packed = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == ZSTD_DICTIONARY)
+    rows = connection.execute(select(BLOB.c.hash, head).where(packed))
+    used = {dictionary_of(data) for key, data in rows if key in live}
+    return [id for id in old if id not in used]
 
 
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
@@ -142,5 +210,5 @@ class _Stored(NamedTuple):
 
 def _delete_values(connection: Connection, tenant_id: int, keys: list[bytes]) -> None:
     statement = delete(BLOB).where(BLOB.c.tenant_id == tenant_id, BLOB.c.hash == bindparam("gone"))
-    for start in range(0, len(keys), CHUNK):
-        connection.execute(statement, [{"gone": key} for key in keys[start : start + CHUNK]])
+    for part in slices(keys):
+        connection.execute(statement, [{"gone": key} for key in part])

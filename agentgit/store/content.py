@@ -28,7 +28,7 @@ class Content:
         compression: how new values are packed.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
+    def __init__(self, tenant_id: int, compression: str = "zstd") -> None:
         self.blobs = Blobs(tenant_id, compression)
 
     def put(self, connection: Connection, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
@@ -82,15 +82,12 @@ class Content:
         records = {key: unpack(top.data) for key, top in tops.items() if top.type == RECORD}
         inner = {part for named in records.values() for part in named.values()} - tops.keys()
         found = {**tops, **self.blobs.get_many(connection, inner)}
-        lists = {key: self.blobs.item_hashes(connection, key) for key, value in found.items() if value.type == LIST}
-        items = self.blobs.get_many(connection, {item for held in lists.values() for item in held} - found.keys())
-        items.update(found)
-
-        def part(key: bytes) -> Part:
-            return [items[item] for item in lists[key]] if key in lists else items[key]
-
+        parts: dict[bytes, Part] = {
+            key: self.blobs.leaves(connection, self.blobs.item_hashes(connection, key)) if value.type == LIST else value
+            for key, value in found.items()
+        }
         return {
-            key: {name: part(held) for name, held in records[key].items()} if key in records else part(key)
+            key: {name: parts[held] for name, held in records[key].items()} if key in records else parts[key]
             for key in tops
         }
 

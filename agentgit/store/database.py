@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import QueuePool, StaticPool
 
-from agentgit.errors import AgentGitError, InvalidInput, SchemaMismatch, Unavailable
+from agentgit.errors import AgentGitError, Corrupt, InvalidInput, SchemaMismatch, Unavailable
 from agentgit.store.idle import ask_when_idle
+from agentgit.store.lite import BUSY_SECONDS, DURABLE, READING, WRITING, Lite
 
 if TYPE_CHECKING:
     from agentgit.store.loops import Loops
@@ -26,21 +26,18 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BUSY_SECONDS = 30
-"""How long a writer waits for another one before it gives up."""
-
 ATTEMPTS = 6
 """How often a transaction runs when another one was in its way."""
 
-_MODE, _SYNCHRONOUS = "agentgit_mode", "agentgit_synchronous"
-"""Notes on a connection: what the next transaction is to do, and how SQLite writes now."""
-
 _SHRINK = {
     "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
-    "postgresql": ("VACUUM blob", "VACUUM graph_checkpoint", "VACUUM graph_write"),
+    "postgresql": ("VACUUM blob", "VACUUM graph_checkpoint", "VACUUM graph_write", "VACUUM checkpoint"),
 }
 
-_WRITING, _DURABLE = "NORMAL", "FULL"
+_SIZE = {
+    "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+    "postgresql": "SELECT pg_database_size(current_database())",
+}
 
 SERIALIZATION_FAILURES = {"40001", "40P01"}
 """PostgreSQL's states for "run the transaction again"."""
@@ -91,7 +88,8 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
         self._name = self.url.render_as_string(hide_password=True)
-        self.engine: Engine = self._create_engine()
+        self._lite = Lite(self.url, in_memory=self.in_memory) if self.is_sqlite else None
+        self.engine: Engine = self._lite.engine if self._lite is not None else _server(self.url)
         self._loops = None if self.is_sqlite else _async_side(self.url)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has one connection, so its users take turns; a file has as many as it needs.
@@ -103,22 +101,13 @@ class Database:
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)!r})"
 
-    def _create_engine(self) -> Engine:
-        if not self.is_sqlite:
-            try:
-                server = create_engine(self.url)
-            except ModuleNotFoundError as error:
-                raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
-            ask_when_idle(server)
-            return server
-        engine = create_engine(
-            self.url,
-            poolclass=StaticPool if self.in_memory else QueuePool,
-            connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
-        )
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-        return engine
+    @property
+    def files(self) -> list[str]:
+        """The files that SQLite keeps it in; none on a server or in memory."""
+        if not self.is_sqlite or self.in_memory:
+            return []
+        path = os.path.realpath(str(self.url.database))
+        return [path + end for end in ("", "-wal", "-shm", "-journal")]
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync function that uses this database, while the event loop goes on.
@@ -130,8 +119,10 @@ class Database:
             return await asyncio.to_thread(call, *args, **kwargs)
         return await self._loops.run(call, *args, **kwargs)
 
-    def _connect(self) -> Connection:
-        return ((self._loops and self._loops.engine()) or self.engine).connect()
+    def _transaction(self, mode: str) -> AbstractContextManager[Connection]:
+        if self._lite is not None:
+            return self._lite.transaction(mode)
+        return ((self._loops and self._loops.engine()) or self.engine).begin()
 
     def _sleep(self, seconds: float) -> None:
         if self._loops is not None and self._loops.engine() is not None:
@@ -142,7 +133,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Give a connection that sees one consistent moment and changes nothing."""
-        with self._translated(), self._turn, self._connect() as connection, connection.begin():
+        with self._translated(), self._turn, self._transaction(READING) as connection:
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False) -> T:
@@ -157,12 +148,11 @@ class Database:
         """
         # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
+        mode = DURABLE if durable else WRITING
         for attempt in range(1, attempts + 1):
             try:
-                with self._translated(), self._turn, self._writing, self._connect() as connection:
-                    connection.info[_MODE] = _DURABLE if durable else _WRITING
-                    with connection.begin():
-                        return work(connection)
+                with self._translated(), self._turn, self._writing, self._transaction(mode) as connection:
+                    return work(connection)
             except _Again as error:
                 if attempt == attempts:
                     raise Unavailable(str(error)) from error
@@ -180,6 +170,13 @@ class Database:
                 cursor.execute(statement)
             cursor.close()
             connection.invalidate()  # nobody else should get a connection that commits by itself
+
+    def size(self) -> int:
+        """Tell how many bytes the database takes: its files, or on a server what that says."""
+        if self.is_sqlite and not self.in_memory:
+            return sum(os.path.getsize(path) for path in self.files if os.path.exists(path))
+        with self.reading() as connection:
+            return int(connection.exec_driver_sql(_SIZE["sqlite" if self.is_sqlite else "postgresql"]).scalar_one())
 
     def use_wal(self) -> None:
         """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
@@ -201,11 +198,22 @@ class Database:
         """Give all connections back; the object may not be used afterwards."""
         if self._loops is not None:
             self._loops.close()
+        if self._lite is not None:
+            self._lite.close()
         self.engine.dispose()
 
 
 class _Again(Unavailable):
     """Another transaction was in the way; the same work may succeed now."""
+
+
+def _server(url: URL) -> Engine:
+    try:
+        engine = create_engine(url)
+    except ModuleNotFoundError as error:
+        raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
+    ask_when_idle(engine)
+    return engine
 
 
 def _async_side(url: URL) -> Loops | None:
@@ -214,26 +222,6 @@ def _async_side(url: URL) -> Loops | None:
     from agentgit.store.loops import Loops  # costs 30 ms, which SQLite needs not pay
 
     return Loops(url)
-
-
-def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
-    connection.isolation_level = None  # SQLAlchemy's transactions are ours, see _begin_sqlite
-    for pragma in ("foreign_keys=ON", "synchronous=NORMAL", f"busy_timeout={BUSY_SECONDS * 1000}"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    raw: Any = connection.connection.dbapi_connection  # past SQLAlchemy, which takes ten times as long to say this
-    info = connection.info
-    mode = info.pop(_MODE, None)
-    if mode is None:
-        raw.execute("BEGIN")
-        return
-    if info.get(_SYNCHRONOUS, _WRITING) != mode:
-        raw.execute(f"PRAGMA synchronous={mode}")
-        info[_SYNCHRONOUS] = mode
-    # IMMEDIATE, because a transaction that reads first and then writes cannot wait: it fails at once.
-    raw.execute("BEGIN IMMEDIATE")
 
 
 def _meaning(error: Exception, where: str) -> AgentGitError:
@@ -253,6 +241,10 @@ def _meaning(error: Exception, where: str) -> AgentGitError:
         return Unavailable(f"{where} cannot be written. Give this user the right to write the file and its folder.")
     if "unable to open database file" in text:
         return Unavailable(f"{where} cannot be opened. Does its folder exist, and may this user write there?")
+    if "malformed" in text:
+        return Corrupt(
+            f"{where} is damaged: {text}. Restore it from a copy; agentgit fsck tells more.", row="the database file"
+        )
     if "not a database" in text:
         return SchemaMismatch(f"{where} is not a SQLite database. Give another path; this file was not touched.")
     if "disk I/O error" in text or "is full" in text:

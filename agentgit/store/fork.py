@@ -20,10 +20,24 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Row, and_, func, insert, literal, select
+from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
 
-from agentgit.store.blobs import HASH_BYTES
-from agentgit.store.graph_rows import CHECKPOINT, ERROR, INTERRUPT, KEY, RESUME, WRITE, WRITES, Place, found
+from agentgit.store.chunks import HASH_BYTES
+from agentgit.store.graph_rows import (
+    CHECKPOINT,
+    ERROR,
+    INTERRUPT,
+    KEY,
+    ONE,
+    RESUME,
+    SPACE,
+    WRITE,
+    WRITES,
+    Place,
+    found,
+    where,
+)
+from agentgit.store.prepared import Prepared
 from agentgit.store.threads import delta_chain, must_be_new
 
 ERROR_SOURCE = "__error_source_node__"
@@ -48,14 +62,41 @@ def copy(connection: Connection, tenant_id: int, place: Place, target: str) -> N
         Conflict: the target exists.
     """
     must_be_new(connection, tenant_id, target)
+    checkpoints, writes = rows_of(connection, tenant_id, place)
+    for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
+        if rows:
+            statement.run(connection, *({**row, "thread_id": target} for row in rows))
+
+
+def rows_of(connection: Connection, tenant_id: int, place: Place) -> tuple[Rows, Rows]:
+    """Give the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        place: a checkpoint that exists.
+    """
     fork = _Fork(connection, tenant_id, place)
     checkpoints, writes = fork.checkpoint(fork.start)
     for nested in fork.nested():
         more = fork.checkpoint(nested)
         checkpoints, writes = checkpoints + more[0], writes + more[1]
-    for table, rows in ((CHECKPOINT, checkpoints), (WRITE, writes)):
-        if rows:
-            connection.execute(insert(table), [{**row, "thread_id": target} for row in rows])
+    return checkpoints, writes
+
+
+_of_thread = where(CHECKPOINT, "tenant_id", "thread_id")
+_NESTED = Prepared(
+    select(CHECKPOINT)
+    .where(*_of_thread, CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
+    .order_by(CHECKPOINT.c.seq.desc())
+)
+_WITH_MEMORY = Prepared(
+    select(CHECKPOINT.c.ns, CHECKPOINT.c.root_id, func.max(CHECKPOINT.c.seq).label("seq"))
+    .where(*_of_thread, CHECKPOINT.c.root_id.is_not(None), CHECKPOINT.c.ns.not_like("%:%"))
+    .group_by(CHECKPOINT.c.ns, CHECKPOINT.c.root_id)
+)
+_LAST_SEQ = Prepared(select(func.max(CHECKPOINT.c.seq).label("seq")).where(*where(CHECKPOINT, *SPACE)))
+_ADD_CHECKPOINTS, _ADD_WRITES = Prepared(insert(CHECKPOINT)), Prepared(insert(WRITE))
 
 
 class _Fork:
@@ -70,7 +111,7 @@ class _Fork:
     def checkpoint(self, row: Row[Any]) -> tuple[Rows, Rows]:
         """Prepare the rows of a checkpoint and of the ancestors that hold parts of its values."""
         ancestors = [self._row(at.place) for at in reversed(delta_chain(self.connection, self.tenant_id, found(row)))]
-        checkpoints = [dict(each._mapping) for each in (*ancestors, row)]
+        checkpoints = [each._asdict() for each in (*ancestors, row)]
         for seq, copied in enumerate(checkpoints, start=1):
             copied["seq"] = seq
             copied["root_id"] = self.place.checkpoint_id if row.ns else None
@@ -81,8 +122,7 @@ class _Fork:
     def nested(self) -> Iterable[Row[Any]]:
         """Find the checkpoints of subgraphs that belong to ours, one of each namespace."""
         own: dict[str, list[Row[Any]]] = defaultdict(list)
-        query = select(CHECKPOINT).where(self._of_thread(), CHECKPOINT.c.root_id == self.place.checkpoint_id)
-        for row in self.connection.execute(query.order_by(CHECKPOINT.c.seq.desc())):
+        for row in _NESTED.all(self.connection, self._key(checkpoint_id=self.place.checkpoint_id)):
             own[row.ns].append(row)
         chosen = {ns: best for ns, rows in own.items() if (best := self._choose(ns, rows)) is not None}
         return [*chosen.values(), *(row for row in self._remembered() if row.ns not in chosen)]
@@ -100,11 +140,7 @@ class _Fork:
 
     def _remembered(self) -> Iterable[Row[Any]]:
         """Find what subgraphs with memory knew before our checkpoint: of each, the newest on the way to it."""
-        c = CHECKPOINT.c
-        query = select(c.ns, c.root_id, func.max(c.seq).label("seq")).where(
-            self._of_thread(), c.root_id.is_not(None), c.ns.not_like("%:%")
-        )
-        known = self.connection.execute(query.group_by(c.ns, c.root_id)).all()
+        known = _WITH_MEMORY.all(self.connection, self._key())
         if not known:
             return
         distance = self._ancestors()
@@ -114,7 +150,7 @@ class _Fork:
             if row.root_id in distance and (best is None or distance[row.root_id] < distance[best.root_id]):
                 nearest[row.ns] = row
         for ns, row in nearest.items():
-            same = and_(self._of_thread(), c.ns == ns, c.seq == row.seq)
+            same = and_(self._of_thread(), CHECKPOINT.c.ns == ns, CHECKPOINT.c.seq == row.seq)
             yield self.connection.execute(select(CHECKPOINT).where(same)).one()
 
     def _ancestors(self) -> dict[str, int]:
@@ -135,15 +171,17 @@ class _Fork:
 
     def _is_superseded(self, row: Row[Any]) -> bool:
         """Tell whether the thread has moved on; a checkpoint with a child is never the newest of its namespace."""
-        newest = select(func.max(CHECKPOINT.c.seq)).where(self._of_thread(), CHECKPOINT.c.ns == row.ns)
-        return bool(self.connection.execute(newest).scalar() != row.seq)
+        return bool(_LAST_SEQ.all(self.connection, self._key(ns=row.ns))[0].seq != row.seq)
 
     def _of_thread(self) -> Any:
         return and_(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.thread_id == self.place.thread)
 
     def _row(self, place: Place) -> Row[Any]:
-        where = and_(self._of_thread(), CHECKPOINT.c.ns == place.ns, CHECKPOINT.c.checkpoint_id == place.checkpoint_id)
-        return self.connection.execute(select(CHECKPOINT).where(where)).one()
+        row: Row[Any] = ONE.all(self.connection, self._key(ns=place.ns, checkpoint_id=place.checkpoint_id))[0]
+        return row
+
+    def _key(self, **more: str) -> dict[str, Any]:
+        return {"tenant_id": self.tenant_id, "thread_id": self.place.thread, **more}
 
     def _writes(self, row: Row[Any]) -> Rows:
         key = dict(zip(KEY, (self.tenant_id, row.thread_id, row.ns, row.checkpoint_id), strict=True))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
-from agentgit.store import fork, threads
-from agentgit.store.ancestry import ancestors, writes_of
+from agentgit.store import fork, threads, usage
 from agentgit.store.blobs import compact, pack
 from agentgit.store.collect import Collected, collect
 from agentgit.store.content import Body, Content, Encoded
@@ -43,6 +42,8 @@ from agentgit.store.graph_rows import (
 )
 from agentgit.store.plain import show_message, show_state
 from agentgit.store.races import Seen, refuse_gone, refuse_second_run
+from agentgit.store.spread import NOTHING, SpreadValues
+from agentgit.store.steps import Spare
 
 __all__ = ["Collected", "Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
 
@@ -55,9 +56,10 @@ class GraphStore:
         compression: how new values are packed, `zlib`, `zstd` or `none`.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zlib") -> None:
+    def __init__(self, tenant_id: int, compression: str = "zstd") -> None:
         self.tenant_id = tenant_id
         self.content = Content(tenant_id, compression)
+        self.spread = SpreadValues(self.content)
         self.seen = Seen()
 
     # -- writing
@@ -76,20 +78,29 @@ class GraphStore:
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
         newest = found(row) if row is not None else None
         parent = self._parent(connection, place, draft, newest)
-        kept = _kept(draft, parent)
+        names, before = _names(place, draft, parent), parent.values if parent else {}
+        same = _same(names, draft, parent)
+        kept = {name: before[name] for name in names if name in same and name in before}
         fresh = {name: draft.encode(name) for name in draft.names if name not in kept}
-        bases = parent.channels if parent else {}
-        hashes = self.content.put(connection, [(value.body, bases.get(name)) for name, value in fresh.items()])
+        spread = NOTHING
+        if len(names) > len(draft.names):
+            spread = self.spread.make(connection, place, draft, parent, draft.folds.keys() - kept.keys(), same)
+            fresh |= spread.encoded
+        hashes = self.content.put(connection, [(value.body, before.get(name)) for name, value in fresh.items()])
         stored = {**kept, **dict(zip(fresh, hashes, strict=True))}
-        channels = {name: stored[name] for name in draft.names}
-        counts = _counts(draft, fresh, parent)
-        head = Head(place.checkpoint_id, hash_state(channels), counts.get(conversation(counts) or "", 0))
+        self.spread.remember(spread, stored)
+        channels = {name: stored[name] for name in names if name in stored}
+        counts = _counts(channels, fresh, parent)
+        hashed = hash_state({**channels, **spread.digests})
+        head = Head(place.checkpoint_id, hashed, counts.get(conversation(counts) or "", 0))
+        used = usage.of_put(connection, self.content, place, conversation(counts), fresh, parent)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         values = {
             **self._key(place), "seq": newest.seq + 1 if newest else 1,
             "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
             "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
-            "meta": compact(draft.meta), "header": compact({**draft.header, "counts": counts}),
+            "meta": compact(draft.meta),
+            "header": compact({**draft.header, "counts": counts, **used, **spread.header(stored)}),
             "channels": pack(channels), "state_hash": head.state_hash,
         }  # fmt: skip
         UPSERT.run(connection, values)
@@ -112,6 +123,8 @@ class GraphStore:
         parent = self.find(connection, at)
         if known and parent is None:
             refuse_gone(at)
+        if parent is None and draft.parent_thread is not None:
+            return self.find(connection, at._replace(thread=draft.parent_thread))
         return parent
 
     def _must_not_be_gone(self, connection: Connection, place: Place) -> None:
@@ -191,9 +204,16 @@ class GraphStore:
         """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
         threads.prune(connection, self.tenant_id, thread)
 
-    def collect(self, connection: Connection, *, dry_run: bool = False) -> Collected:
+    def collect(
+        self,
+        connection: Connection,
+        *,
+        dry_run: bool = False,
+        imports: bool = False,
+        find_steps: Callable[[Connection], Spare] | None = None,
+    ) -> Collected:
         """Delete the values that nothing refers to any more; see `agentgit.store.collect`."""
-        return collect(connection, self.content.blobs, dry_run=dry_run)
+        return collect(connection, self.content.blobs, dry_run=dry_run, imports=imports, find_steps=find_steps)
 
     # -- reading
 
@@ -250,40 +270,6 @@ class GraphStore:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
         return pending(WRITES.all(connection, self._key(place)))
 
-    def history(
-        self, connection: Connection, start: Found, channels: Sequence[str]
-    ) -> tuple[dict[str, list[Pending]], dict[str, bytes]]:
-        """Read what channels are made of whose value is spread over the writes on earlier checkpoints.
-
-        Args:
-            connection: any.
-            start: the checkpoint.
-            channels: which.
-
-        Returns:
-            The writes to each channel since its last full value, oldest first, and the hash of that value if there
-            is one.
-        """
-        wanted, chain, ends = set(channels), list[Found](), dict[str, int]()
-        seeds: dict[str, bytes] = {}
-        for at in ancestors(connection, self.tenant_id, start) if wanted else ():
-            chain.append(at)
-            for name in wanted & at.channels.keys():
-                seeds[name], ends[name] = at.channels[name], len(chain)
-            wanted -= at.channels.keys()
-            if not wanted:
-                break
-        written = writes_of(connection, self.tenant_id, chain, channels)
-        return {
-            name: [
-                write
-                for at in reversed(chain[: ends.get(name)])
-                for write in written[at.place.checkpoint_id]
-                if write.channel == name
-            ]
-            for name in channels
-        }, seeds
-
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
         row = NEWEST_HEAD.first(connection, self._space(thread, ""))
@@ -318,7 +304,7 @@ class GraphStore:
             Corrupt: a value does not match its hash.
         """
         at = self._expect(connection, thread, checkpoint_id)
-        shown = {name: key for name, key in at.channels.items() if is_shown(name)}
+        shown = {name: key for name, key in at.values.items() if is_shown(name)}
         bodies = self.content.get(connection, shown.values())
         return show_state({name: bodies[key] for name, key in shown.items()}, conversation(at.header["counts"]))
 
@@ -348,7 +334,7 @@ class GraphStore:
     def message_hashes(self, connection: Connection, at: Found) -> Sequence[bytes]:
         """List the hashes of the messages of a graph checkpoint, oldest first."""
         channel = conversation(at.header["counts"])
-        return self.content.items(connection, at.channels[channel]) if channel is not None else ()
+        return self.content.items(connection, at.values[channel]) if channel is not None else ()
 
     def messages_of(self, connection: Connection, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
         """Read messages in LangChain's stored form by their hashes.
@@ -372,22 +358,32 @@ class GraphStore:
         return {**self._space(place.thread, place.ns), "checkpoint_id": place.checkpoint_id}
 
 
-def _kept(draft: Draft, parent: Found | None) -> dict[str, bytes]:
-    """Find the values that the parent has already: not said to have changed, and of the same version."""
+def _names(place: Place, draft: Draft, parent: Found | None) -> Sequence[str]:
+    """List the channels that have a value, also those whose value is spread; of a subgraph's nobody sees the state."""
+    if place.ns or not (draft.folds or (parent and parent.folded)):
+        return draft.names
+    # In the parent's order, for what counts as the conversation: a value is spread at one step and full at another.
+    names = [*draft.names, *sorted(draft.folds)]
+    before = [name for name in parent.header["counts"] if name in names] if parent else []
+    return list(dict.fromkeys([*before, *names]))
+
+
+def _same(names: Sequence[str], draft: Draft, parent: Found | None) -> set[str]:
+    """Find the channels that are as in the parent: not said to have changed, and of the same version."""
     if parent is None:
-        return {}
+        return set()
     now, then = draft.header["versions"], parent.header["versions"]
-    same = {name for name in draft.names if name not in draft.changed and name in now and now[name] == then.get(name)}
-    return {name: parent.channels[name] for name in draft.names if name in same and name in parent.channels}
+    return {name for name in names if name not in draft.changed and name in now and now[name] == then.get(name)}
 
 
-def _counts(draft: Draft, fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
+def _counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: Found | None) -> dict[str, int]:
     """Count the messages of each shown channel that holds messages."""
     counts: dict[str, int] = {}
-    for name in filter(is_shown, draft.names):
+    before = parent.header["counts"] if parent else {}
+    for name in filter(is_shown, names):
         value = fresh.get(name)
         if value is None:
-            count = parent.header["counts"].get(name) if parent else None
+            count = before.get(name)
         else:
             count = value.messages if isinstance(value.body, list) or name == PREVIOUS else None
         # An empty list may be a list of anything.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import HASH_BYTES, unpack
-from agentgit.store.content import Encoded
+from agentgit.store.blobs import unpack
+from agentgit.store.chunks import HASH_BYTES
+from agentgit.store.content import Body, Encoded
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import GraphCheckpointRow, GraphWriteRow
 from agentgit.values import from_json
@@ -57,6 +58,29 @@ class Found(NamedTuple):
     channels: dict[str, bytes]
     state_hash: bytes
     message_count: int
+    folded: dict[str, bytes]
+    """Values that LangGraph keeps as writes on earlier graph checkpoints, see `agentgit.store.spread`."""
+
+    @property
+    def values(self) -> Mapping[str, bytes]:
+        """All values that are known."""
+        return {**self.channels, **self.folded} if self.folded else self.channels
+
+    @property
+    def digests(self) -> Mapping[str, bytes]:
+        """What stands for the values that are not known."""
+        return {name: bytes.fromhex(digest) for name, digest in self.header.get("digests", {}).items()}
+
+
+class Made(NamedTuple):
+    """A value that was made of writes: as it is stored, and as whoever made it wants it back to go on from there.
+
+    `weight` is about how many bytes it takes in memory.
+    """
+
+    encoded: Encoded
+    live: Any
+    weight: int
 
 
 class Pending(NamedTuple):
@@ -82,6 +106,15 @@ class Scope(NamedTuple):
     checkpoint_id: str | None = None
 
 
+Earlier: TypeAlias = Callable[[], tuple[Body | None, Sequence[Body]] | None]
+"""Reads what a value was made of before: its last full value, if there is one, and the writes after that. None if some
+of them are gone."""
+
+Fold: TypeAlias = Callable[[Made | None, Sequence[Body], Earlier], Made | None]
+"""Makes a value of what it was before, if that is at hand, else of what that was made of, and of what was written
+since. None if it is not known what writes come to."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """A graph checkpoint that is to be stored.
@@ -94,6 +127,8 @@ class Draft:
         changed: those whose value may differ from the parent's.
         encode: gives the value of a channel; it is asked only for what the parent does not have.
         continues: True if the parent must still be the newest of its namespace.
+        folds: for each channel whose value is spread over the writes of earlier graph checkpoints, what makes it.
+        parent_thread: where the parent is, if it is not on the same thread.
     """
 
     parent_id: str | None
@@ -103,6 +138,8 @@ class Draft:
     changed: frozenset[str]
     encode: Callable[[str], Encoded]
     continues: bool = False
+    folds: Mapping[str, Fold] = field(default_factory=dict)
+    parent_thread: str | None = None
 
 
 def is_shown(channel: str) -> bool:
@@ -150,11 +187,13 @@ def found(row: Any) -> Found:
     """
     place = Place(row.thread_id, row.ns, row.checkpoint_id)
     try:
+        header, channels = from_json(row.header), unpack(row.channels)
+        folded = {name: channels.pop(name) for name in header.get("folded", ())}
         return Found(
-            place, row.seq, row.parent_id, from_json(row.meta), from_json(row.header), unpack(row.channels),
-            row.state_hash, row.message_count,
+            place, row.seq, row.parent_id, from_json(row.meta), header, channels,
+            row.state_hash, row.message_count, folded,
         )  # fmt: skip
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         key = "/".join(place)
         raise Corrupt(
             f"The row {key} in table graph_checkpoint cannot be read. Run: agentgit fsck; then restore the database "

@@ -16,21 +16,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, func, insert, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.store.ids import new_id
+from agentgit.store.prepared import Prepared
+from agentgit.store.slices import slices
 from agentgit.store.tables import InternalSessionRow, ToolInvocationRow, WorldLogRow
 from agentgit.tools import ToolInvocation
 from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import INTENDED, MOVES, PAUSED, REVERSED, REVERSING, STANDING, UNKNOWN
+from agentgit.tools.invocation import CALL, INTENDED, MOVES, PAUSED, REDO, REVERSING, UNKNOWN
 from agentgit.values import as_object, from_json, to_json
 
 INVOCATION = ToolInvocationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 WORLD = WorldLogRow.__table__  # type: ignore[attr-defined]  # as above
 BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 
-LOGGED = frozenset({"done", "failed", "unknown", "reversed"})
+LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
 """The statuses after which something may be otherwise in the world."""
 
 
@@ -66,6 +68,11 @@ class Intent:
         idempotency_key: the same for every attempt.
         owner: the turn that calls.
         started_at: aware UTC.
+        verify: the import path of the function that looks whether it happened.
+        precheck: the import path of the function that looks whether it can be undone.
+        kind: `call`, `replay` or `redo`.
+        identity: the hash of what makes two calls the same.
+        replay_of: the invocation that it stands for.
     """
 
     session_id: int
@@ -80,6 +87,11 @@ class Intent:
     idempotency_key: str
     owner: str
     started_at: datetime
+    verify: str | None = None
+    precheck: str | None = None
+    kind: str = CALL
+    identity: str | None = None
+    replay_of: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +103,14 @@ class Outcome:
         result: what it returned, JSON-like.
         error: what it raised, as text.
         ended_at: aware UTC; None if that is not known.
+        answers: which of a person's answers it took, JSON-like; None if it asked nothing.
     """
 
     status: str
     result: Any = None
     error: str | None = None
     ended_at: datetime | None = None
+    answers: Any = None
 
 
 class Journal:
@@ -111,24 +125,33 @@ class Journal:
 
     # -- forward
 
-    def intend(self, connection: Connection, intent: Intent, outcome: Outcome | None = None) -> int:
-        """Record that a call is about to run, or at once that it ran; give its id.
+    def intend(self, connection: Connection, intent: Intent) -> int:
+        """Record that a call is about to run; give its id."""
+        return self.add(connection, [(intent, None)])
+
+    def add(self, connection: Connection, calls: Sequence[tuple[Intent, Outcome | None]]) -> int:
+        """Record calls of one branch, in their order; give the id of the last.
 
         Args:
-            intent: the call.
-            outcome: for a call that only reads, which need not be on disk before it runs.
+            calls: each with how it ended; None if it is about to run.
         """
-        invocation_id = new_id()
-        last = connection.execute(_LAST_ARRIVAL, self._key(intent.branch_id)).scalar()
-        values = {
-            "tenant_id": self.tenant_id, "id": invocation_id, "external_session_id": intent.session_id,
-            "internal_session_id": intent.branch_id, "arrival": 0 if last is None else last + 1, "batch": intent.batch,
+        last = connection.execute(_LAST_ARRIVAL, self._key(calls[0][0].branch_id)).scalar()
+        first = 0 if last is None else last + 1
+        rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
+        connection.execute(_ADD, rows)
+        return int(rows[-1]["id"])
+
+    def _row(self, intent: Intent, outcome: Outcome | None, arrival: int) -> dict[str, Any]:
+        return {
+            "tenant_id": self.tenant_id, "id": new_id(), "external_session_id": intent.session_id,
+            "internal_session_id": intent.branch_id, "arrival": arrival, "batch": intent.batch,
             "batch_index": intent.batch_index, "tool_name": intent.tool_name, "tool_call_id": intent.tool_call_id,
-            "effect": intent.effect, "status": INTENDED, "args": to_json(intent.args), "undo": intent.undo,
-            "idempotency_key": intent.idempotency_key, "owner": intent.owner, "started_at": intent.started_at,
+            "effect": intent.effect, "status": outcome.status if outcome else INTENDED,
+            "args": to_json(intent.args), "undo": intent.undo, "verify": intent.verify, "precheck": intent.precheck,
+            "idempotency_key": intent.idempotency_key, "identity": intent.identity, "owner": intent.owner,
+            "started_at": intent.started_at, "kind": intent.kind, "replay_of": intent.replay_of,
+            **(_ended(outcome) if outcome else NOT_ENDED),
         }  # fmt: skip
-        connection.execute(_ADD, values | ({"status": outcome.status, **_ended(outcome)} if outcome else {}))
-        return invocation_id
 
     def end(self, connection: Connection, invocation_id: int, outcome: Outcome) -> None:
         """Record how a call ended.
@@ -156,6 +179,7 @@ class Journal:
         operation_id: int | None = None,
         owner: str | None = None,
         error: str | None = None,
+        result: Any = None,
     ) -> None:
         """Move one invocation to another status, by the rules of the journal.
 
@@ -165,11 +189,13 @@ class Journal:
             operation_id: the rollback that does it.
             owner: the piece of work that does it.
             error: what its undo raised.
+            result: what the call returned, if that was learned only now.
 
         Raises:
             Conflict: it is not in a status from which that may follow.
         """
-        row = self._move(connection, invocation_id, status, owner=owner, error_message=error)
+        values = {"result": to_json(result)} if result is not None else {}
+        row = self._move(connection, invocation_id, status, owner=owner, error_message=error, **values)
         self._log(connection, row, status, operation_id)
 
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
@@ -188,7 +214,7 @@ class Journal:
         if action not in LOGGED:
             return
         world = {"tenant": self.tenant_id, "session": row.external_session_id}
-        last = connection.execute(_LAST_SEQ, world).scalar() or 0
+        last = LAST_SEQ.all(connection, world)[0].seq or 0
         connection.execute(
             _LOG,
             {
@@ -217,19 +243,24 @@ class Journal:
         found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
         return int(found) if found is not None else None
 
-    def track(self, connection: Connection, parts: Sequence[Part]) -> list[ToolInvocation]:
+    def track(self, connection: Connection, parts: Sequence[Part], skip: int = 0) -> list[ToolInvocation]:
         """Read a track, in the order of the AI messages.
 
         Args:
+            connection: any.
             parts: root first; the last is the branch that is looked at.
+            skip: how many calls at its beginning are left out: up to where a batch ends.
         """
         track: list[ToolInvocation] = []
         for part in parts:
-            query = select(INVOCATION).where(self._of(part.branch_id), INVOCATION.c.status != PAUSED)
-            rows = connection.execute(query.order_by(INVOCATION.c.arrival).limit(part.count)).all()
-            track += [
-                _value(row, parts[-1].branch_id, len(track) + n) for n, row in enumerate(sorted(rows, key=_order))
-            ]
+            before = max(0, skip - part.before)
+            if part.count is not None and part.count <= before:
+                continue
+            query = select(INVOCATION).where(self._of(part.branch_id), _counts).order_by(INVOCATION.c.arrival)
+            query = query.limit(None if part.count is None else part.count - before)
+            rows = connection.execute(query.offset(before) if before else query).all()
+            place = part.before + before
+            track += [_value(row, parts[-1].branch_id, place + n) for n, row in enumerate(sorted(rows, key=_order))]
         return track
 
     def waiting(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
@@ -249,77 +280,38 @@ class Journal:
             return -1
         if part.count is None:
             return 2**31 - 1
-        query = select(INVOCATION.c.arrival).where(self._of(part.branch_id), INVOCATION.c.status != PAUSED)
+        query = select(INVOCATION.c.arrival).where(self._of(part.branch_id), _counts)
         found = connection.execute(query.order_by(INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
         return int(found) if found is not None else 2**31 - 1
 
-    def standing(self, connection: Connection, session_id: int, path: Sequence[Part] = ()) -> list[ToolInvocation]:
-        """Read the invocations of a session that may have left something in its world, newest first in world order.
+    def own_values(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
+        """Make values of rows, each as the branch that recorded it sees it; positions are those of its track.
 
         Args:
             connection: any.
-            session_id: the external session.
-            path: the track whose invocations are left out.
+            rows: with the column `inherited` of their branch, as `WITH_BRANCH` gives them.
         """
-        happened = (
-            select(WORLD.c.invocation_id, func.max(WORLD.c.seq).label("seq"))
-            .where(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == session_id)
-            .group_by(WORLD.c.invocation_id)
-            .subquery()
-        )
-        query = (
-            select(INVOCATION, BRANCH.c.inherited, happened.c.seq)
-            .select_from(_WITH_BRANCH.outerjoin(happened, happened.c.invocation_id == INVOCATION.c.id))
-            .where(
-                INVOCATION.c.tenant_id == self.tenant_id,
-                INVOCATION.c.external_session_id == session_id,
-                INVOCATION.c.status.in_(sorted(STANDING)),
-                INVOCATION.c.effect != READ_ONLY,
-                ~self._on_path(connection, path),
-            )
-        )
-        rows = connection.execute(query).all()
-        now = float("inf")  # what runs at this moment is the newest of all
-        newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
-        return self._own_values(connection, newest)
-
-    def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
-        """Read the invocations on a track that were reversed."""
-        query = (
-            select(INVOCATION, BRANCH.c.inherited)
-            .select_from(_WITH_BRANCH)
-            .where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.status == REVERSED)
-        )
-        rows = connection.execute(query.where(self._on_path(connection, path)).order_by(INVOCATION.c.id)).all()
-        return self._own_values(connection, rows)
-
-    def _on_path(self, connection: Connection, path: Sequence[Part]) -> Any:
-        """Give the condition that an invocation lies on a track."""
-        return or_(
-            false(),
-            *(
-                and_(
-                    INVOCATION.c.internal_session_id == part.branch_id,
-                    INVOCATION.c.arrival <= self.last_of(connection, part),
-                )
-                for part in path
-            ),
-        )
-
-    def _own_values(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
-        """Make values of rows, each as the branch that recorded it sees it; positions are those of its track."""
+        of_branch: dict[int, list[int]] = {}
+        for row in rows:
+            if row.kind != REDO:  # that has no place of its own
+                of_branch.setdefault(row.internal_session_id, []).append(row.id)
         ranks: dict[int, int] = {}
-        for branch_id in {row.internal_session_id for row in rows}:
-            of_branch: list[Row[Any]] = sorted(connection.execute(_RANKED, self._key(branch_id)), key=_order)
-            ranks.update((found.id, n) for n, found in enumerate(of_branch))
+        for branch_id, ids in of_branch.items():
+            for part in slices(ids):
+                found = connection.execute(_RANKS, {**self._key(branch_id), "ids": part})
+                ranks.update((row.id, row.rank) for row in found)
         return [_value(row, row.internal_session_id, row.inherited + ranks.get(row.id, 0)) for row in rows]
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation, as the branch that recorded it sees it; None if there is none."""
-        query = select(INVOCATION, BRANCH.c.inherited).select_from(_WITH_BRANCH)
-        query = query.where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
-        found = self._own_values(connection, connection.execute(query).all())
-        return found[0] if found else None
+        return self.invocations(connection, [invocation_id]).get(invocation_id)
+
+    def invocations(self, connection: Connection, ids: Sequence[int]) -> dict[int, ToolInvocation]:
+        """Read several invocations, each as the branch that recorded it sees it, by their ids."""
+        query = select(INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
+        mine = INVOCATION.c.tenant_id == self.tenant_id
+        rows = [row for part in slices(ids) for row in connection.execute(query.where(mine, INVOCATION.c.id.in_(part)))]
+        return {call.id: call for call in self.own_values(connection, rows)}
 
     def in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """List the invocations of a session that this owner is, or was when it died, about to reverse."""
@@ -336,17 +328,18 @@ class Journal:
         return and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.internal_session_id == branch_id)
 
 
+# What has a place on the track: not a call that waits for an answer, nor one that ran again for another.
+_counts = and_(INVOCATION.c.status != PAUSED, INVOCATION.c.kind != REDO)
+
 # The statements of every turn and call, built once: building one takes as long as running it.
 _of_branch = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.internal_session_id == bindparam("branch"))
 _ADD = insert(INVOCATION)
 _LAST_ARRIVAL = select(func.max(INVOCATION.c.arrival)).where(*_of_branch)
-_TALLY = select(
-    func.count(case((INVOCATION.c.status != PAUSED, 1))).label("calls"), func.max(INVOCATION.c.batch).label("batch")
-).where(*_of_branch)
+_TALLY = select(func.count(case((_counts, 1))).label("calls"), func.max(INVOCATION.c.batch).label("batch")).where(
+    *_of_branch
+)
 _COUNT = (
-    select(func.count())
-    .select_from(INVOCATION)
-    .where(*_of_branch, INVOCATION.c.status != PAUSED, INVOCATION.c.batch < bindparam("until"))
+    select(func.count()).select_from(INVOCATION).where(*_of_branch, _counts, INVOCATION.c.batch < bindparam("until"))
 )
 _RUNNING = (
     select(INVOCATION.c.id)
@@ -369,18 +362,27 @@ _PAUSED = (
     .order_by(INVOCATION.c.arrival)
 )
 
-_RANKED = select(
-    INVOCATION.c.id, INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival
-).where(*_of_branch, INVOCATION.c.status != PAUSED)
-_WITH_BRANCH = INVOCATION.join(
+_in_order = (INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival)  # as `_order`
+_ranked = (
+    select(INVOCATION.c.id, (func.row_number().over(order_by=_in_order) - 1).label("rank"))
+    .where(*_of_branch, _counts)
+    .subquery()
+)
+_RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
+WITH_BRANCH = INVOCATION.join(
     BRANCH, and_(BRANCH.c.tenant_id == INVOCATION.c.tenant_id, BRANCH.c.id == INVOCATION.c.internal_session_id)
 )
 _one = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id == bindparam("invocation"))
 _ONE = select(INVOCATION).where(*_one)
 _LOG = insert(WORLD)
-_LAST_SEQ = select(func.max(WORLD.c.seq)).where(
-    WORLD.c.tenant_id == bindparam("tenant"), WORLD.c.external_session_id == bindparam("session")
+LAST_SEQ = Prepared(
+    select(func.max(WORLD.c.seq).label("seq")).where(
+        WORLD.c.tenant_id == bindparam("tenant"), WORLD.c.external_session_id == bindparam("session")
+    )
 )
+
+
+NOT_ENDED = {"result": None, "error_message": None, "ended_at": None, "answers": None}
 
 
 @functools.cache
@@ -401,6 +403,7 @@ def _ended(outcome: Outcome) -> dict[str, Any]:
         "result": to_json(outcome.result) if outcome.status == "done" else None,
         "error_message": outcome.error,
         "ended_at": outcome.ended_at,
+        "answers": to_json(outcome.answers) if outcome.answers is not None else None,
     }
 
 
@@ -428,4 +431,9 @@ def _value(row: Row[Any], seen_by: int, position: int) -> ToolInvocation:
         replay_of=row.replay_of if own else row.id,
         idempotency_key=row.idempotency_key,
         undo=row.undo,
+        verify=row.verify,
+        precheck=row.precheck,
+        kind=row.kind,
+        identity=row.identity,
+        made_on=row.made_on,
     )

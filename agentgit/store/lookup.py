@@ -7,12 +7,20 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.checkpoints import Checkpoint, refs
+from agentgit.checkpoints.finding import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.store.sessions import CHECKPOINT, SESSION, Found
+from agentgit.store.log import of_path
+from agentgit.store.sessions import CHECKPOINT, SESSION, Found, Segment
 from agentgit.store.store import Store
 
 ID_LIMIT = 2**53
+
+
+def is_id(value: object) -> bool:
+    """Tell whether something can be the id of anything; a database refuses others in words of its own."""
+    return isinstance(value, int) and 0 <= value < ID_LIMIT
+
 
 Place = Checkpoint | str | int
 """How a user may name a checkpoint."""
@@ -99,7 +107,7 @@ class Lookup:
             connection: any.
             session: where to look.
             branch: what `HEAD` is on, and whose path is preferred.
-            place: a Checkpoint, its id, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+            place: a Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
 
         Raises:
             NotFound: nothing is called so; near names are told.
@@ -117,7 +125,7 @@ class Lookup:
         reference = refs.parse(place)
         found = None
         if reference.base != refs.HEAD:  # which always means the place, whatever a checkpoint may be called
-            found = self._by_name(connection, session, branch, place)
+            found = self._by_tag(connection, session, place) or self._by_name(connection, session, branch, place)
         found = found or self._by_place(connection, session, branch, reference)
         if found is None and reference.id is not None:
             return self._by_id(connection, session, reference.id)
@@ -128,8 +136,44 @@ class Lookup:
             )
         return found
 
+    def restore_point(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
+        """Find the checkpoint that was made before a user's message, by the id of the message; or as `checkpoint` does.
+
+        A Checkpoint or its id may be of another session of the same user.
+
+        Raises:
+            NotFound: there is none; near ids are told.
+        """
+        if not isinstance(place, str):
+            id = place.id if isinstance(place, Checkpoint) else place
+            owner = self.owner_of(connection, id) if isinstance(id, int) else None
+            return self.checkpoint(connection, owner or session, branch, place)
+        branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
+        points = self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
+        )
+        found = [row for row in points if row.restore_point == place]
+        if found:
+            return found[-1]
+        try:
+            return self.checkpoint(connection, session, branch, place)
+        except NotFound as error:
+            raise NotFound(
+                f"Session {session.session_name} has no restore point {place!r}. The last message of an input is one, "
+                "with auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
+                near=refs.near(place, [row.restore_point for row in points]),
+            ) from error
+
+    def target(
+        self, connection: Connection, session: ExternalSession, branch: Found, place: Place
+    ) -> tuple[Found, str]:
+        """Find the checkpoint to go back to, as `checkpoint` does, and how a person calls it."""
+        found = self.checkpoint(connection, session, branch, place)
+        reference = f"{found.branch_name}#{found.number}"
+        return found, f"{found.name} ({reference})" if found.name else reference
+
     def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> Found:
-        exists = 0 <= checkpoint_id < ID_LIMIT
+        exists = is_id(checkpoint_id)
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if exists else ():
             if row.external_session_id == session.id:
                 return row
@@ -143,12 +187,16 @@ class Lookup:
 
     def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
         """Tell which of the user's sessions a checkpoint belongs to."""
-        if not 0 <= checkpoint_id < ID_LIMIT:
+        if not is_id(checkpoint_id):
             return None
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
             found = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
             return found[0] if found else None
         return None
+
+    def _by_tag(self, connection: Connection, session: ExternalSession, name: str) -> Found | None:
+        tag = self.store.tags.find(connection, session.id, name)
+        return self._by_id(connection, session, tag.checkpoint_id) if tag is not None else None
 
     def _by_name(self, connection: Connection, session: ExternalSession, branch: Found, name: str) -> Found | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
@@ -159,7 +207,7 @@ class Lookup:
         )
         if not named:
             return None
-        ids = {row.id for row in self.path(connection, branch)} if len(named) > 1 else set()
+        ids = self._behind(connection, branch) if len(named) > 1 else set()
         on_path = [row for row in named if row.id in ids]
         if on_path or len(named) == 1:
             return (on_path or named)[-1]
@@ -167,6 +215,12 @@ class Lookup:
             f"{name!r} is the name of {len(named)} checkpoints, none of them on branch {branch.name}.",
             candidates=tuple(f"{row.branch_name}#{row.number}" for row in named),
         )
+
+    def _behind(self, connection: Connection, branch: Found) -> set[int]:
+        """Give the checkpoints on the path of a branch, with those that its branches left from."""
+        lineage = self.store.sessions.lineage(connection, branch)
+        on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
+        return on_path | {segment.branch.branch_point_id for segment in lineage}
 
     def _by_place(
         self, connection: Connection, session: ExternalSession, branch: Found, reference: refs.Reference
@@ -176,13 +230,23 @@ class Lookup:
         on = branch if reference.base == refs.HEAD else next((r for r in rows if r.name == reference.base), None)
         if on is None:
             return None
-        path = self.path(connection, on)
+        lineage = self.store.sessions.lineage(connection, on)
         if reference.number is not None:
-            own = [row for row in path if row.internal_session_id == on.id and row.number == reference.number]
-            count = sum(row.internal_session_id == on.id for row in path)
-            return _expect(own[0] if own else None, reference, f"branch {on.name} has {count} checkpoints")
-        at = path[-1 - reference.back] if reference.back < len(path) else None
-        return _expect(at, reference, f"there are {len(path)} checkpoints on the path of {on.name}")
+            here = CHECKPOINT.c.internal_session_id == on.id
+            own = self.store.checkpoints.find(connection, here, CHECKPOINT.c.number == reference.number)
+            return own[0] if own else self._missing(connection, reference, lineage[-1:], f"branch {on.name} has")
+        at = self.store.log.back(connection, lineage, reference.back)
+        return at or self._missing(connection, reference, lineage, "there are", f" on the path of {on.name}")
+
+    def _missing(
+        self, connection: Connection, reference: refs.Reference, path: list[Segment], before: str, after: str = ""
+    ) -> Found:
+        """Say that a place is not there, and how many there are."""
+        count = self.store.log.count(connection, of_path(path), Filter(), None)
+        raise NotFound(
+            f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with repo.log(), or: "
+            "agentgit log"
+        )
 
     def _names(self, connection: Connection, session: ExternalSession) -> list[str]:
         sessions = self.store.sessions
@@ -190,13 +254,8 @@ class Lookup:
         named = self.store.checkpoints.find(
             connection, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
         )
-        return [row.name for row in (*rows, *named)]
-
-
-def _expect(found: Found | None, reference: refs.Reference, why: str) -> Found:
-    if found is None:
-        raise NotFound(f"{reference.text!r} names nothing: {why}. List them with checkpoints(), or: agentgit log")
-    return found
+        tags = self.store.tags.all(connection, session.id)
+        return [*(row.name for row in (*rows, *named)), *(tag.name for tag in tags)]
 
 
 def _ids(found: list[Any]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
 from agentgit.sessions.operation import RUNNING, Operation
-from agentgit.store import owners
 from agentgit.store.ids import new_id
 from agentgit.store.tables import OperationRow
 from agentgit.values import as_object, to_json
@@ -70,15 +69,9 @@ class Operations:
         )  # fmt: skip
         return operation_id
 
-    def take(self, connection: Connection, row: Row[Any], owner: str) -> bool:
-        """Take over an operation from the owner it had when `row` was read; False if somebody was faster."""
-        here = OPERATION.c.owner.is_not_distinct_from(row.owner)
-        taken = connection.execute(
-            update(OPERATION)
-            .where(self._is(row.id), OPERATION.c.status == row.status, here)
-            .values(owner=owner, status=RUNNING)
-        )
-        return taken.rowcount == 1
+    def take(self, connection: Connection, operation_id: int, owner: str) -> None:
+        """Take up an operation that nobody is working on."""
+        connection.execute(update(OPERATION).where(self._is(operation_id)).values(owner=owner, status=RUNNING))
 
     def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Record that an operation has something else to do than was planned."""
@@ -99,15 +92,14 @@ class Operations:
         return connection.execute(query).first()
 
     def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
-        """Read the operations that made these branches; the first one of a session was made by none."""
+        """Read the operations that made these branches or led to them, oldest first."""
         made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
-        query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made)
+        query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
         return connection.execute(query, {"branches": list(branch_ids)}).all()
 
-    def unfinished(self, connection: Connection, session_id: int, *, alive: bool) -> list[int]:
-        """List the operations of a session that somebody is working on now, or those whose process has died."""
-        rows = connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id})
-        return [row.id for row in rows if owners.is_alive(row.owner) == alive]
+    def running(self, connection: Connection, session_id: int) -> Sequence[Row[Any]]:
+        """Read the operations of a session that somebody works on, or worked on when his process died."""
+        return connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id}).all()
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
@@ -121,7 +113,7 @@ class Operations:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
 
 
-_RUNNING = select(OPERATION.c.id, OPERATION.c.owner).where(
+_RUNNING = select(OPERATION).where(
     OPERATION.c.tenant_id == bindparam("tenant"),
     OPERATION.c.external_session_id == bindparam("session"),
     OPERATION.c.status == RUNNING,

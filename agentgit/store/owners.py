@@ -49,6 +49,11 @@ def is_alive(name: str | None) -> bool:
     return _exists(int(pid)) and started == _started(int(pid))
 
 
+def is_here(name: str | None) -> bool:
+    """Tell whether that piece of work is surely going on, on this machine; of another host nobody can tell."""
+    return name is not None and name.split("|")[0] == _here() and is_alive(name)
+
+
 @functools.cache
 def _here() -> str:
     """Name the place where pids mean the same: one boot of one machine, one container; elsewhere the host's name."""

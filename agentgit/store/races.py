@@ -19,7 +19,7 @@ class Seen:
     """The graph checkpoints that this program knows to have been stored, as far as it remembers them."""
 
     def __init__(self) -> None:
-        self._places: Recent[bool] = Recent(REMEMBERED, lambda _: 1)
+        self._places: Recent[bytes, bool] = Recent(REMEMBERED, lambda _: 1)
 
     def add(self, place: Place) -> None:
         """Remember that a graph checkpoint is stored: after the transaction that stored it, never inside of it."""

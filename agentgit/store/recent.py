@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
-    """The values used last, up to a total weight. Safe to use from many threads.
+class Recent(Generic[K, T]):
+    """The values used last, up to a total weight; all of them are true. Safe to use from many threads.
 
     Args:
         limit: the greatest total weight.
@@ -27,38 +28,38 @@ class Recent(Generic[T]):
         self._limit, self._weigh = limit, weigh
         # What was used since the last change of generations, and what was used in the one before. Looking something
         # up then moves nothing, which a cache that is asked for thousands of values a turn would feel.
-        self._young: dict[bytes, T] = {}
-        self._old: dict[bytes, T] = {}
+        self._young: dict[K, T] = {}
+        self._old: dict[K, T] = {}
         self._total = 0
         self._lock = threading.Lock()
 
-    def get(self, key: bytes) -> T | None:
+    def get(self, key: K) -> T | None:
         """Give one value, or None."""
         found = self._young.get(key)
         return found if found is not None else self.lookup([key])[0]
 
-    def find(self, keys: Collection[bytes]) -> dict[bytes, T]:
+    def find(self, keys: Collection[K]) -> dict[K, T]:
         """Give those that are held."""
         return {key: value for key, value in zip(keys, self.lookup(keys), strict=True) if value is not None}
 
-    def lookup(self, keys: Collection[bytes]) -> list[T | None]:
+    def lookup(self, keys: Collection[K]) -> list[T | None]:
         """Give the value of each key, or None."""
         found = list(map(self._young.get, keys))
         old = self._old
-        if old and None in found:
+        if old and not all(found):
             again = {key: old[key] for key, value in zip(keys, found, strict=True) if value is None and key in old}
             self.add(again.items())
             found = [value or again.get(key) for key, value in zip(keys, found, strict=True)]
         return found
 
-    def add(self, values: Iterable[tuple[bytes, T]]) -> None:
+    def add(self, values: Iterable[tuple[K, T]]) -> None:
         """Hold these, and let go of those used longest ago. A value heavier than an eighth of the limit is not held."""
         with self._lock:
             for key, value in values:
-                weight = self._weigh(value)
-                if key in self._young or weight * 8 > self._limit:
+                weight, held = self._weigh(value), self._young.get(key)
+                if held == value or weight * 8 > self._limit:
                     continue
                 if (self._total + weight) * 2 > self._limit:
                     self._young, self._old, self._total = {}, self._young, 0
                 self._young[key] = value
-                self._total += weight
+                self._total += weight - (self._weigh(held) if held else 0)

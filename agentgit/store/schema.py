@@ -11,7 +11,7 @@ from sqlalchemy import Connection, inspect, text
 from agentgit.errors import SchemaMismatch
 from agentgit.store.database import Database
 
-REVISION = "0001"
+REVISION = "0006"
 """The newest migration; a test holds it against the folder."""
 
 VERSION_TABLE = "agentgit_version"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, or_, select, update
 
 from agentgit.auth import User
 from agentgit.checkpoints import refs
@@ -18,13 +18,15 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
-from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, UserRow
+from agentgit.store.prepared import Prepared
+from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, TagRow, UserRow
 from agentgit.values import as_object, to_json
 
 USER = UserRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 SESSION = ExternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 CHECKPOINT = CheckpointRow.__table__  # type: ignore[attr-defined]  # as above
+TAG = TagRow.__table__  # type: ignore[attr-defined]  # as above
 
 Found = Row[Any]
 """A row as SQLAlchemy gives it; the rooms above read its columns, and users get values."""
@@ -124,9 +126,18 @@ class Sessions:
             .values(current_branch_id=branch_id, updated_at=datetime.now(UTC))
         )
 
-    def touch(self, connection: Connection, session_id: int) -> None:
-        """Note that a session moved."""
-        connection.execute(_TOUCH, {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)})
+    def lock(self, connection: Connection, session_id: int) -> None:
+        """Let nobody else begin a turn, an operation or a fenced call in a session until this transaction ends.
+
+        On SQLite there is only one writer anyway.
+        """
+        if connection.dialect.name != "sqlite":
+            _LOCK.first(connection, {"tenant": self.tenant_id, "session": session_id})
+
+    def touch(self, connection: Connection, session_id: int) -> bytes:
+        """Note that a session moved, and lock it, as `lock`; give its metadata as stored."""
+        moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
+        return bytes(connection.execute(_TOUCH, moved).scalar_one())
 
     # -- branches
 
@@ -173,13 +184,18 @@ class Sessions:
 
         Raises:
             InvalidInput: no branch can be called so.
-            Conflict: there is a branch of that name.
+            Conflict: there is a branch or a tag of that name.
         """
         taken = {row.name for row in self.branches(connection, session_id)}
+        of_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
+        tags = set(connection.execute(select(TAG.c.name).where(of_session)).scalars())
         if wanted is not None:
             if wanted in taken:
                 raise Conflict(f"There is a branch {wanted} already. Choose another name, or agent.switch({wanted!r}).")
-            return refs.branch_name(wanted)
+            if refs.branch_name(wanted) in tags:
+                raise Conflict(f"There is a tag {wanted}, which names the place already. Choose another name.")
+            return wanted
+        taken |= tags
         base = re.sub(r"-\d+$", "", source)
         return next(name for n in itertools.count(2) if (name := f"{base}-{n}") not in taken)
 
@@ -192,15 +208,15 @@ class Sessions:
         """Read one branch."""
         return connection.execute(_BRANCH, self._key(branch_id)).one()
 
-    def acquire(self, connection: Connection, branch_id: int, owner: str) -> None:
-        """Take a branch for one run, if it is open.
+    def acquire(self, connection: Connection, branch_id: int, owner: str) -> int:
+        """Take a branch for one run, if it is open; give the epoch that begins.
 
         Raises:
             Conflict: somebody else is running it, or its rollback was not finished.
         """
-        taken = connection.execute(_ACQUIRE, {**self._key(branch_id), "by": owner})
-        if taken.rowcount == 1:
-            return
+        taken = connection.execute(_ACQUIRE, {**self._key(branch_id), "by": owner}).scalar()
+        if taken is not None:
+            return int(taken)
         row = self.branch(connection, branch_id)
         expect_whole(row)
         raise Conflict(  # also if it was given back at this very moment
@@ -208,6 +224,41 @@ class Sessions:
             "agent.fork(). If it died on another machine: repo.recover(session, branch).",
             head=row.head_id,
         )
+
+    def hold(self, connection: Connection, branch_id: int, epoch: int) -> None:
+        """Make sure that a run still has the branch it took.
+
+        Args:
+            branch_id: the branch.
+            epoch: as `acquire` gave it.
+
+        Raises:
+            Conflict: somebody took it over, because they held this run for dead.
+        """
+        if not self.holds(connection, branch_id, epoch):
+            raise Conflict(
+                "This turn was taken over: somebody held it for dead and took its branch back. Nothing more of it is "
+                "recorded or saved. Go on with a new agent: repo.wrap(graph, session)."
+            )
+
+    def holds(self, connection: Connection, branch_id: int, epoch: int) -> bool:
+        """Tell whether a run still has the branch it took, as `hold`."""
+        row = _HELD.first(connection, self._key(branch_id))
+        return row is not None and (row.status, row.epoch) == (RUNNING, epoch)
+
+    def running(self, connection: Connection, session_id: int) -> list[Any]:
+        """Read the id and the owner of each branch of a session that a turn holds, or held when its process died."""
+        return _HELD_BRANCHES.all(connection, {"tenant": self.tenant_id, "session": session_id})
+
+    def see(self, connection: Connection, branch: Found, seq: int) -> None:
+        """Note that a branch is up to date with the world.
+
+        Args:
+            branch: its row.
+            seq: the end of the world log.
+        """
+        if branch.world_seen != seq:
+            _SEE.run(connection, {**self._key(branch.id), "seen": seq})
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Give a branch back after a run; nothing happens if somebody else has taken it over."""
@@ -231,7 +282,7 @@ class Sessions:
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
         """Follow a branch to the root; give the parts of its path, root first."""
-        others = {row.id: row for row in self.branches(connection, branch.external_session_id)}
+        others = {row.id: row for row in _LINEAGE.all(connection, self._key(branch.id))} if branch.parent_id else {}
         line = [branch]
         while line[-1].parent_id is not None:
             line.append(others[line[-1].parent_id])
@@ -265,7 +316,37 @@ class Sessions:
 # The statements of every turn, built once: building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 _BRANCH = select(BRANCH).where(*_this_branch)
-_ACQUIRE = update(BRANCH).where(*_this_branch, BRANCH.c.status == OPEN).values(status=RUNNING, owner=bindparam("by"))
+
+
+def _lineage() -> Select[Any]:
+    line = select(BRANCH.c.id, BRANCH.c.parent_id).where(*_this_branch).cte("line", recursive=True)
+    parent = BRANCH.alias("parent")
+    above = and_(parent.c.tenant_id == bindparam("tenant"), parent.c.id == line.c.parent_id)
+    line = line.union(select(parent.c.id, parent.c.parent_id).where(above))
+    return select(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == line.c.id)
+
+
+_LINEAGE = Prepared(_lineage())
+_ACQUIRE = (
+    update(BRANCH)
+    .where(*_this_branch, BRANCH.c.status == OPEN)
+    .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
+    .returning(BRANCH.c.epoch)
+)
+_HELD = Prepared(select(BRANCH.c.status, BRANCH.c.epoch).where(*_this_branch))
+_HELD_BRANCHES = Prepared(
+    select(BRANCH.c.id, BRANCH.c.owner).where(
+        BRANCH.c.tenant_id == bindparam("tenant"),
+        BRANCH.c.external_session_id == bindparam("session"),
+        BRANCH.c.status == RUNNING,
+    )
+)
+_LOCK = Prepared(
+    select(SESSION.c.id)
+    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .with_for_update(key_share=True)  # others may still add rows that refer to it
+)
+_SEE = Prepared(update(BRANCH).where(*_this_branch).values(world_seen=bindparam("seen")))
 _RELEASE = (
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
@@ -277,6 +358,7 @@ _TOUCH = (
     update(SESSION)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
+    .returning(SESSION.c.meta)
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -10,7 +11,11 @@ from sqlalchemy import Connection, delete, exists, func, select, update
 
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
 
+IMPORTED = "imported"
+"""Where the metadata of a branch says from which thread it was made."""
+
 PREFIX = "import-"
+_NAME = re.compile(PREFIX + "[0-9a-f]{40}")
 
 
 def name(user_id: int, session_name: str, thread_id: str) -> str:
@@ -27,6 +32,13 @@ def name(user_id: int, session_name: str, thread_id: str) -> str:
     """
     key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
     return PREFIX + sha256(key).hexdigest()[:40]
+
+
+def left(connection: Connection, tenant_id: int) -> list[str]:
+    """List the threads that are on their way in, or were left behind by an import that was broken off."""
+    c = CHECKPOINT.c
+    query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(PREFIX)).distinct()
+    return [thread for thread in connection.execute(query).scalars() if _NAME.fullmatch(thread)]
 
 
 def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
@@ -64,6 +76,25 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> No
         connection.execute(behind.values(seq=CHECKPOINT.c.seq + last, thread_id=target))
     for table in (CHECKPOINT, WRITE):
         connection.execute(update(table).where(*_of(table, tenant_id, source)).values(thread_id=target))
+
+
+def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> None:
+    """Move what a thread has that another one has not behind that one; of what both have, the other's stays.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        source: the thread that went on from a copy of the other; it is empty afterwards.
+        target: the thread of a branch.
+    """
+    tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
+    for table, key in ((WRITE, (*tail, "task_id", "idx")), (CHECKPOINT, tail)):
+        there = table.alias("there")
+        same = exists().where(
+            there.c.tenant_id == tenant_id, there.c.thread_id == target, *(there.c[n] == table.c[n] for n in key)
+        )
+        connection.execute(delete(table).where(*_of(table, tenant_id, source), same))
+    move(connection, tenant_id, source, target)
 
 
 def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:

@@ -14,12 +14,19 @@ from agentgit.sessions.session import RUNNING
 from agentgit.store import owners
 from agentgit.store.checkpoints import Checkpoints, Snapshot
 from agentgit.store.database import Database
+from agentgit.store.fences import Fences
 from agentgit.store.graph import GraphStore
 from agentgit.store.graph_rows import INTERRUPT
 from agentgit.store.graph_rows import Found as At
 from agentgit.store.journal import Journal, Part
+from agentgit.store.log import Log
 from agentgit.store.operations import Operations
+from agentgit.store.search import Search
 from agentgit.store.sessions import Found, Sessions
+from agentgit.store.snapshots import Snapshots
+from agentgit.store.tags import Tags
+from agentgit.store.texts import Texts
+from agentgit.store.world import World
 from agentgit.tools import ToolInvocation
 
 
@@ -48,16 +55,25 @@ class Store:
     Args:
         database: an open one that has its tables.
         tenant_id: whose.
+        compression: how new values are packed, `zlib`, `zstd` or `none`.
     """
 
-    def __init__(self, database: Database, tenant_id: int) -> None:
+    def __init__(self, database: Database, tenant_id: int, compression: str = "zstd") -> None:
         self.database = database
         self.tenant_id = tenant_id
+        self.compression = compression
         self.sessions = Sessions(tenant_id)
         self.checkpoints = Checkpoints(tenant_id)
         self.journal = Journal(tenant_id)
+        self.world = World(tenant_id, self.journal)
+        self.fences = Fences(tenant_id, self.journal, self.world)
         self.operations = Operations(tenant_id)
-        self.graphs = GraphStore(tenant_id)
+        self.snapshots = Snapshots(tenant_id)
+        self.graphs = GraphStore(tenant_id, compression)
+        self.log = Log(tenant_id)
+        self.tags = Tags(tenant_id)
+        self.texts = Texts(tenant_id, self.sessions, self.graphs)
+        self.search = Search(tenant_id, self.graphs)
 
     def track(self, connection: Connection, branch: Found, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch from the root of the session.
@@ -150,14 +166,6 @@ class Store:
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release(connection, branch.id, branch.owner)
         return self.sessions.branch(connection, branch.id)
-
-    def recover_all(self, session_id: int) -> None:
-        """Take back the branches of a session whose processes have died."""
-        with self.database.reading() as connection:
-            branches = self.sessions.branches(connection, session_id)
-        dead = [row for row in branches if row.status == RUNNING and not owners.is_alive(row.owner)]
-        if dead:
-            self.database.write(lambda c: [self.recover(c, self.sessions.branch(c, row.id)) for row in dead])
 
     def state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
         """Read the state and the conversation at a graph checkpoint, as a value's large fields have them."""

@@ -25,6 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
+from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.orm import registry
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
@@ -121,7 +122,9 @@ def _same_tenant(column: str, table: str) -> ForeignKeyConstraint:
     return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
 
 
-_NESTED = text("root_id IS NOT NULL")
+def _where(condition: str) -> dict[str, Any]:
+    """Index only the rows that meet a condition."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class Row(SQLModel, registry=registry(metadata=METADATA)):
@@ -170,7 +173,12 @@ class ExternalSessionRow(Row, table=True):
 
 
 class InternalSessionRow(Row, table=True):
-    """One branch, which is one LangGraph thread. `head_id`, `status` and `owner` move."""
+    """One branch, which is one LangGraph thread.
+
+    `head_id`, `status`, `owner`, `epoch`, `world_seen` and `searched` move. `epoch` counts the runs that took the
+    branch; `world_seen` is the place in the world log that it is up to date with; `searched` is the number of its last
+    checkpoint whose words can be found.
+    """
 
     __tablename__ = "internal_session"
     __table_args__ = (
@@ -186,6 +194,9 @@ class InternalSessionRow(Row, table=True):
     name: str = _text()
     status: str = _word(16)
     owner: str | None = _word(128, nullable=True)
+    epoch: int = _number(server_default="0")
+    world_seen: int = _number(server_default="0")
+    searched: int = _number(server_default="0")
     head_id: int | None = _ref()
     parent_id: int | None = _ref()
     branch_point_id: int | None = _ref()
@@ -194,12 +205,20 @@ class InternalSessionRow(Row, table=True):
     meta: bytes = _bytes()
 
 
+_BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
+_NAMED = _where("name IS NOT NULL")
+
+
 class CheckpointRow(Row, table=True):
     """A saved point of a branch; its state is the graph checkpoint it names."""
 
     __tablename__ = "checkpoint"
     __table_args__ = (
         UniqueConstraint("tenant_id", "internal_session_id", "number"),
+        # The log, newest first, and what it counts and filters by without a look at the rows. It leads with the branch:
+        # with the tenant, SQLite would read all of it to find a few ids.
+        Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
+        Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_NAMED),
         _same_tenant("internal_session_id", "internal_session"),
     )
 
@@ -219,19 +238,91 @@ class CheckpointRow(Row, table=True):
     message_count: int = _number()
     restore_point: str | None = _text(nullable=True)
     data: bytes | None = _bytes(nullable=True)
+    workspace_snapshot_id: int | None = _ref()
+
+
+class TagRow(Row, table=True):
+    """A name that a person gave to one checkpoint of a session, which stays as long as it has it."""
+
+    __tablename__ = "tag"
+    __table_args__ = (
+        Index(None, "tenant_id", "checkpoint_id"),
+        _same_tenant("checkpoint_id", "checkpoint"),
+        _same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = _id(primary_key=True)
+    external_session_id: int = _id(primary_key=True)
+    name: str = Field(sa_column=Column(SafeText, primary_key=True))
+    checkpoint_id: int = _id()
+    description: str | None = _text(nullable=True)
+    user_id: int = _id()
+    created_at: datetime = _when()
+
+
+class SearchTextRow(Row, table=True):
+    """A text that can be found: a message by its `hash`, a call or a named checkpoint by its `row_id`.
+
+    `number` is that of the first checkpoint of the branch that holds it. The words themselves are in `words` on
+    PostgreSQL, which has a GIN index on them, and on SQLite in the FTS5 table `search_words`, by the same id.
+    """
+
+    __tablename__ = "search_text"
+    __table_args__ = (
+        Index(None, "tenant_id", "internal_session_id", "number"),
+        _same_tenant("internal_session_id", "internal_session"),
+    )
+
+    tenant_id: int = _id(primary_key=True)
+    id: int = _id(primary_key=True)
+    internal_session_id: int = _id()
+    number: int = _number()
+    kind: str = _word(16)
+    hash: bytes | None = _bytes(nullable=True)
+    row_id: int | None = _ref()
+    words: str | None = Field(
+        default=None, sa_column=Column(Text().with_variant(TSVECTOR(), "postgresql"), nullable=True)
+    )
+
+
+class WorkspaceSnapshotRow(Row, table=True):
+    """The files of a workspace as a branch left or found them; the files themselves are in the workspace's own store.
+
+    `snapshot` is its id there; `settings` is what opens that workspace again.
+    """
+
+    __tablename__ = "workspace_snapshot"
+    __table_args__ = (
+        _same_tenant("external_session_id", "external_session"),
+        Index(None, "tenant_id", "external_session_id", "id"),
+    )
+
+    tenant_id: int = _id(primary_key=True)
+    id: int = _id(primary_key=True)
+    external_session_id: int = _id()
+    internal_session_id: int = _id()
+    snapshot: str = _text()
+    settings: bytes = _bytes()
+    created_at: datetime = _when()
 
 
 class ToolInvocationRow(Row, table=True):
     """One call of one tool. `status` moves, by the rules of the journal.
 
     `arrival` counts the calls of a branch as they were recorded; (`batch`, `batch_index`) is their order in the AI
-    messages.
+    messages. `kind` says whether the tool ran for a call, ran again for an earlier one (`redo`, off the track), or was
+    not run because the record had the answer (`replay`). `identity` is the hash of what makes two calls the same.
+    `answers` says which of a person's answers it took, and what it waits to be told, if it asked. `made_on` is the
+    branch that made it, by its id in the session that it was imported from; None if it was made here.
     """
 
     __tablename__ = "tool_invocation"
     __table_args__ = (
         UniqueConstraint("tenant_id", "internal_session_id", "arrival"),
         Index(None, "tenant_id", "external_session_id", "status"),
+        # Few rows have them, so the others stay out of these indexes.
+        Index(None, "tenant_id", "external_session_id", "identity", **_where("identity IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "replay_of", **_where("replay_of IS NOT NULL")),
         _same_tenant("internal_session_id", "internal_session"),
     )
 
@@ -253,8 +344,14 @@ class ToolInvocationRow(Row, table=True):
     ended_at: datetime | None = _when(nullable=True)
     idempotency_key: str = _word(64)
     undo: str | None = _text(nullable=True)
+    verify: str | None = _text(nullable=True)
+    precheck: str | None = _text(nullable=True)
     owner: str | None = _word(128, nullable=True)
+    kind: str = _word(16, server_default="call")
+    identity: str | None = _word(64, nullable=True)
     replay_of: int | None = _ref()
+    answers: bytes | None = _bytes(nullable=True)
+    made_on: int | None = _ref()
 
 
 class WorldLogRow(Row, table=True):
@@ -311,7 +408,7 @@ class GraphCheckpointRow(Row, table=True):
     __table_args__ = (
         UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
         # Only subgraphs have a root: most rows are roots themselves and stay out of this index.
-        Index(None, "tenant_id", "thread_id", "root_id", sqlite_where=_NESTED, postgresql_where=_NESTED),
+        Index(None, "tenant_id", "thread_id", "root_id", **_where("root_id IS NOT NULL")),
     )
 
     tenant_id: int = _id(primary_key=True)
@@ -356,3 +453,15 @@ class BlobRow(Row, table=True):
     codec: int = _number(small=True)
     size: int = _number()
     data: bytes = _bytes()
+
+
+class DictionaryRow(Row, table=True):
+    """What zstd packs short values with. Its `id` is zstd's, made of the data; each value names it."""
+
+    __tablename__ = "dictionary"
+
+    tenant_id: int = _id(primary_key=True)
+    id: int = _id(primary_key=True)
+    hash: bytes = _bytes()
+    data: bytes = _bytes()
+    created_at: datetime = _when()

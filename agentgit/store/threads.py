@@ -9,18 +9,26 @@ from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, 
 
 from agentgit.errors import Conflict
 from agentgit.store.ancestry import ancestors
-from agentgit.store.blobs import CHUNK
-from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found, where
+from agentgit.store.prepared import Prepared
+from agentgit.store.slices import slices
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
 
 
+# The lock is what a collection of values waits for: what is about to be copied must not be collected.
+_ANY = Prepared(
+    select(CHECKPOINT.c.seq)
+    .where(*where(CHECKPOINT, "tenant_id", "thread_id"))
+    .limit(1)
+    .with_for_update(read=True, key_share=True)
+)
+
+
 def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
     """Tell whether a thread has anything."""
-    query = select(literal(1)).where(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == thread)
-    # The lock is what a collection of values waits for: what is about to be copied must not be collected.
-    return connection.execute(query.limit(1).with_for_update(read=True, key_share=True)).first() is not None
+    return _ANY.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
 
 
 def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -69,8 +77,8 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
         tenant_id: whose.
         run_ids: as in the checkpoints' metadata.
     """
-    for start in range(0, len(run_ids), CHUNK):
-        _delete(connection, tenant_id, CHECKPOINT.c.run_id.in_(run_ids[start : start + CHUNK]))
+    for part in slices(run_ids):
+        _delete(connection, tenant_id, CHECKPOINT.c.run_id.in_(part))
 
 
 def prune(connection: Connection, tenant_id: int, thread: str) -> None:

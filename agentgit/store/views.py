@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -27,7 +27,12 @@ class Views:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def checkpoint(self, row: Found) -> Checkpoint:
+    def checkpoints(self, connection: Connection, rows: Sequence[Found]) -> list[Checkpoint]:
+        """Make checkpoints of their rows, with the tags that they have."""
+        tags = self.store.tags.of(connection, [row.id for row in rows])
+        return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
+
+    def checkpoint(self, row: Found, tags: Sequence[str] = ()) -> Checkpoint:
         """Make a checkpoint of its row, as `Checkpoints.find` reads it."""
 
         def load() -> Mapping[str, Any]:
@@ -54,7 +59,9 @@ class Views:
                 "message_count": row.message_count,
                 "tool_track_position": row.position,
                 "state_hash": row.state_hash.hex(),
+                "workspace_snapshot": row.workspace_snapshot_id,
                 "data": from_json(row.data) if row.data is not None else None,
+                **({"tags": list(tags)} if tags else {}),
             },
             user_id=row.user_id,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,7 +23,13 @@ KINDS = (READ_ONLY, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that come with an undo function."""
 
+ROLES = ("undo", "verify", "precheck")
+"""What a tool's functions are for."""
+
 Undo = Callable[..., Any | Awaitable[Any]]
+Look = Callable[..., Any]
+"""Looks at the world for one invocation and changes nothing."""
+
 Tool = TypeVar("Tool")
 
 ATTRIBUTE = "__agentgit_effect__"
@@ -42,67 +48,160 @@ class Effect:
         kind: one of `KINDS`.
         undo: for `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
             parameter; or its import path `package.module:function`, which also works after a restart.
+        identity_args: the names of the arguments that make two calls the same; None for all. What the model makes up
+            anew each time, like a reference, is left out.
+        verify: takes the invocation, and looks whether a call that was broken off happened: False if it did not, None
+            if that cannot be seen, True or its result if it did. A function or an import path.
+        precheck: takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
+            text or False. A function or an import path.
+        once: True if such a call happens at most once in a session, on whatever branch: an approval, a token.
 
     Raises:
-        InvalidInput: an unknown kind; an undo function missing where it is needed, or given where it means nothing.
+        InvalidInput: an unknown kind; an undo function missing where it is needed; anything that means nothing with
+            this kind; a function that cannot be called so; a text that is no import path.
     """
 
     kind: str
     undo: Undo | str | None = None
+    identity_args: Sequence[str] | None = None
+    verify: Look | str | None = None
+    precheck: Look | str | None = None
+    once: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             hint = " Write reversible(undo)." if callable(self.kind) else ""
             raise InvalidInput(f"{self.kind!r} is no effect; a tool can be {', '.join(KINDS)}.{hint}")
-        if self.kind in UNDOABLE and not (callable(self.undo) or isinstance(self.undo, str)):
+        if self.kind in UNDOABLE and self.undo is None:
             raise InvalidInput(f"A {self.kind} tool needs its undo function: {self.kind}(undo).")
         if self.kind not in UNDOABLE and self.undo is not None:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; declare it reversible or compensable.")
+        self._expect_meaning()
+        for role, function in self.functions():
+            expect_function(role, function)
+        if self.identity_args is not None:
+            object.__setattr__(self, "identity_args", _names(self.identity_args))
+
+    def _expect_meaning(self) -> None:
+        """Refuse what says nothing about a tool of this kind: whoever wrote it believes that it does something."""
+        if not isinstance(self.once, bool):
+            raise InvalidInput(f"once={self.once!r} means nothing; it is True or False.")
+        given = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
+        if self.kind == READ_ONLY and (given or self.once):
+            raise InvalidInput(f"A tool that is {READ_ONLY} changes nothing; leave out {', '.join(given) or 'once'}.")
+        if self.kind not in UNDOABLE and "precheck" in given:
+            raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out precheck.")
 
     def __call__(self, tool: Tool) -> Tool:
-        function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
-        name = str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
-        _by_name[name] = self
-        object.__setattr__(function, ATTRIBUTE, self)  # also on pydantic tools, which refuse unknown attributes
+        try:
+            object.__setattr__(tool, ATTRIBUTE, self)  # also on pydantic, which refuses unknown attributes
+        except (AttributeError, TypeError):
+            raise InvalidInput(
+                f"{tool!r} cannot carry an effect; declare it in wrap(effects={{'tool name': ...}})."
+            ) from None
+        _by_name[str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))] = self
         return tool
+
+    def functions(self) -> Iterator[tuple[str, Undo | str]]:
+        """Visit the functions that are declared, each with what it is for: `undo`, `verify`, `precheck`."""
+        for role in ROLES:
+            if (function := getattr(self, role)) is not None:
+                yield role, function
+
+    @property
+    def has_identity(self) -> bool:
+        """True if it matters whether two calls are the same: a trace of them stays, or there may be only one."""
+        return self.kind in (COMPENSABLE, IRREVERSIBLE) or self.once
 
     @property
     def undo_path(self) -> str | None:
         """The import path of the undo function, if another process could find it by that."""
-        if self.undo is None or isinstance(self.undo, str):
-            return self.undo
-        path = f"{getattr(self.undo, '__module__', '')}:{getattr(self.undo, '__qualname__', '')}"
-        try:
-            return path if resolve(path) is self.undo else None
-        except (NotFound, InvalidInput):
-            return None
+        return path_of(self.undo)
+
+    @property
+    def verify_path(self) -> str | None:
+        """The import path of `verify`, as `undo_path`."""
+        return path_of(self.verify)
+
+    @property
+    def precheck_path(self) -> str | None:
+        """The import path of `precheck`, as `undo_path`."""
+        return path_of(self.precheck)
 
 
-def effect(kind: str) -> Effect:
+def effect(
+    kind: str, *, identity_args: Sequence[str] | None = None, verify: Look | str | None = None, once: bool = False
+) -> Effect:
     """Declare what a tool does: `read_only`, `idempotent` or `irreversible`.
+
+    Args:
+        kind: which of these.
+        identity_args: as `Effect` takes it.
+        verify: as `Effect` takes it.
+        once: as `Effect` takes it.
+
+    Raises:
+        InvalidInput: as `Effect`.
 
     Example:
         >>> @effect("read_only")
         ... def search(query: str) -> str: ...
         >>> declared_on(search).kind
         'read_only'
+        >>> effect("irreversible", identity_args=["to", "subject"], once=True).identity_args
+        ('to', 'subject')
     """
-    return Effect(kind)
+    return Effect(kind, identity_args=identity_args, verify=verify, once=once)
 
 
-def reversible(undo: Undo | str) -> Effect:
+def reversible(
+    undo: Undo | str,
+    *,
+    identity_args: Sequence[str] | None = None,
+    verify: Look | str | None = None,
+    precheck: Look | str | None = None,
+    once: bool = False,
+) -> Effect:
     """Declare that `undo(args, result)` brings the world back to what it was before the call.
 
+    Args:
+        undo: as `Effect` takes it.
+        identity_args: as `Effect` takes it.
+        verify: as `Effect` takes it.
+        precheck: as `Effect` takes it.
+        once: as `Effect` takes it.
+
+    Raises:
+        InvalidInput: as `Effect`.
+
     Example:
-        >>> reversible("shop:cancel_order").kind
-        'reversible'
+        >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
+        'shop:cancel_order'
     """
-    return Effect(REVERSIBLE, undo)
+    return Effect(REVERSIBLE, undo, identity_args, verify, precheck, once)
 
 
-def compensable(undo: Undo | str) -> Effect:
-    """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction)."""
-    return Effect(COMPENSABLE, undo)
+def compensable(
+    undo: Undo | str,
+    *,
+    identity_args: Sequence[str] | None = None,
+    verify: Look | str | None = None,
+    precheck: Look | str | None = None,
+    once: bool = False,
+) -> Effect:
+    """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction).
+
+    Args:
+        undo: as `Effect` takes it.
+        identity_args: as `Effect` takes it.
+        verify: as `Effect` takes it.
+        precheck: as `Effect` takes it.
+        once: as `Effect` takes it.
+
+    Raises:
+        InvalidInput: as `Effect`.
+    """
+    return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once)
 
 
 def declared_on(tool: Any) -> Effect | None:
@@ -124,28 +223,93 @@ def as_effect(declared: Effect | str) -> Effect:
     return declared if isinstance(declared, Effect) else Effect(declared)
 
 
-def resolve(path: str) -> Undo:
-    """Import an undo function by its path.
+def path_of(function: Undo | str | None) -> str | None:
+    """Give the import path by which another process could find a function; None if there is none."""
+    if function is None or isinstance(function, str):
+        return function
+    path = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    try:
+        return path if resolve(path) is function else None
+    except (NotFound, InvalidInput):
+        return None
+
+
+def expect_path(path: str) -> tuple[str, str]:
+    """Take an import path apart, without importing anything.
 
     Args:
         path: `package.module:function`; `function` may be dotted.
 
     Raises:
         InvalidInput: it has no such form.
+    """
+    module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise InvalidInput(f"{path!r} is no import path; write package.module:function.")
+    return module, name
+
+
+def resolve(path: str) -> Undo:
+    """Import a function by its path.
+
+    Args:
+        path: `package.module:function`; `function` may be dotted.
+
+    Raises:
+        InvalidInput: it has no such form, or it is no function.
         NotFound: nothing is there.
     """
-    module, colon, name = path.partition(":")
-    if not (module and colon and name) or "<" in name:
-        raise InvalidInput(f"{path!r} is no import path; write package.module:function.")
+    module, name = expect_path(path)
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise NotFound(f"The undo function {path} cannot be imported here: {error}.") from error
+    except Exception as error:  # a module may raise anything when it is imported
+        raise NotFound(f"The function {path} cannot be imported here: {error}.") from error
     if not callable(found):
         raise InvalidInput(f"{path} is no function.")
     return found  # type: ignore[no-any-return]  # what a path names has no static type
+
+
+def expect_function(role: str, function: Undo | str) -> None:
+    """Refuse what cannot be called as it will be: an undo function late in a rollback is too late.
+
+    Args:
+        role: one of `ROLES`.
+        function: of an import path only the form is looked at.
+
+    Raises:
+        InvalidInput: it is neither a function nor an import path, or takes other arguments.
+    """
+    if isinstance(function, str):
+        expect_path(function)
+        return
+    if not callable(function):
+        raise InvalidInput(f"{role}={function!r} is neither a function nor an import path package.module:function.")
+    shapes = ("args, result", "args, result, invocation") if role == "undo" else ("invocation",)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some built-in functions do not tell
+    if not any(_binds(signature, shape.count(",") + 1) for shape in shapes):
+        name = getattr(function, "__name__", repr(function))
+        raise InvalidInput(f"{role}={name}{signature} is called with ({shapes[0]}), and does not take that.")
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidInput(f"identity_args={given!r} is no list of names; write identity_args=['to', 'amount'].")
+    if not all(isinstance(name, str) and name for name in given) or len(set(given)) < len(given):
+        raise InvalidInput(f"identity_args={list(given)!r}: each is the name of an argument, and is there once.")
+    return tuple(given)
 
 
 def takes_invocation(undo: Undo) -> bool:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from reprlib import Repr
+from typing import Any, Self
+
+from agentgit.errors import InvalidInput
+
+CALL, REPLAY, REDO = "call", "replay", "redo"
+"""Why there is an invocation: the tool was called, the record answered for it, or it ran again for an earlier one."""
 
 INTENDED = "intended"
 PAUSED = "paused"
@@ -37,6 +44,27 @@ DECISIONS = {
 """What a person's word makes of an invocation: the call, or its reversal, happened or did not."""
 
 
+ELSEWHERE = "it was imported: the world in which it happened is not here"
+"""Why nothing is done about an imported call: not reversed, not looked for, not made again by itself."""
+
+_TIMES = ("started_at", "ended_at")
+
+
+class _Short(Repr):
+    """Names a value in a few words, however much it holds."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        """Give the beginning of a text; the base gives both ends."""
+        return repr(x) if len(x) <= _LONGEST else f"{x[:_LONGEST]!r}…"
+
+
+_LONGEST = 40
+"""How many characters of a text name it."""
+
+brief = _Short().repr
+"""Gives the repr of a value in a few words."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolInvocation:
     """One call of one tool.
@@ -58,6 +86,12 @@ class ToolInvocation:
         replay_of: the recorded invocation that this one stands for on another branch.
         idempotency_key: the same for every attempt at this call.
         undo: the import path of its undo function, if it has one.
+        verify: the import path of the function that looks whether it happened, if it has one.
+        precheck: the import path of the function that looks whether it can be undone, if it has one.
+        kind: `call`; `replay` if the tool did not run because the record had the answer; `redo` if it ran again in
+            place of an earlier invocation, which is not on the track a second time.
+        identity: the hash of what makes two calls the same, for tools of which that matters.
+        made_on: the branch that made it, by its id in the session that it was imported from; None if it was made here.
     """
 
     id: int
@@ -75,14 +109,42 @@ class ToolInvocation:
     replay_of: int | None = None
     idempotency_key: str = ""
     undo: str | None = None
+    verify: str | None = None
+    precheck: str | None = None
+    kind: str = "call"
+    identity: str | None = None
+    made_on: int | None = None
+
+    @property
+    def is_imported(self) -> bool:
+        """True if it was made elsewhere: what it did is not in the world of this session."""
+        return self.made_on is not None
+
+    @property
+    def first_id(self) -> int:
+        """The id of the call that this one repeats, if it ran again; else its own."""
+        return self.id if self.replay_of is None or self.kind != REDO else self.replay_of
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields as a JSON-like dict, times in ISO form."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("started_at", "ended_at"):
+        for name in _TIMES:
             data[name] = data[name].isoformat() if data[name] else None
         return data
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, also after a way through JSON.
+
+        Raises:
+            InvalidInput: it is something else.
+        """
+        try:
+            times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIMES}
+            return cls(**{**data, **times})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"This is no tool invocation: {error}. Give what to_dict() gave.") from error
+
     def __str__(self) -> str:
-        args = ", ".join(f"{key}={value!r}" for key, value in self.args.items())
+        args = ", ".join(f"{key}={brief(value)}" for key, value in self.args.items())
         return f"{self.tool_name}({args})"

@@ -1,21 +1,37 @@
-"""The plan of a rollback: what would be done about each effect, and why. Pure: nothing happens here."""
+"""The plan of a rollback or a switch: what would be done about each effect, and why. Pure: nothing happens here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
+from agentgit.errors import InvalidInput
 from agentgit.tools import effects, invocation
-from agentgit.tools.invocation import ToolInvocation
+from agentgit.tools.files import FileChanges
+from agentgit.tools.invocation import ELSEWHERE, ToolInvocation
+from agentgit.values import Drawn
 
 REVERSE = "reverse"
 KEEP = "keep"
 BLOCK = "block"
 GONE = "gone"
+REDO = "redo"
 
 TOOLS_MODES = ("reverse", "keep", "require_clean")
 """What a rollback may do about effects: reverse them, leave the world alone, or refuse if there are any."""
+
+RECORD, EXECUTE = "record", "execute"
+REPLAY_MODES = (RECORD, REDO, EXECUTE)
+"""How the tool track comes to a new branch: from the record; with what of it was reversed run again; all run again."""
+
+ROLLBACK, SWITCH, WORLD_ONLY = "rollback", "switch", "world_only"
+"""What a plan is of: a rollback, a switch to another branch, a rollback of the world without the conversation."""
+
+GOING_BACK = "it was reversed since, and going back does not make it again"
+
+Why = Callable[[ToolInvocation], str | None]
+"""Says why something cannot be done about an invocation; None if it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,42 +39,61 @@ class PlanStep:
     """What would be done about one effect.
 
     Args:
-        action: `reverse`, `keep`, `block` (it can be neither reversed nor silently kept), or `gone` (the conversation
-            will tell of it, and it was reversed since).
+        action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently
+            kept), or `gone` (the conversation will tell of it, and it was reversed since).
         invocation: the call that had the effect.
         why: the reason, as a sentence.
+        otherwise: what `force=True` makes of a step that is in the way: `keep`, or `gone` if the tool would have to run
+            again and cannot.
     """
 
     action: str
     invocation: ToolInvocation
     why: str
+    otherwise: str = KEEP
 
     def __str__(self) -> str:
-        return f"{self.action:<8} {self.invocation}: {self.why}"
+        return f"{self.action} {self.invocation}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackPlan:
-    """What a rollback would do, newest effect first.
+class RollbackPlan(Drawn):
+    """What a rollback or a switch would do, in that order: reversals newest first, then what runs again, oldest first.
+
+    `str` draws it; a notebook shows it as a table.
 
     Args:
-        checkpoint_id: where it would go back to.
+        checkpoint_id: where it would go back to; for a switch the head of the branch, 0 if it has none.
         target: how a person calls that place.
         position: how many tool invocations lie before it.
-        replayed: the invocations that the new branch's track begins with.
-        steps: what would be done about each later effect, newest first in world order.
+        kind: `rollback`, `switch` or `world_only`.
+        replayed: the invocations that the branch's track begins with.
+        steps: what would be done about each effect.
+        files: what would be done about the files; None if there is no workspace, or they are to be left alone.
     """
 
     checkpoint_id: int
     target: str
     position: int
+    kind: str = ROLLBACK
     replayed: list[ToolInvocation] = field(default_factory=list)
     steps: list[PlanStep] = field(default_factory=list)
+    files: FileChanges | None = None
 
     @property
     def reversals(self) -> list[PlanStep]:
         """The steps that would run an undo function, in the order they would run."""
         return [step for step in self.steps if step.action == REVERSE]
+
+    @property
+    def redos(self) -> list[PlanStep]:
+        """The steps that would run a tool again, in the order they would run."""
+        return [step for step in self.steps if step.action == REDO]
+
+    @property
+    def moves_the_world(self) -> bool:
+        """True if something would be reversed or run again, or stands in the way of that."""
+        return bool(self.reversals or self.redos or self.blockers or (self.files and self.files.changes))
 
     @property
     def kept(self) -> list[PlanStep]:
@@ -76,32 +111,96 @@ class RollbackPlan:
         return not self.blockers
 
     def forced(self) -> RollbackPlan:
-        """Give the plan in which what stands in the way is kept instead."""
-        steps = [
-            PlanStep(action=KEEP, invocation=s.invocation, why=f"forced: {s.why}") if s.action == BLOCK else s
-            for s in self.steps
-        ]
-        return replace(self, steps=steps)
+        """Give the plan in which what stands in the way is left as it is in the world."""
+        return replace(self, steps=[_forced(step) if step.action == BLOCK else step for step in self.steps])
+
+    @property
+    def heading(self) -> str:
+        """A sentence that says what it is a plan of."""
+        calls = f"{self.position} tool call{'' if self.position == 1 else 's'}"
+        return {
+            ROLLBACK: f"Rollback to {self.target}: a new branch that begins with {calls}.",
+            SWITCH: f"Switch to {self.target}: the world is brought to its {calls}.",
+            WORLD_ONLY: f"Rollback of the world to {self.target}: the conversation stays as it is.",
+        }[self.kind]
+
+    @property
+    def summary(self) -> str:
+        """A sentence that counts the steps."""
+        return self._of_effects + (f" {self.files.summary}" if self.files else "")
+
+    @property
+    def _of_effects(self) -> str:
+        if not self.steps:
+            return "There is nothing to reverse."
+        if self.is_admissible:
+            return f"{_counted(self.steps)}; nothing blocks."
+        n = len(self.blockers)
+        return f"{n} block{'s' if n == 1 else ''}, so nothing is done. With force: {_counted(self.forced().steps)}."
+
+    def without(self, known: Collection[int]) -> RollbackPlan:
+        """Leave out the steps about these invocations."""
+        return replace(self, steps=[step for step in self.steps if step.invocation.id not in known])
+
+    def as_request(self) -> list[dict[str, Any]]:
+        """Give the steps as an operation keeps them."""
+        return [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in self.steps]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the plan as JSON-like data."""
+        """Give the plan as JSON-like data, which `from_dict` reads again."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "target": self.target,
             "position": self.position,
-            "replayed": [call.id for call in self.replayed],
-            "steps": [{"action": s.action, "why": s.why, "invocation": s.invocation.to_dict()} for s in self.steps],
+            "kind": self.kind,
+            "is_admissible": self.is_admissible,
+            "steps": [{**vars(step), "invocation": step.invocation.to_dict()} for step in self.steps],
+            "replayed": [call.to_dict() for call in self.replayed],
+            "files": self.files.to_dict() if self.files else None,
         }
 
-    def __str__(self) -> str:
-        head = f"Rollback to {self.target}: a new branch that begins with {_count(self.position, 'tool call')}."
-        if not self.steps:
-            return f"{head}\n  nothing to reverse"
-        return "\n".join([head, *(f"  {step}" for step in self.steps)])
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, also after a way through JSON.
+
+        Raises:
+            InvalidInput: it is something else.
+
+        Example:
+            >>> plan = RollbackPlan(checkpoint_id=1, target="main#1", position=0)
+            >>> RollbackPlan.from_dict(plan.to_dict()) == plan
+            True
+        """
+        try:
+            return cls(
+                **{name: data[name] for name in ("checkpoint_id", "target", "position", "kind")},
+                steps=[
+                    PlanStep(**{**s, "invocation": ToolInvocation.from_dict(s["invocation"])}) for s in data["steps"]
+                ],
+                replayed=[ToolInvocation.from_dict(call) for call in data["replayed"]],
+                files=FileChanges.from_dict(data["files"]) if data.get("files") else None,
+            )
+        except (KeyError, TypeError) as error:
+            raise InvalidInput(f"This is no plan: {error}. Give what to_dict() gave.") from error
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" + ("" if n == 1 else "s")
+_SAID = {
+    REVERSE: ("will be reversed", "will be reversed"),
+    REDO: ("runs again", "run again"),
+    KEEP: ("stays", "stay"),
+    GONE: ("is gone", "are gone"),
+}
+"""What is said of one effect, and of several."""
+
+
+def _counted(steps: list[PlanStep]) -> str:
+    numbers = {action: sum(step.action == action for step in steps) for action in _SAID}
+    return ", ".join(f"{n} {_SAID[action][n > 1]}" for action, n in numbers.items() if n)
+
+
+def _forced(step: PlanStep) -> PlanStep:
+    """Leave an effect as it is: in the world, or out of it if its tool cannot run again."""
+    return replace(step, action=step.otherwise, why=f"forced: {step.why}")
 
 
 def make_plan(
@@ -110,10 +209,14 @@ def make_plan(
     target: str,
     position: int,
     later: Iterable[ToolInvocation],
-    can_undo: Callable[[ToolInvocation], str | None],
+    can_undo: Why,
     gone: Iterable[ToolInvocation] = (),
     accepted: Collection[int] = (),
     tools: str = "reverse",
+    replay: str = RECORD,
+    track: Iterable[ToolInvocation] = (),
+    can_redo: Why = lambda call: None,
+    kind: str = ROLLBACK,
 ) -> RollbackPlan:
     """Decide about every effect that stands in the world and is not on the path to the checkpoint.
 
@@ -123,21 +226,57 @@ def make_plan(
         position: how many tool invocations lie before it.
         later: the other invocations of the session that may stand in the world, newest first in world order.
         can_undo: None if the undo function of an invocation is at hand, else why not.
-        gone: invocations before the checkpoint that were reversed since.
-        accepted: the ids of those that an earlier rollback kept and reported.
+        gone: invocations before the checkpoint that were reversed since, or may have been, oldest first.
+        accepted: the `first_id` of those that an earlier rollback kept and reported.
         tools: one of `TOOLS_MODES`.
+        replay: one of `REPLAY_MODES`.
+        track: the invocations before the checkpoint; only `execute` asks for them.
+        can_redo: None if the tool of an invocation can be run again, else why not.
+        kind: what the plan is of.
     """
     steps = [
-        PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it") if call.id in accepted else step
+        PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
+        if call.first_id in accepted and not call.is_imported
+        else step
         for call in later
         if (step := _step(call, can_undo, tools)) is not None
     ]
-    why = "it was reversed since, and going back does not make it again"
-    steps += [PlanStep(action=GONE, invocation=call, why=why) for call in gone]
-    return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, steps=steps)
+    if replay == EXECUTE:
+        steps += [_again(call, can_redo, "a fresh world gets it by running its tool") for call in track if _ran(call)]
+    elif replay == REDO:
+        steps += [_redo(call, can_redo) for call in gone]
+    else:
+        steps += [PlanStep(action=GONE, invocation=call, why=_doubt(call) or GOING_BACK) for call in gone]
+    return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, kind=kind, steps=steps)
 
 
-def _step(call: ToolInvocation, can_undo: Callable[[ToolInvocation], str | None], tools: str) -> PlanStep | None:
+def _ran(call: ToolInvocation) -> bool:
+    """Tell whether a call of the past did something; what failed is not made to fail again."""
+    return call.status not in (invocation.FAILED, invocation.PAUSED)
+
+
+def _again(call: ToolInvocation, can_redo: Why, why: str) -> PlanStep:
+    missing = _doubt(call) or can_redo(call)
+    return PlanStep(action=REDO if missing is None else BLOCK, invocation=call, why=missing or why, otherwise=GONE)
+
+
+def _redo(call: ToolInvocation, can_redo: Why) -> PlanStep:
+    """Make a call again that was reversed, unless that was done to another world."""
+    if call.is_imported:
+        return PlanStep(action=GONE, invocation=call, why=ELSEWHERE)
+    return _again(call, can_redo, "it was reversed, and runs again")
+
+
+def _doubt(call: ToolInvocation) -> str | None:
+    """Say why nobody knows whether a call that should be in the world is there; None if it is known."""
+    if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
+        return "it is unknown whether it was reversed since; look, and tell with repo.resolve()"
+    if call.status == invocation.UNKNOWN and call.kind == invocation.REDO:
+        return "it is unknown whether it ran again; look, and tell with repo.resolve()"
+    return None
+
+
+def _step(call: ToolInvocation, can_undo: Why, tools: str) -> PlanStep | None:
     if call.effect == effects.READ_ONLY or call.status not in invocation.STANDING:
         return None
     action, why = _decide(call, can_undo)
@@ -150,13 +289,17 @@ def _step(call: ToolInvocation, can_undo: Callable[[ToolInvocation], str | None]
     return PlanStep(action=action, invocation=call, why=why)
 
 
-def _decide(call: ToolInvocation, can_undo: Callable[[ToolInvocation], str | None]) -> tuple[str, str]:
+def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
+    if call.is_imported:
+        return KEEP, ELSEWHERE
     if call.effect == effects.UNDECLARED:
         return KEEP, "nothing was declared about this tool; declare its effect and its undo function"
     if call.status == invocation.FAILED:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
     if call.status == invocation.INTENDED:
         return BLOCK, "it is running now; wait for its turn to end"
+    if call.status == invocation.UNKNOWN and call.effect == effects.IDEMPOTENT:
+        return KEEP, "it was broken off, and calling it again does no harm"
     if call.status == invocation.UNKNOWN:
         return BLOCK, "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
     if call.status == invocation.REVERSING:

@@ -1,11 +1,21 @@
-"""The report of a rollback: what was reversed, replayed, kept, and what failed, each with its reason."""
+"""The report of a rollback or a switch: what was reversed, replayed, kept, and what failed, each with its reason."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from agentgit.errors import InvalidInput
+from agentgit.tools.files import FileChanges
 from agentgit.tools.invocation import ToolInvocation
+from agentgit.tools.plan import ROLLBACK, SWITCH, WORLD_ONLY
+from agentgit.values import Drawn
+
+GROUPS = ("reversed", "redone", "drifted", "replayed", "kept", "gone", "failed", "remaining")
+"""What can become of the steps of a plan, and of the track."""
+
+DONE = "done"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,50 +35,98 @@ class ReportItem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollbackReport:
-    """What a rollback did.
+class RollbackReport(Drawn):
+    """What a rollback or a switch did. `str` draws it; a notebook shows it as a table.
 
     Args:
         operation_id: the operation, for `repo.resume`.
         status: `done`, or `partial` if a reversal failed or was never tried.
         checkpoint_id: where it went back to.
-        branch: the name of the new branch.
+        branch: the name of the branch that it led to.
+        kind: `rollback`, `switch` or `world_only`, as in a plan.
         reversed: effects taken back, in the order it happened.
+        redone: calls whose tool ran again.
+        drifted: those of them that returned something else than before.
         replayed: invocations that the new branch's track begins with.
         kept: effects that stay in the world.
         gone: effects that the conversation tells of, and that were reversed before.
         failed: reversals that raised.
-        remaining: reversals that were not tried because an earlier one failed.
+        remaining: what was not tried, because an earlier one failed or returned something else.
+        files: what was done about the files; None if there is no workspace, or they were to be left alone.
     """
 
     operation_id: int
     status: str
     checkpoint_id: int
     branch: str
+    kind: str = ROLLBACK
     reversed: list[ReportItem] = field(default_factory=list)
+    redone: list[ReportItem] = field(default_factory=list)
+    drifted: list[ReportItem] = field(default_factory=list)
     replayed: list[ReportItem] = field(default_factory=list)
     kept: list[ReportItem] = field(default_factory=list)
     gone: list[ReportItem] = field(default_factory=list)
     failed: list[ReportItem] = field(default_factory=list)
     remaining: list[ReportItem] = field(default_factory=list)
+    files: FileChanges | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the report as JSON-like data."""
-        groups = ("reversed", "replayed", "kept", "gone", "failed", "remaining")
-        return {
-            "operation_id": self.operation_id,
-            "status": self.status,
-            "checkpoint_id": self.checkpoint_id,
-            "branch": self.branch,
-            **{
-                group: [{"invocation": item.invocation.id, "reason": item.reason} for item in getattr(self, group)]
-                for group in groups
-            },
+        """Give the report as JSON-like data, which `from_dict` reads again."""
+        groups = {
+            group: [{"invocation": item.invocation.to_dict(), "reason": item.reason} for item in items]
+            for group, items in self.groups().items()
         }
+        files = {"files": self.files.to_dict() if self.files else None}
+        return {name: getattr(self, name) for name in _FACTS} | groups | files
 
-    def __str__(self) -> str:
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, also after a way through JSON.
+
+        Raises:
+            InvalidInput: it is something else.
+
+        Example:
+            >>> report = RollbackReport(operation_id=1, status="done", checkpoint_id=2, branch="main-2")
+            >>> RollbackReport.from_dict(report.to_dict()) == report
+            True
+        """
+        try:
+            groups: dict[str, Any] = {group: [_item(item) for item in data[group]] for group in GROUPS}
+            files = FileChanges.from_dict(data["files"]) if data.get("files") else None
+            return cls(**{name: data[name] for name in _FACTS}, **groups, files=files)
+        except (KeyError, TypeError) as error:
+            raise InvalidInput(f"This is no report: {error}. Give what to_dict() gave.") from error
+
+    def groups(self) -> dict[str, list[ReportItem]]:
+        """Give the items by what became of them, in the order of `GROUPS`."""
+        return {group: getattr(self, group) for group in GROUPS}
+
+    @property
+    def heading(self) -> str:
+        """A sentence that says what it is a report of."""
         calls = f"{len(self.replayed)} tool call{'' if len(self.replayed) == 1 else 's'}"
-        lines = [f"Rollback {self.status}: branch {self.branch}, {calls} replayed from the record."]
-        for group in ("reversed", "kept", "gone", "failed", "remaining"):
-            lines += [f"  {group:<9} {item}" for item in getattr(self, group)]
-        return "\n".join(lines)
+        if self.kind == SWITCH:
+            return f"Switch {self.status}: branch {self.branch}."
+        if self.kind == WORLD_ONLY:
+            return f"Rollback of the world {self.status}: branch {self.branch} stays as it is."
+        return f"{self.kind.capitalize()} {self.status}: branch {self.branch}, {calls} replayed from the record."
+
+    @property
+    def summary(self) -> str:
+        """A sentence that counts what became of the effects."""
+        items = self.groups()
+        counted = [f"{len(items[group])} {word}" for group, word in _SAID.items() if items[group]]
+        nothing = "The world was left as it is" if self.kind == SWITCH else "There was nothing to reverse"
+        said = f"{', '.join(counted) or nothing}." + (f" {self.files.summary}" if self.files else "")
+        return said if self.status == DONE else f"{said} Finish with repo.resume({self.operation_id})."
+
+
+_FACTS = ("operation_id", "status", "checkpoint_id", "branch", "kind")
+
+_SAID = {group: group for group in GROUPS if group != "replayed"} | {"remaining": "not tried"}
+"""What is said of each group; what was replayed is in the heading."""
+
+
+def _item(data: Mapping[str, Any]) -> ReportItem:
+    return ReportItem(invocation=ToolInvocation.from_dict(data["invocation"]), reason=data["reason"])

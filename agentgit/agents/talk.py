@@ -1,0 +1,163 @@
+"""A turn of a chat: what a person says goes in, and what comes back are pieces, in the order in which they happen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langgraph.types import Command, StateSnapshot
+
+from agentgit.agents import inputs
+from agentgit.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+
+@dataclass(frozen=True)
+class Said:
+    """Text of an answer.
+
+    Args:
+        message: the id of the message that it belongs to.
+        text: the next piece of it.
+    """
+
+    message: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Called:
+    """A tool that the model calls."""
+
+    name: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the graph asks a person, who answers with what they say next."""
+
+    question: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """Why the turn broke off."""
+
+    error: Exception
+
+
+Piece = Said | Called | Asked | Raised
+Pieces = AsyncGenerator[Piece, None]
+
+
+async def say(agent: RollbackAgent, text: str) -> Pieces:
+    """Run a turn: with a new message, or with the answer to what the graph asked.
+
+    Args:
+        agent: who answers.
+        text: what the person says; to a question, JSON where it is an object or a list.
+    """
+    state = await agent.aget_state()
+    if state.interrupts:
+        value: Any = Command(resume={state.interrupts[0].id: _answer(text)})
+    else:
+        value = {inputs.MESSAGES: [("user", text)]}
+    async for piece in _pieces(agent, value, state):
+        yield piece
+
+
+async def go_on(agent: RollbackAgent) -> Pieces:
+    """Go on with a turn that broke off.
+
+    Raises:
+        InvalidInput: none did, or it waits for an answer.
+    """
+    state = await agent.aget_state()
+    if state.interrupts or not state.next:
+        raise InvalidInput(
+            "The graph waits for an answer: say it." if state.interrupts else "No turn broke off here; say something."
+        )
+    async for piece in _pieces(agent, None, state):
+        yield piece
+
+
+def is_half_done(agent: RollbackAgent) -> bool:
+    """Tell whether a turn broke off here, and could go on."""
+    state = agent.get_state()
+    return bool(state.next) and not state.interrupts
+
+
+def waiting(state: StateSnapshot) -> list[Asked]:
+    """List what a graph waits to be told."""
+    return [Asked(one.value) for one in state.interrupts]
+
+
+async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pieces:
+    # Asynchronous, so that a turn can be broken off while a node of it waits, and graphs of coroutines run too.
+    reader = _Reader({message.id for message in _messages(before)})
+    try:
+        stream = cast("AsyncGenerator[Any, None]", agent.astream(value, stream_mode="messages"))
+        async with aclosing(stream):
+            async for message, _ in stream:
+                for piece in reader.read(message):
+                    yield piece
+        for piece in (*reader.rest(), *waiting(await agent.aget_state())):
+            yield piece
+    except Exception as error:  # noqa: BLE001  # a graph may raise anything, and the chat goes on
+        yield Raised(error)
+
+
+def _messages(state: StateSnapshot) -> list[BaseMessage]:
+    found = state.values.get(inputs.MESSAGES) if isinstance(state.values, Mapping) else state.values
+    return [one for one in found if isinstance(one, BaseMessage)] if isinstance(found, list) else []
+
+
+def _answer(text: str) -> Any:
+    """Read the answer to a question, which a form asks for as JSON."""
+    try:
+        return json.loads(text) if text.lstrip()[:1] in ("{", "[") else text
+    except ValueError:
+        return text
+
+
+@dataclass
+class _Reader:
+    """Makes pieces of the messages that a graph streams.
+
+    Args:
+        known: the ids of the messages that were there before; some graphs give those again.
+    """
+
+    known: set[str | None]
+    _open: dict[str | None, AIMessageChunk] = field(default_factory=dict)
+    """The messages whose calls are not whole yet."""
+
+    def read(self, message: BaseMessage) -> Iterator[Piece]:
+        if not isinstance(message, AIMessage):
+            yield from self.rest()  # a tool has answered: what was called is known
+        elif message.id not in self.known:
+            if message.text:
+                yield Said(message.id, str(message.text))
+            if not isinstance(message, AIMessageChunk):
+                yield from _calls(message)
+            else:
+                begun = self._open.get(message.id)
+                self._open[message.id] = message if begun is None else begun + message
+                if message.chunk_position == "last":
+                    yield from _calls(self._open.pop(message.id))
+
+    def rest(self) -> Iterator[Piece]:
+        for message in self._open.values():
+            yield from _calls(message)
+        self._open.clear()
+
+
+def _calls(message: AIMessage) -> Iterator[Piece]:
+    return (Called(call["name"], call["args"]) for call in message.tool_calls)

@@ -1,0 +1,197 @@
+"""A graph's tools: what they declare of themselves, whether a declaration fits them, and how to call one again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, InjectedToolCallId
+from langgraph.errors import ParentCommand
+
+from agentgit.agents.answers import as_recorded, handed_over
+from agentgit.agents.apart import by_itself
+from agentgit.agents.capture import clone_of
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.tools.declared import ALL, default
+from agentgit.tools.effects import Effect, declared_on, expect_function, resolve
+from agentgit.tools.hints import hints_in, stricter
+from agentgit.tools.registry import Run
+
+ByName = Mapping[str, Sequence[BaseTool]]
+"""The tools of a graph by name. Two graphs in it may each have one of the same name."""
+
+
+def declared_of(
+    tools: ByName, given: Mapping[str, Effect], defaults: Mapping[str, Effect], *, check: bool
+) -> dict[str, Effect | None]:
+    """Tell what each tool does: as the user says, else as it says itself, else by default; stricter if MCP says so.
+
+    Args:
+        tools: those that the graph shows, without agentgit's own.
+        given: what the user says of them.
+        defaults: what the repository says of all others.
+        check: False if the user may name tools that the graph does not show.
+
+    Raises:
+        InvalidInput: a tool is named that is not there, or an argument that the tool does not have; or two tools of one
+            name differ.
+        NotFound: a function cannot be imported.
+    """
+    _expect_known(tools, given, check=check)
+    found: dict[str, Effect | None] = {}
+    for name in {**tools, **given}:
+        same = tools.get(name, ())
+        effect = given.get(name) or _own(name, same) or default(defaults, name)
+        for tool in same:
+            effect = stricter(effect, hints_in(tool.metadata))
+        if effect is not None:
+            _expect_fit(name, effect, same)
+        found[name] = effect
+    return found
+
+
+def _expect_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -> None:
+    if ALL in given:
+        raise InvalidInput(
+            f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here each tool is named."
+        )
+    unknown = sorted(set(given) - set(tools))
+    if check and tools and unknown:
+        raise InvalidInput(
+            f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
+            "If a node calls it out of sight of the graph, say so: check_effects=False."
+        )
+
+
+def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
+    """Give what the tools of one name declare of themselves."""
+    own = [declared_on(tool) for tool in same]
+    if any(effect != own[0] for effect in own):
+        raise InvalidInput(
+            f"The graph has several tools called {name}, which declare different effects, and a record has only the "
+            f"name. Rename one, or declare what holds for all of them: effects={{{name!r}: ...}}."
+        )
+    return own[0] if own else None
+
+
+def _expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
+    for role, function in effect.functions():
+        if isinstance(function, str):
+            _expect_importable(name, role, function)
+    for tool in same if effect.identity_args else ():
+        known = _arguments(tool)
+        if known is not None and (unknown := sorted(set(effect.identity_args or ()) - known)):
+            raise InvalidInput(
+                f"identity_args of {name}: it has no argument {', '.join(unknown)}; it has "
+                f"{', '.join(sorted(known)) or 'none'}."
+            )
+
+
+def _expect_importable(name: str, role: str, path: str) -> None:
+    try:
+        expect_function(role, resolve(path))
+    except (NotFound, InvalidInput) as error:
+        raise type(error)(f"The effect of {name}: {error} Correct its {role}, or give the function itself.") from error
+
+
+def _arguments(tool: BaseTool) -> set[str] | None:
+    """Give the names of the arguments that a model gives to a tool; None if it takes any."""
+    schema: Any = tool.tool_call_schema
+    if isinstance(schema, dict):
+        return None if schema.get("additionalProperties") else set(schema.get("properties", ()))
+    if schema.__dict__.get("model_config", {}).get("extra") == "allow" or not hasattr(schema, "model_fields"):
+        return None
+    whole: Any = getattr(tool.get_input_schema(), "model_fields", {})  # only this one has the aliases
+    return {name for field in schema.model_fields for name in (field, getattr(whole.get(field), "alias", None)) if name}
+
+
+# -- calling a tool again
+
+
+def forward(same: Sequence[BaseTool]) -> Run | str:
+    """Give what calls a tool with recorded arguments and gives what is recorded of its result, or says why nothing can.
+
+    Args:
+        same: the tools of one name.
+    """
+    tool = same[0]
+    if any(other is not tool for other in same):
+        return f"the graph has several tools called {tool.name}, and the record does not say which one it was"
+    if lost := _injected(tool):
+        return (
+            f"the tool {tool.name} is given {', '.join(lost)} by its graph, which is not recorded, so that it can be "
+            "called only there"
+        )
+    return functools.partial(_acall if _is_async(tool) else _call, tool)
+
+
+def _injected(tool: BaseTool) -> list[str]:
+    """Name the arguments that a graph gives to a tool and nobody else can; a tool call's id can be made up."""
+    whole: Any = getattr(tool.get_input_schema(), "model_fields", {})
+    asked: Any = getattr(tool.tool_call_schema, "model_fields", whole)
+    return sorted(name for name in set(whole) - set(asked) if not _is_call_id(whole[name].metadata))
+
+
+def _is_call_id(metadata: Sequence[Any]) -> bool:
+    return any(isinstance(item, InjectedToolCallId) or item is InjectedToolCallId for item in metadata)
+
+
+def _is_async(tool: BaseTool) -> bool:
+    """Tell whether a tool is better awaited: it has no synchronous function, or its class says how to await it."""
+    if hasattr(tool, "coroutine"):
+        return getattr(tool, "func", None) is None
+    return type(tool)._arun is not BaseTool._arun
+
+
+def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
+    returned: list[Any] = []
+    try:
+        with by_itself(), _asking_nobody():
+            _raising(tool, returned).invoke(_asked(tool, args), _on(thread_id))
+    except ParentCommand as error:
+        return handed_over(error)
+    return as_recorded(returned[-1])
+
+
+async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
+    returned: list[Any] = []
+    try:
+        with by_itself(), _asking_nobody():
+            await _raising(tool, returned).ainvoke(_asked(tool, args), _on(thread_id))
+    except ParentCommand as error:
+        return handed_over(error)
+    return as_recorded(returned[-1])
+
+
+@contextmanager
+def _asking_nobody() -> Iterator[None]:
+    """Say it in words if a tool asks a person: outside of a turn LangGraph only misses a key."""
+    try:
+        yield
+    except KeyError as error:
+        if not str(error).startswith("'__pregel_"):
+            raise
+        raise InvalidInput(
+            "the tool asks a person (interrupt), and outside of a turn there is nobody to answer"
+        ) from error
+
+
+def _on(thread_id: str) -> RunnableConfig:
+    """Tell a tool that reads its config where it runs; what else a caller gave with a turn is not recorded."""
+    return {"configurable": {"thread_id": thread_id}}
+
+
+def _raising(tool: BaseTool, returned: list[Any]) -> BaseTool:
+    """Copy a tool; the copy puts what it returns into a list, and raises where the tool would explain to a model."""
+    clone = clone_of(tool, returned.append)
+    clone.handle_tool_error = clone.handle_validation_error = False
+    return clone
+
+
+def _asked(tool: BaseTool, args: Mapping[str, Any]) -> Any:
+    """Write the call as a model does, under an id of its own: a tool that takes the old one for a key does nothing."""
+    return {"name": tool.name, "args": dict(args), "id": f"again-{uuid4().hex}", "type": "tool_call"}

@@ -1,0 +1,92 @@
+"""What an exploration gives to the graph: for each step, and each choice there, an input and a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+
+from agentgit.agents import inputs
+from agentgit.errors import InvalidInput
+
+Steps = int | str | Sequence[Any]
+"""What the steps of an exploration say: inputs, or only how many steps there are."""
+
+Choices = int | Sequence[Any]
+"""In which ways each step is gone."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to go a step.
+
+    Args:
+        given: the graph's input.
+        config: what is merged into the config of the run.
+    """
+
+    given: Any
+    config: RunnableConfig
+
+    @property
+    def value(self) -> Any:
+        """The input for one run. LangGraph gives ids to the messages themselves, so that each run needs its own."""
+        said = self.given.get(inputs.MESSAGES) if isinstance(self.given, Mapping) else None
+        if not isinstance(said, list):
+            return self.given
+        return {**self.given, inputs.MESSAGES: [m.model_copy() if isinstance(m, BaseMessage) else m for m in said]}
+
+
+def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
+    """Lay out an exploration: for each step the ways to go it.
+
+    Args:
+        steps: as `RollbackAgent.explore` takes it.
+        choices: as `RollbackAgent.explore` takes it.
+
+    Raises:
+        InvalidInput: they cannot be meant.
+    """
+    how = _several(choices)
+    if isinstance(steps, int) and not isinstance(steps, bool):
+        if steps < 1 or isinstance(choices, int):
+            raise InvalidInput(
+                f"explore({steps!r}, {choices!r}) does not tell what to say. Give the inputs of the steps, like "
+                "explore(['order two chairs', 'pay'], 2); or a number of steps and what each may say, like "
+                "explore(2, ['be brief', 'be thorough'])."
+            )
+        return [[_saying(number, choice) for choice in how] for number in range(1, steps + 1)]
+    given = [steps] if isinstance(steps, str) else steps
+    if not isinstance(given, Sequence) or not given:
+        raise InvalidInput(f"steps={steps!r} are no steps; give a list with the input of each, or their number.")
+    return [[_running(step, choice) for choice in how] for step in given]
+
+
+def _several(choices: Choices) -> Sequence[Any]:
+    if isinstance(choices, int) and not isinstance(choices, bool) and choices > 0:
+        return [None] * choices
+    if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
+        return choices
+    raise InvalidInput(f"choices={choices!r} are no choices; give how many there are at each step, or a list of them.")
+
+
+def _saying(number: int, choice: Any) -> Way:
+    return Way(_input(choice(number) if callable(choice) else choice), {})
+
+
+def _running(step: Any, choice: Any) -> Way:
+    if callable(choice):
+        return Way(_input(cast("Callable[[Any], Any]", choice)(step)), {})
+    if choice is not None and not isinstance(choice, Mapping):
+        raise InvalidInput(
+            f"{choice!r} is no way to go a step; give a config like {{'configurable': ...}}, or a function that makes "
+            "the input of the step. To choose between inputs give the number of steps: explore(2, ['a', 'b'])."
+        )
+    return Way(_input(step), cast("RunnableConfig", choice or {}))
+
+
+def _input(step: Any) -> Any:
+    return {inputs.MESSAGES: [("user", step)]} if isinstance(step, str) else step

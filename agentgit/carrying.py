@@ -1,0 +1,212 @@
+"""The verbs that carry sessions from one database to another, and out of them for evaluation and learning."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sqlalchemy import Connection
+
+import agentgit
+from agentgit.checkpoints import Checkpoint
+from agentgit.errors import NotFound, Unavailable
+from agentgit.exports.carried import Carried
+from agentgit.exports.lines import Sealer
+from agentgit.exports.records import COUNTED, FORMAT, HEADER
+from agentgit.exports.trajectory import steps
+from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.store.explorations import mark_of
+from agentgit.store.export import Cut, export
+from agentgit.store.import_ import Import, check
+from agentgit.verbs import BranchRef, SessionRef, Verbs
+
+Exported = SessionRef | InternalSession | Checkpoint
+"""What can be exported: a session, one branch of it, or one checkpoint."""
+
+IN_MEMORY = 2**22
+"""Bytes of an export that is read from a pipe; more of it goes into a temporary file."""
+
+
+class Carrying(Verbs):
+    """What a repository can carry out and in."""
+
+    def export(self, ref: Exported, path: str | Path | BinaryIO, *, branch: BranchRef = None) -> Carried:
+        """Write a session, a branch or a checkpoint to one file, which any agentgit reads with `import_`.
+
+        The file is JSON lines: conversation and state at every checkpoint, the tool track, the world log, rollbacks as
+        history, pending questions. A branch or a checkpoint is written as a session of one branch; what other branches
+        did in its world stands on a branch `elsewhere`. Files of a workspace, undo functions and secrets are not in it.
+
+        Args:
+            ref: a session, its name or id, None for the one that moved last; or an InternalSession; or a Checkpoint.
+            path: the file, which is replaced in one step; or a binary stream.
+            branch: one branch of that session; None for all.
+
+        Raises:
+            NotFound: there is no such session, branch or checkpoint.
+            Conflict: a rollback of it is half done.
+            Corrupt: something of it is gone or damaged; nothing was written.
+            Unavailable: the file cannot be written.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build
+            >>> repo = agentgit.open(":memory:")
+            >>> answer = repo.wrap(build("shop.db"), session="s", effects=EFFECTS).run("order two chairs")
+            >>> repo.export("s", "s.jsonl").tool_calls
+            1
+            >>> repo.import_("s.jsonl").session.session_name
+            's-2'
+        """
+        with tempfile.TemporaryFile() as file:
+            header = self._write(file, ref, branch)
+            whole = check(file)  # what is given away can be read
+            file.seek(0)
+            with _target(path) as target:
+                shutil.copyfileobj(file, target)
+        session = self._read(lambda c: self.lookup.session(c, whole.session["id"]))
+        return Carried.of_counts(session, header, whole.counts)
+
+    def _write(self, file: BinaryIO, ref: Exported, branch: BranchRef) -> dict[str, Any]:
+        sealer, counts = Sealer(), dict.fromkeys(COUNTED, 0)
+
+        def write(record: dict[str, Any]) -> None:
+            file.write(sealer.line(record))
+            if record["record"] in counts:
+                counts[record["record"]] += 1
+
+        with self.store.database.reading() as connection:
+            if not self.store.database.is_sqlite:
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cut = self._cut(connection, ref, branch)
+            header = {
+                "record": HEADER, "format": FORMAT, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,
+                "made_at": datetime.now(UTC).isoformat(),
+            }  # fmt: skip
+            write(header)
+            export(self.store, connection, cut, write)
+        write({"record": "end", "counts": counts})
+        return header
+
+    def _cut(self, connection: Connection, ref: Exported, branch: BranchRef) -> Cut:
+        """Find what is meant."""
+        if isinstance(ref, Checkpoint):
+            owner = self.lookup.owner_of(connection, ref.id or 0)
+            if owner is None:
+                raise NotFound(f"Checkpoint {ref.id} is not here. repo.checkpoints() lists those of a branch.")
+            current = self.lookup.branch(connection, owner, None)
+            point = self.lookup.checkpoint(connection, owner, current, ref)
+            left = self.store.sessions.branch(connection, point.internal_session_id)
+            return Cut(session=self.store.sessions.one(connection, owner.id), branch=left, point=point)
+        if isinstance(ref, InternalSession):
+            ref, branch = ref.external_session_id, ref
+        found = self.lookup.session(connection, ref)
+        row = self.lookup.branch(connection, found, branch) if branch is not None else None
+        return Cut(session=self.store.sessions.one(connection, found.id), branch=row)
+
+    def import_(self, path: str | Path | BinaryIO, *, session: str | None = None) -> Carried:
+        """Make a session of what `export` wrote, with ids and threads of its own; all of it, or nothing.
+
+        The file is held against itself first: its hashes, and all that names something else. What its calls did is in
+        the world that they were made in: it is never reversed or made again from here, and plans say so. What was
+        consumed there stays consumed.
+
+        Args:
+            path: the file; or a binary stream.
+            session: what the session is called; None for its own name, or the next free one like it.
+
+        Raises:
+            NotFound: there is no such file.
+            InvalidInput: it is no export, or a newer one; or no session can be called so.
+            Corrupt: a line is damaged or forged; the text says which one, and what is wrong.
+            Conflict: there is a session of that name.
+        """
+        if session is not None:
+            self.expect_name(session)
+        with _source(path) as file:
+            session_id, whole = Import(self.store, self.user.id, file, session).run()
+        made = self._read(lambda c: self.lookup.session(c, session_id))
+        return Carried.of_counts(made, whole.header, whole.counts)
+
+    def trajectories(self, session: SessionRef = None, branch: BranchRef = None) -> Iterator[dict[str, Any]]:
+        """Give the steps of branches: what the agent saw, what it did, what came of it, reward and label.
+
+        A step is an AI message. Its reward and label come from the `data` of the checkpoints after it, its label else
+        from their name; the score of an exploration is the reward of its branch's last step.
+
+        Args:
+            session: None is the one that moved last.
+            branch: one branch; None for all, each from the root of the session.
+
+        Raises:
+            NotFound: there is none.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build
+            >>> repo = agentgit.open(":memory:")
+            >>> answer = repo.wrap(build("shop.db"), session="s", effects=EFFECTS).run("order two chairs")
+            >>> [[result["tool"] for result in step["results"]] for step in repo.trajectories("s")]
+            [['create_order'], []]
+        """
+        found = self._read(lambda c: self.lookup.session(c, session))
+        for row in self._read(lambda c: self._branches(c, found, branch)):
+            yield from self._steps(found, row)
+
+    def _branches(self, connection: Connection, session: ExternalSession, branch: BranchRef) -> list[Any]:
+        if branch is not None:
+            return [self.lookup.branch(connection, session, branch)]
+        return list(self.store.sessions.branches(connection, session.id))
+
+    def _steps(self, session: ExternalSession, row: Any) -> Iterator[dict[str, Any]]:
+        def look(connection: Connection) -> tuple[Any, ...]:
+            points = [self.views.checkpoint(point) for point in self.lookup.path(connection, row)]
+            return self.views.branch(connection, session, row), self.store.track(connection, row), points
+
+        line, track, points = self._read(look)
+        score = mark_of(row).get("score")
+        for step in steps(line.conversation_history, track, points, score):
+            yield {"session": session.session_name, "branch": row.name, **step}
+
+
+@contextmanager
+def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Give what to write to; a file is there only when it is whole."""
+    if not isinstance(path, (str, Path)):
+        yield path
+        return
+    place = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
+            part = Path(file.name)
+            try:
+                yield file  # type: ignore[misc]  # it is a binary file
+                file.flush()
+                part.replace(place)
+            finally:
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{place} cannot be written: {error.strerror or error}. Name a file in a folder.") from error
+
+
+@contextmanager
+def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Give what to read from, twice if need be."""
+    if isinstance(path, (str, Path)):
+        try:
+            file = Path(path).open("rb")  # noqa: SIM115  # it is closed below; only opening it is translated
+        except OSError as error:
+            raise NotFound(
+                f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
+            ) from error
+        with file:
+            yield file
+        return
+    with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
+        shutil.copyfileobj(path, spool)
+        yield spool  # type: ignore[misc]  # it is a binary file

@@ -1,0 +1,70 @@
+"""Two branches side by side, aligned where they part (row W6). Pure, no IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agentgit.checkpoints.diff import Diff, harmless
+from agentgit.values import Drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Drawn):
+    """What two branches did since they parted.
+
+    Args:
+        fork: the checkpoint where they part, like `main#3`.
+        messages: how many messages both begin with.
+        calls: how many tool invocations both begin with.
+        left: what the first did since: the fork compared with it.
+        right: what the second did since.
+        between: the first compared with the second.
+
+    Example:
+        >>> from agentgit.checkpoints import Checkpoint
+        >>> from agentgit.checkpoints.diff import diff
+        >>> fork, a, b = (Checkpoint(metadata={"reference": name}) for name in ("main#1", "main#2", "retry#2"))
+        >>> print(Comparison(fork="main#1", left=diff(fork, a), right=diff(fork, b), between=diff(a, b)))
+        main#2 and retry#2 part at main#1 (0 messages and 0 tool calls in common)
+        main#2: as there
+        retry#2: as there
+    """
+
+    fork: str
+    messages: int = 0
+    calls: int = 0
+    left: Diff
+    right: Diff
+    between: Diff
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all of it as JSON-like data."""
+        sides = {name: getattr(self, name).to_dict() for name in ("left", "right", "between")}
+        return {"fork": self.fork, "messages": self.messages, "calls": self.calls, **sides}
+
+    @property
+    def heading(self) -> str:
+        """A sentence that says where they part."""
+        common = f"{_count(self.messages, 'message')} and {_count(self.calls, 'tool call')} in common"
+        return f"{self.between.from_reference} and {self.between.to_reference} part at {self.fork} ({common})"
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Give the text line by line, each with its sign, as `Diff.lines` does."""
+        yield "", harmless(self.heading)
+        for side in (self.left, self.right):
+            name = harmless(side.to_reference or "?")
+            yield "", f"{name}: as there" if side.is_empty else name
+            yield from (_below(sign, text) for sign, text in side.parts())
+
+    def __str__(self) -> str:
+        return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())
+
+
+def _below(sign: str, text: str) -> tuple[str, str]:
+    return (sign, text) if sign else ("", f"  {text}")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

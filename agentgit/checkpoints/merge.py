@@ -1,0 +1,259 @@
+"""Merging: which values and messages of one branch come into another, and what stands against it. Pure, no IO.
+
+Values are told apart by what identifies them, their hashes; whoever asks knows the values themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from agentgit.errors import InvalidInput
+from agentgit.values import Drawn, portable
+
+OURS, THEIRS = "ours", "theirs"
+"""Which side of a conflict wins: what is here, or what comes."""
+
+TAKE, APPEND, RESOLVED = "take", "append", "resolved"
+"""How a value comes: only the other branch changed it; both added to a list, and theirs is added too; a function was
+asked."""
+
+KEEP, CLASH = "keep", "clash"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clash:
+    """A value that both branches changed, each in its own way.
+
+    Args:
+        key: which one, by its name in the state.
+        base: what it was where they parted, None if there was none.
+        ours: what it is here.
+        theirs: what it is there.
+    """
+
+    key: str
+    base: Any
+    ours: Any
+    theirs: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A value that comes along.
+
+    Args:
+        key: which one, by its name in the state.
+        how: `take`, `append`, `ours`, `theirs` or `resolved`.
+        value: what comes; None for `ours`.
+    """
+
+    key: str
+    how: str
+    value: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Something that does not come along.
+
+    Args:
+        what: a message in a few words, or the name of a value.
+        why: the reason, as a sentence.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePlan(Drawn):
+    """What a merge or a cherry-pick would bring. `str` draws it.
+
+    Args:
+        kind: `merge` or `cherry_pick`.
+        source: where it comes from, like `retry#4`.
+        into: the checkpoint or branch that it comes behind, like `main#5`.
+        base: what both are compared with, like `main#3`; empty for a cherry-pick.
+        values: the values that come.
+        messages: the messages that come, shown, in their order.
+        conflicts: the values that both sides changed, and about which nothing was said.
+        left_out: what does not come, and why.
+    """
+
+    SIGNS: ClassVar[Mapping[str, str]] = {"merge": "Merge of", "cherry_pick": "Cherry-pick of"}
+
+    kind: str
+    source: str
+    into: str
+    base: str = ""
+    values: list[Taken] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    conflicts: list[Clash] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def is_admissible(self) -> bool:
+        """True if nothing stands against it."""
+        return not self.conflicts
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing comes, and nothing stands against it: what is there is here already."""
+        return not (self.conflicts or self.messages or any(one.how != OURS for one in self.values))
+
+    @property
+    def heading(self) -> str:
+        """A sentence that says what is merged."""
+        since = f", since {self.base}" if self.base else ""
+        return f"{self.SIGNS[self.kind]} {self.source} into {self.into}{since}: history comes, no tool runs."
+
+    @property
+    def summary(self) -> str:
+        """A sentence that counts what comes."""
+        if self.is_empty:
+            return "Nothing comes: it is all here already."
+        values = sum(one.how != OURS for one in self.values)
+        conflicts = f"; {_count(len(self.conflicts), 'conflict')}, for resolve=" if self.conflicts else ""
+        return f"{_count(values, 'value')} and {_count(len(self.messages), 'message')} come{conflicts}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all fields as JSON-like data."""
+        plain: dict[str, Any] = portable({f.name: getattr(self, f.name) for f in fields(self)})
+        return plain
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+# -- what comes
+
+
+def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
+    """Decide about one value: `keep` what is here, `take` what comes, or `clash`.
+
+    Args:
+        base: identifies what it was where the branches parted; None if there was none.
+        ours: identifies what it is here.
+        theirs: identifies what it is there.
+
+    Example:
+        >>> decide(1, 1, 2), decide(1, 2, 1), decide(1, 2, 2), decide(1, 2, 3)
+        ('take', 'keep', 'keep', 'clash')
+    """
+    if theirs is None or theirs in (base, ours):
+        return KEEP
+    return TAKE if ours == base else CLASH
+
+
+def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | None:
+    """Find what was added to a list, in whatever order it is now; None if something of it was changed or taken out.
+
+    Args:
+        base: identifies each item that there was.
+        later: identifies each item that there is.
+
+    Returns:
+        The places of the new items in `later`.
+
+    Example:
+        >>> added("ab", "axb"), added("ab", "b")
+        ([1], None)
+    """
+    known, new = Counter(base), list[int]()
+    for place, item in enumerate(later):
+        if known[item]:
+            known[item] -= 1
+        else:
+            new.append(place)
+    return None if known.total() else new
+
+
+def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
+    """Leave out tool calls without their results, and results without their calls; providers refuse both.
+
+    Args:
+        messages: shown messages, in their order.
+
+    Returns:
+        The places of those that can come, and why the others cannot.
+
+    Example:
+        >>> asks = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
+        >>> whole([asks, {"role": "tool", "tool_call_id": "c1"}, asks])
+        ([0, 1], {2: 'a tool call of it has no result'})
+    """
+    kept: list[int] = []
+    left: dict[int, str] = {}
+    place = 0
+    while place < len(messages):
+        batch, complete = _batch(messages, place)
+        if complete:
+            kept += batch
+        elif messages[place].get("role") == "tool":
+            left[place] = "the call that it answers does not come along"
+        else:
+            left.update(
+                (n, "a tool call of it has no result" if n == place else "not all calls beside it have one")
+                for n in batch
+            )
+        place = batch[-1] + 1
+    return kept, left
+
+
+def _batch(messages: Sequence[Mapping[str, Any]], place: int) -> tuple[list[int], bool]:
+    """Give the places of a message and of the results of its tool calls; and whether all of that is there."""
+    if messages[place].get("role") == "tool":
+        return [place], False
+    waiting = {call.get("id") for call in messages[place].get("tool_calls") or ()}
+    batch = [place]
+    while waiting and batch[-1] + 1 < len(messages):
+        answer = messages[batch[-1] + 1]
+        if answer.get("role") != "tool" or answer.get("tool_call_id") not in waiting:
+            break
+        waiting.discard(answer.get("tool_call_id"))
+        batch.append(batch[-1] + 1)
+    return batch, not waiting
+
+
+def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> list[int]:
+    """Complete a choice of messages: what a chosen one calls, or is the answer to, comes along.
+
+    Args:
+        messages: shown messages, in their order.
+        places: those that were chosen.
+    """
+    wanted, found, place = set(places), list[int](), 0
+    while place < len(messages):
+        batch, _ = _batch(messages, place)
+        found += batch if wanted.intersection(batch) else ()
+        place = batch[-1] + 1
+    return found
+
+
+# -- what a person says about conflicts
+
+Choice = str | Callable[[Clash], Any]
+Resolve = Choice | Mapping[str, Choice] | None
+"""What to do about a conflict: `ours`, `theirs`, or a function that gives the value; or one of these for each key."""
+
+
+def choice(resolve: Resolve, key: str) -> Choice | None:
+    """Tell what was said about the conflicts of a key; None if nothing was.
+
+    Raises:
+        InvalidInput: it is neither `ours`, nor `theirs`, nor a function.
+
+    Example:
+        >>> choice({"note": "ours"}, "note"), choice({"note": "ours"}, "cart"), choice("theirs", "cart")
+        ('ours', None, 'theirs')
+    """
+    said = resolve.get(key, resolve.get("*")) if isinstance(resolve, Mapping) else resolve
+    if said is None or said in (OURS, THEIRS) or callable(said):
+        return said
+    raise InvalidInput(
+        f"resolve={said!r} means nothing; give 'ours', 'theirs', a function, or a mapping from keys to these."
+    )

@@ -1,0 +1,214 @@
+"""Retention: which checkpoints of a session may go, and why each of the others stays. Pure; rows B4 and P7."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+from agentgit.errors import InvalidInput
+
+MOST = 2**31 - 1
+"""The greatest number that a limit can be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """What a session keeps of its checkpoints. What something needs is never touched, whatever is said here.
+
+    Args:
+        compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of each
+            name stay; None never does that.
+        keep_last: how many of the newest ones stay in any case.
+        max_checkpoints: with more than this, the oldest go: automatic ones before named ones. None is no limit.
+        max_age: older ones go, all but the first and the newest `keep_last`; None is no limit.
+
+    Raises:
+        InvalidInput: a limit is no number above zero, or no time.
+
+    Example:
+        >>> Retention().compress_after, Retention().keep_last, Retention().max_checkpoints
+        (50, 20, 100)
+    """
+
+    compress_after: int | None = 50
+    keep_last: int = 20
+    max_checkpoints: int | None = 100
+    max_age: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("compress_after", "keep_last", "max_checkpoints"):
+            value = getattr(self, name)
+            if value is None and name != "keep_last":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+                raise InvalidInput(f"{name}={value!r} is no number of checkpoints; give 1 or more.")
+        if self.max_age is not None and not (isinstance(self.max_age, timedelta) and self.max_age > timedelta(0)):
+            raise InvalidInput(f"max_age={self.max_age!r} is no length of time; give a timedelta above zero.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data, the age in seconds; `from_dict` reads it again."""
+        return {**vars(self), "max_age": self.max_age.total_seconds() if self.max_age is not None else None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave.
+
+        Raises:
+            InvalidInput: it is something else.
+        """
+        if unknown := sorted(set(data) - {one.name for one in fields(cls)}):
+            raise InvalidInput(f"A retention has no {', '.join(unknown)}.")
+        age = data.get("max_age")
+        try:
+            return cls(**{**data, "max_age": timedelta(seconds=age) if age is not None else None})
+        except (TypeError, OverflowError) as error:
+            raise InvalidInput(f"max_age={age!r} is no number of seconds.") from error
+
+    def __str__(self) -> str:
+        said = []
+        if self.compress_after is not None:
+            said.append(f"past {self.compress_after}, the first, the last {self.keep_last} and the newest of each name")
+        if self.max_checkpoints is not None:
+            said.append(f"at most {self.max_checkpoints}")
+        if self.max_age is not None:
+            said.append(f"none older than {self.max_age} but the first and the last {self.keep_last}")
+        return "; ".join(said) or "everything"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A checkpoint as retention sees it.
+
+    Args:
+        id: the checkpoint; greater ones are newer.
+        reference: what a person calls it, like `main#7`.
+        name: the name a person gave it.
+        is_auto: True if agentgit made it by itself.
+        created_at: aware UTC.
+        needed: what needs it, as a sentence; empty if nothing does.
+    """
+
+    id: int
+    reference: str = ""
+    name: str | None = None
+    is_auto: bool = True
+    created_at: datetime
+    needed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of one checkpoint.
+
+    Args:
+        point: the checkpoint.
+        goes: True if it goes.
+        why: the reason, as a sentence.
+    """
+
+    point: Point
+    goes: bool
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thinned:
+    """What a retention did to a session, or would do.
+
+    Args:
+        session_name: the session.
+        retention: what was applied; None if everything was to go.
+        verdicts: what becomes of each checkpoint, oldest first.
+        dry_run: True if nothing was done.
+    """
+
+    session_name: str
+    retention: Retention | None
+    verdicts: Sequence[Verdict] = field(default_factory=tuple)
+    dry_run: bool = False
+
+    @property
+    def gone(self) -> list[Verdict]:
+        """Those that went, or would go, oldest first."""
+        return [one for one in self.verdicts if one.goes]
+
+    @property
+    def kept(self) -> list[Verdict]:
+        """Those that stay, oldest first."""
+        return [one for one in self.verdicts if not one.goes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data."""
+        return {
+            "session_name": self.session_name,
+            "retention": self.retention.to_dict() if self.retention is not None else None,
+            "dry_run": self.dry_run,
+            "gone": [_told(one) for one in self.gone],
+            "kept": [_told(one) for one in self.kept],
+        }
+
+
+def _told(verdict: Verdict) -> dict[str, Any]:
+    point = verdict.point
+    return {"id": point.id, "reference": point.reference, "name": point.name, "why": verdict.why}
+
+
+def judge(points: Iterable[Point], retention: Retention, now: datetime) -> list[Verdict]:
+    """Decide what becomes of the checkpoints of a session.
+
+    Args:
+        points: all of them, of all branches.
+        retention: what the session keeps.
+        now: aware UTC.
+
+    Returns:
+        One for each, oldest first.
+
+    Example:
+        >>> made = datetime.fromisoformat("2026-01-01T00:00:00Z")
+        >>> points = [Point(id=n, created_at=made) for n in range(5)]
+        >>> [v.point.id for v in judge(points, Retention(compress_after=3, keep_last=2), made) if not v.goes]
+        [0, 3, 4]
+    """
+    ordered = sorted(points, key=lambda point: point.id)
+    keeps = _kept_by_rule(ordered, retention)
+    goes: dict[int, str] = {}
+    if retention.compress_after is not None and len(ordered) > retention.compress_after:
+        why = f"there are more than {retention.compress_after}"
+        goes.update((point.id, why) for point in ordered if not point.needed and point.id not in keeps)
+    if retention.max_age is not None:
+        spared = {id for id, why in keeps.items() if why != _NAMED}
+        old = (point for point in ordered if now - point.created_at > retention.max_age)
+        why = f"it is older than {retention.max_age}"
+        goes.update((point.id, why) for point in old if not point.needed and point.id not in spared)
+    if retention.max_checkpoints is not None:
+        goes.update(_over(ordered, retention.max_checkpoints, keeps, goes))
+    within = "it is within the limits"
+    return [
+        Verdict(
+            point=point, goes=point.id in goes, why=goes.get(point.id) or point.needed or keeps.get(point.id, within)
+        )
+        for point in ordered
+    ]
+
+
+_FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the newest of its name"
+
+
+def _kept_by_rule(ordered: Sequence[Point], retention: Retention) -> dict[int, str]:
+    """Tell which checkpoints stay when the others are compressed away, and why."""
+    keeps = {point.id: _NAMED for point in {point.name: point for point in ordered if point.name is not None}.values()}
+    keeps.update((point.id, _FIRST) for point in ordered[:1])
+    last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
+    keeps.update((point.id, _LAST) for point in ordered[-last:])
+    return keeps
+
+
+def _over(ordered: Sequence[Point], most: int, keeps: Mapping[int, str], goes: Mapping[int, str]) -> dict[int, str]:
+    """Choose what goes because there are too many: the automatic ones, then the named ones, and at last the first."""
+    left = [point for point in ordered if point.id not in goes]
+    free = [point for point in left if not point.needed and keeps.get(point.id) != _LAST]
+    free.sort(key=lambda point: (keeps.get(point.id) == _FIRST, not point.is_auto, point.id))
+    return {point.id: f"there are more than {most}" for point in free[: max(0, len(left) - most)]}

@@ -1,0 +1,103 @@
+"""`agentgit export`, `import`, `trajectory`: carry a session from one database to another, or out for learning."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentgit.cli import output, places
+from agentgit.cli.options import AsJson, OfBranch, Where, address, repository, usage
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.carried import lines
+
+if TYPE_CHECKING:
+    from agentgit.checkpoints import Checkpoint
+    from agentgit.exports.carried import Carried
+    from agentgit.repository import Repository
+    from agentgit.sessions import ExternalSession
+
+PIPE = "-"
+"""The file that stands for standard output, or for standard input."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command(cls=usage("[SESSION[@BRANCH] [PLACE]]", "FILE"))(export)
+    app.command("import")(import_)
+    app.command()(trajectory)
+
+
+def export(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[SESSION[@BRANCH] [PLACE]] FILE", help="What to write, and where to; - is a pipe."),
+    ],
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a session, a branch or a checkpoint to one file."""
+    *what, file = words
+    with repository(db) as repo:
+        if not what and _is_session(repo, file):
+            raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
+        ref, branch = _meant(repo, what)
+        carried = repo.export(ref, sys.stdout.buffer if file == PIPE else file, branch=branch)
+    _tell("exported", carried, as_json=as_json, piped=file == PIPE)
+
+
+Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="What the session is called.")]
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `agentgit export` wrote; - is a pipe.")],
+    session: Name = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a session of a file that `agentgit export` wrote."""
+    from agentgit.repository import open
+
+    with open(address(db)) as repo:
+        carried = repo.import_(sys.stdin.buffer if file == PIPE else file, session=session)
+    _tell("imported", carried, as_json=as_json)
+
+
+def trajectory(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
+    """Write what an agent saw, did and got, a line of JSON for each AI message; of all branches, or of one."""
+    with repository(db) as repo:
+        found, branch = places.path(repo, session)
+        steps = repo.trajectories(found, branch)
+        if as_json:
+            output.emit(True, lambda: list(steps), lambda _: [])
+            return
+        for step in steps:
+            sys.stdout.write(f"{json.dumps(step)}\n")
+
+
+def _is_session(repo: Repository, word: str) -> bool:
+    try:
+        repo.session(word)
+    except NotFound:
+        return False
+    return True
+
+
+def _meant(repo: Repository, words: list[str]) -> tuple[ExternalSession | Checkpoint, str | None]:
+    """Read `[SESSION[@BRANCH] [PLACE]]`."""
+    if len(words) > 2:
+        raise InvalidInput(f"{' '.join(words)}: write at most a session, a place and a file; put quotes around a name.")
+    session, branch = places.path(repo, words[0] if words else None)
+    if len(words) < 2:
+        return session, branch
+    return repo.checkpoint(words[1], session, branch=branch), None
+
+
+def _tell(what: str, carried: Carried, *, as_json: bool, piped: bool = False) -> None:
+    if piped:
+        output.note("".join(span.text for span in lines(what, carried)[0]))
+        return
+    data: dict[str, Any] = carried.to_dict()
+    output.emit(as_json, lambda: data, lambda _: lines(what, carried))

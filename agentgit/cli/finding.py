@@ -1,0 +1,160 @@
+"""The commands that find: log, search, tag."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentgit.cli import output, places
+from agentgit.cli.options import AsJson, Limit, OfBranch, Where, repository, usage
+from agentgit.errors import InvalidInput
+from agentgit.render import log as logs
+from agentgit.render import records
+from agentgit.render import search as searches
+from agentgit.render.lines import Line, Span
+
+if TYPE_CHECKING:
+    from agentgit.checkpoints import Checkpoint
+    from agentgit.finding import Log
+    from agentgit.repository import Repository
+    from agentgit.sessions import ExternalSession
+
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="CURSOR", help="Go on behind the page before, or in a log behind a place."),
+]
+Every = Annotated[bool, typer.Option("--all-branches", help="Of all branches of the session, not of the path.")]
+Time = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command()(log)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
+    app.command(cls=usage("[SESSION]", "[PLACE NAME]"))(tag)
+
+
+def log(
+    session: OfBranch = None,
+    limit: Limit = None,
+    after: After = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those called exactly so.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only those made then or later, {Time}")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those made then or earlier.")] = None,
+    tagged: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only the one with this tag.")] = None,
+    author: Annotated[str | None, typer.Option(metavar="USER", help="Only those that this user made.")] = None,
+    auto: Annotated[
+        bool | None, typer.Option("--auto/--named", help="Only automatic ones; or only those somebody asked for.")
+    ] = None,
+    all_branches: Every = False,
+    count: Annotated[bool, typer.Option("--count", help="Write only how many there are.")] = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of a branch, the newest first."""
+    with repository(db) as repo:
+        found, branch = places.path(repo, session)
+        asked = repo.log(
+            found, branch, which="all" if all_branches else "path", name=name, since=_time(since), until=_time(until),
+            tag=tagged, author=author, auto=auto,
+        )  # fmt: skip
+        if count:
+            number = len(asked)
+            output.emit(as_json, lambda: {"count": number}, lambda _: [(Span(str(number)),)])
+            return
+        shown = _shown(asked, limit, _place(repo, found, after))
+        output.emit(
+            as_json,
+            lambda: [records.of_checkpoint(checkpoint) for checkpoint in shown],
+            lambda width: logs.lines(shown[::-1], width=width, zone=None) or _nothing(asked, after),
+        )
+
+
+def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
+    """Read as many as were asked for, or all."""
+    from agentgit.checkpoints.finding import LARGEST_PAGE
+
+    shown: list[Checkpoint] = []
+    while limit is None or len(shown) < limit:
+        page = asked.page(min(LARGEST_PAGE, limit - len(shown) if limit else LARGEST_PAGE), after=after)
+        shown, after = shown + page.items, page.next
+        if after is None:
+            break
+    return shown
+
+
+def _place(repo: Repository, session: ExternalSession, after: str | None) -> Checkpoint | str | None:
+    """Read where to go on: a cursor, or any place."""
+    from agentgit.checkpoints.finding import mark
+
+    try:
+        mark(after)
+    except InvalidInput:
+        return repo.checkpoint(after or "", session)
+    return after
+
+
+def _nothing(asked: Log, after: str | None) -> list[Line]:
+    return [(Span("no such checkpoints" if after or asked.is_filtered else "no checkpoints yet"),)]
+
+
+def _time(text: str | None) -> datetime | None:
+    """Read a time as ISO 8601; without a zone it is this machine's."""
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"{text!r} is no time; write like 2026-11-21 or '2026-11-21 14:30'.") from error
+
+
+def search(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] TEXT", help="What to look for; quote several words.")
+    ],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many at most.")] = 20,
+    after: After = None,
+    all_branches: Every = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find messages, tool calls and named checkpoints by their words, the newest first."""
+    with repository(db) as repo:
+        session, branch, text = places.last(repo, words)
+        found = repo.search(text, session, branch, all_branches=all_branches, limit=limit, after=after)
+        output.emit(as_json, found.to_dict, lambda width: searches.lines(found, width=width, zone=None))
+
+
+def tag(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SESSION] [PLACE NAME]", help="The place and its new name; else the tags are listed."),
+    ] = None,
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
+    delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Take this tag away.")] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a checkpoint a name that is unique in the session and keeps it; or list the tags."""
+    given = list(words or [])
+    if len(given) > (1 if delete else 3):
+        raise InvalidInput(f"{' '.join(given)}: write a session, a place and a name; put quotes around each.")
+    # Two words are a place and a name; with one or three the first is a session.
+    session = given[0] if len(given) in (1, 3) else None
+    with repository(db) as repo:
+        if delete is not None:
+            gone = repo.untag(delete, session)
+            output.emit(as_json, gone.to_dict, lambda _: [(Span(f"{gone.reference} has that tag no more"),)])
+        elif len(given) > 1:
+            made = repo.tag(given[-2], given[-1], session, description=description)
+            output.emit(as_json, made.to_dict, lambda width: searches.tag_lines([made], width=width, zone=None))
+        else:
+            found = repo.tags(session)
+            nothing: list[Line] = [(Span("no tags yet; give one with: agentgit tag PLACE NAME"),)]
+            output.emit(
+                as_json,
+                lambda: [one.to_dict() for one in found],
+                lambda width: searches.tag_lines(found, width=width, zone=None) or nothing,
+            )

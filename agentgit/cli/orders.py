@@ -1,0 +1,253 @@
+"""What the slash commands of the chat do: each asks the agent, and writes what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from agentgit.cli import output, slash
+from agentgit.errors import NotFound
+from agentgit.render import calls
+from agentgit.render import diff as diffs
+from agentgit.render import log as logs
+from agentgit.render import merge as merges
+from agentgit.render import rollback as rollbacks
+from agentgit.render import tree as trees
+from agentgit.render.lines import Line, Span
+from agentgit.render.sessions import branch_lines
+from agentgit.render.text import clean
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.checkpoints import Checkpoint
+    from agentgit.checkpoints.merge import MergePlan
+    from agentgit.cli.chat import Chat
+    from agentgit.cli.slash import Order
+    from agentgit.tools import RollbackPlan
+
+
+def carry_out(chat: Chat, order: Order) -> None:
+    """Do what a command says.
+
+    Raises:
+        AgentGitError: as the verb that it stands for.
+    """
+    _DO[order.form.name](chat, order)
+
+
+# -- going back and forth
+
+
+def _go(chat: Chat, order: Order, plan: RollbackPlan, move: Callable[[], RollbackAgent]) -> None:
+    """Show a plan, ask, move, and go on where that leads."""
+    if chat.agree(order, plan):
+        chat.agent = move()
+        chat.show_report()
+
+
+def _back(chat: Chat, order: Order, place: str | int) -> None:
+    agent, force = chat.agent, slash.FORCE in order.options
+    _go(chat, order, agent.plan_rollback(place), lambda: agent.rollback(place, force=force))
+
+
+def _rollback(chat: Chat, order: Order) -> None:
+    _back(chat, order, order.words[0])
+
+
+def _undo(chat: Chat, order: Order) -> None:
+    agent, steps, force = chat.agent, order.number() or 1, slash.FORCE in order.options
+    _go(chat, order, agent.plan_undo(steps), lambda: agent.undo(steps, force=force))
+
+
+def _redo(chat: Chat, order: Order) -> None:
+    agent, force = chat.agent, slash.FORCE in order.options
+    _go(chat, order, agent.plan_redo(), lambda: agent.redo(force=force))
+
+
+def _plan(chat: Chat, order: Order) -> None:
+    output.show(rollbacks.lines(chat.agent.plan_rollback(order.words[0]), width=output.width()))
+
+
+def _resume(chat: Chat, order: Order) -> None:
+    report = chat.agent.repository.resume(order.number() or 0, force=slash.FORCE in order.options)
+    chat.agent.switch(report.branch)
+    output.show(rollbacks.lines(report, width=output.width()))
+
+
+def _resolve(chat: Chat, order: Order) -> None:
+    call = chat.agent.repository.resolve(order.number() or 0, order.words[1].replace("-", "_"))
+    output.show(calls.lines([call], width=output.width()))
+
+
+def _rewind(chat: Chat, order: Order) -> None:
+    agent, point = chat.agent, order.words[0]
+    plan = agent.repository.plan_rewind(point, agent.session, branch=agent.branch_id)
+    if chat.agree(order, plan):
+        changes = agent.rewind_files(point, force=slash.FORCE in order.options)
+        output.show(rollbacks.file_lines(changes, width=output.width()))
+
+
+# -- checkpoints
+
+
+def _create(chat: Chat, order: Order) -> None:
+    names = {point.name for branch in chat.agent.tree().walk() for point in branch.points}
+    made = chat.agent.checkpoint(order.word(0) or next_name(names), description=order.word(1))
+    output.show(logs.lines([made], width=output.width(), zone=None))
+
+
+def next_name(taken: Iterable[str | None]) -> str:
+    """Name a checkpoint that nobody named.
+
+    Example:
+        >>> next_name({"checkpoint-1", "before payment"})
+        'checkpoint-2'
+    """
+    names, number = set(taken), 1
+    while f"checkpoint-{number}" in names:
+        number += 1
+    return f"checkpoint-{number}"
+
+
+def _saved(chat: Chat) -> list[int]:
+    """List the checkpoints of the session that somebody asked for, oldest first."""
+    points = [point for branch in chat.agent.tree().walk() for point in branch.points]
+    return sorted(point.id for point in points if not point.is_auto)
+
+
+def _list(chat: Chat, order: Order) -> None:
+    found = [chat.agent.repository.checkpoint(one, chat.agent.session) for one in _saved(chat)]
+    none = [(Span("no saved points yet; /checkpoint create NAME makes one"),)]
+    output.show(logs.lines(found, width=output.width(), zone=None) or none)
+
+
+def _last(chat: Chat, order: Order) -> None:
+    behind = _behind(chat.agent)
+    saved = [one for one in _saved(chat) if one in behind]
+    if not saved:
+        raise NotFound("There is no saved point on this branch. /checkpoint create NAME makes one.")
+    _back(chat, order, saved[-1])
+
+
+def _behind(agent: RollbackAgent) -> set[int | None]:
+    """Give the checkpoints on the way here, with those that its branches left from."""
+    known = {branch.id: branch for branch in agent.tree().walk()}
+    found = {point.id for point in agent.checkpoints()}
+    on: int | None = agent.branch_id
+    while on is not None:
+        found.add(known[on].branch_point_id)
+        on = known[on].parent_id
+    return found
+
+
+# -- branches
+
+
+def _branch(chat: Chat, order: Order) -> None:
+    made = chat.agent.fork(name=order.word(0))
+    chat.agent = made.switch(made.branch)
+    _say_where(chat)
+
+
+def _switch(chat: Chat, order: Order) -> None:
+    (name,), sync, agent = order.words, order.options.get(slash.SYNC), chat.agent
+    if sync == "world" and not chat.agree(order, agent.plan_switch(name)):
+        return
+    agent.switch(name, sync, force=slash.FORCE in order.options)
+    if sync is None:
+        _say_where(chat)
+    else:
+        chat.show_report()
+
+
+def _say_where(chat: Chat) -> None:
+    name = clean(chat.agent.branch.name)
+    output.show([(Span(name, "head"), Span(" is the current branch; the world is as it was"))])
+
+
+# -- looking
+
+
+def _tree(chat: Chat, order: Order) -> None:
+    output.show(trees.lines(chat.agent.tree(), width=output.width(), zone=None))
+
+
+def _log(chat: Chat, order: Order) -> None:
+    found = chat.agent.checkpoints()[-(order.number() or 0) :]
+    output.show(logs.lines(found, width=output.width(), zone=None) or _NOTHING)
+
+
+def _track(chat: Chat, order: Order) -> None:
+    found = chat.agent.tool_track()[-(order.number() or 0) :]
+    output.show(calls.lines(found, width=output.width()) or [(Span("no tool calls yet"),)])
+
+
+def _branches(chat: Chat, order: Order) -> None:
+    agent = chat.agent
+    output.show(branch_lines(agent.branches(), agent.tree(), width=output.width(), zone=None))
+
+
+def _diff(chat: Chat, order: Order) -> None:
+    agent = chat.agent
+
+    def find(place: str | int) -> Checkpoint:
+        return agent.repository.checkpoint(place, agent.session, branch=agent.branch)
+
+    a = find(order.word(0) or agent.plan_undo().checkpoint_id)
+    output.show(diffs.lines(agent.repository.diff(a, find(order.word(1) or "HEAD")), width=output.width()))
+
+
+def _compare(chat: Chat, order: Order) -> None:
+    output.show(diffs.lines(chat.agent.compare(order.words[0]), width=output.width()))
+
+
+def _merge(chat: Chat, order: Order) -> None:
+    agent, (place,), resolve = chat.agent, order.words, order.options.get(slash.RESOLVE)
+    _carry(agent.plan_merge(place, resolve=resolve), lambda: agent.merge(place, resolve=resolve))
+
+
+def _pick(chat: Chat, order: Order) -> None:
+    agent, (place,) = chat.agent, order.words
+    _carry(agent.plan_cherry_pick(place), lambda: agent.cherry_pick(place))
+
+
+def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
+    """Show what comes, and let it come: the world stays, and a rollback takes it back."""
+    output.show(merges.lines(plan, width=output.width()))
+    if not plan.is_empty:
+        output.show(logs.lines([carry()], width=output.width(), zone=None))
+
+
+def _help(chat: Chat, order: Order) -> None:
+    output.show(slash.lines(output.width()))
+
+
+_NOTHING: list[Line] = [(Span("no checkpoints yet"),)]
+
+_DO: dict[str, Callable[[Chat, Order], None]] = {
+    "checkpoint create": _create,
+    "checkpoint list": _list,
+    "checkpoint restore": _rollback,
+    "checkpoint undo": _last,
+    "undo": _undo,
+    "redo": _redo,
+    "rollback": _rollback,
+    "plan": _plan,
+    "rewind": _rewind,
+    "resume": _resume,
+    "resolve": _resolve,
+    "tree": _tree,
+    "log": _log,
+    "track": _track,
+    "diff": _diff,
+    "compare": _compare,
+    "merge": _merge,
+    "pick": _pick,
+    "branches": _branches,
+    "branch": _branch,
+    "switch": _switch,
+    "continue": lambda chat, order: chat.turn(None),
+    "help": _help,
+    "quit": lambda chat, order: None,
+}
+"""What each of `slash.FORMS` does."""

@@ -1,0 +1,187 @@
+"""The words of the chat that begin with a slash: what there is, and how a line is read. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentgit.checkpoints import refs
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.lines import Line, Span, table
+
+FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one command takes.
+
+    Args:
+        name: how it is called, in one or two words.
+        words: what may follow, in square brackets what may be left out.
+        options: those that it has; each with the name of its value, or an empty text if it has none.
+        help: what it does, in a sentence.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    help: str = ""
+
+    @property
+    def usage(self) -> str:
+        """How it is written."""
+        options = [f"[{name} {value}]" if value else f"[{name}]" for name, value in self.options.items()]
+        return " ".join([f"/{self.name}", *self.words, *options])
+
+    @property
+    def needed(self) -> int:
+        """How many words it needs."""
+        return sum(not word.startswith("[") for word in self.words)
+
+
+_AGREED = {YES: ""}
+_GOING = {FORCE: "", **_AGREED}
+
+FORMS = (
+    Form("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Save this point under a name."),
+    Form("checkpoint list", help="List the points that were saved by name."),
+    Form("checkpoint restore", ("PLACE",), _GOING, "Go back to a saved point; the same as /rollback."),
+    Form("checkpoint undo", (), _GOING, "Go back to the newest saved point."),
+    Form("undo", ("[N]",), _GOING, "Go back one turn, or N of them, on a new branch."),
+    Form("redo", (), _GOING, "Take back the last undo or rollback."),
+    Form("rollback", ("PLACE",), _GOING, "Go back to a place, on a new branch."),
+    Form("plan", ("PLACE",), help="Show what a rollback would do; nothing is done."),
+    Form("rewind", ("RESTORE_POINT",), _GOING, "Bring only the files back to before a user's message."),
+    Form("resume", ("OPERATION",), {FORCE: ""}, "Finish a rollback that stopped half way."),
+    Form("resolve", ("INVOCATION", "OUTCOME"), help="Say what became of a call: happened or did-not-happen."),
+    Form("tree", help="Draw the branches."),
+    Form("log", ("[N]",), help="List the checkpoints, or the newest N."),
+    Form("track", ("[N]",), help="List the tool calls, or the last N."),
+    Form("diff", ("[A]", "[B]"), help="Compare two places; else what the last turn changed."),
+    Form("compare", ("PLACE",), help="Tell what this branch and PLACE did apart."),
+    Form("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Bring in what a branch did; --resolve ours, or theirs."),
+    Form("pick", ("PLACE",), help="Bring in the messages that a checkpoint added."),
+    Form("branches", help="List the branches."),
+    Form("branch", ("[NAME]",), help="Go on from here on a new branch; the world stays."),
+    Form("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Go on on another branch; --sync world, note or ignore."),
+    Form("continue", help="Go on with a turn that broke off."),
+    Form("help", help="Show this."),
+    Form("quit", help="Leave; Ctrl-D does it too."),
+)  # fmt: skip
+
+ALIASES = {
+    "checkpoint": "checkpoint list", "checkpoint save": "checkpoint create", "checkpoints": "checkpoint list",
+    "fork": "branch", "exit": "quit",
+}  # fmt: skip
+"""Other words for the same."""
+
+NOTES = (
+    "Anything else is said to the agent; // begins a message with a slash. A name with spaces is put in quotes.",
+    "PLACE is like main#3, HEAD~1, a name or an id. --yes: do not ask.",
+    "--force: keep what cannot be reversed, and bring back files that others have changed.",
+)
+"""What the help says below the commands."""
+
+_BY_NAME = {form.name: form for form in FORMS}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A command as it was written.
+
+    Args:
+        form: which.
+        words: what follows it.
+        options: the options that were given, each with its value.
+    """
+
+    form: Form
+    words: list[str]
+    options: Mapping[str, str]
+
+    def word(self, place: int) -> str | None:
+        """Give a word; None if there is none at that place."""
+        return self.words[place] if place < len(self.words) else None
+
+    def number(self) -> int | None:
+        """Give the first word as a number from 1; None if there is none.
+
+        Raises:
+            InvalidInput: it is something else.
+        """
+        word = self.word(0)
+        if word is not None and not (word.isascii() and word.isdigit() and len(word) < 17 and int(word) > 0):
+            raise InvalidInput(f"{word!r} is no number from 1. Usage: {self.form.usage}")
+        return None if word is None else int(word)
+
+
+def parse(line: str) -> Order:
+    """Read a line that begins with a slash.
+
+    Args:
+        line: as it was written; a name with spaces is put in quotes.
+
+    Raises:
+        NotFound: there is no such command; near ones are told.
+        InvalidInput: it takes something else.
+
+    Example:
+        >>> order = parse('/rollback "before payment" --force')
+        >>> order.form.name, order.words, dict(order.options)
+        ('rollback', ['before payment'], {'--force': ''})
+    """
+    try:
+        written = shlex.split(line[1:])
+    except ValueError as error:
+        raise InvalidInput(f"That cannot be read: {error}. A quote needs its partner.") from error
+    form, rest = _form(written)
+    words, options = _sorted(form, rest)
+    if not form.needed <= len(words) <= len(form.words):
+        raise InvalidInput(f"Usage: {form.usage}. Put quotes around a name with spaces.")
+    return Order(form, words, options)
+
+
+def _form(written: Sequence[str]) -> tuple[Form, Sequence[str]]:
+    """Find the command in the first two words, or in the first."""
+    for count in (2, 1):
+        name = " ".join(written[:count]).lower()
+        form = _BY_NAME.get(ALIASES.get(name, name))
+        if form is not None and (" " not in form.name or len(written[:2]) == count):
+            return form, written[count:]
+    asked = " ".join(written[:2])
+    near = refs.near(asked, _BY_NAME) or refs.near(" ".join(written[:1]), _BY_NAME)
+    raise NotFound(
+        f"There is no /{asked}. /help lists what there is; // begins a message with a slash.",
+        near=tuple(f"/{name}" for name in near),
+    )
+
+
+def _sorted(form: Form, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Tell the words and the options apart."""
+    words: list[str] = []
+    options: dict[str, str] = {}
+    left = iter(rest)
+    for word in left:
+        name, equals, value = (YES if word == "-y" else word).partition("=")
+        if not name.startswith("--"):
+            words.append(word)
+            continue
+        value_name = form.options.get(name)
+        if value_name is None or (equals and not value_name):
+            raise InvalidInput(f"/{form.name} has no {word}. Usage: {form.usage}")
+        options[name] = value if equals or not value_name else next(left, "")
+        if value_name and not options[name]:
+            raise InvalidInput(f"{name} needs a value. Usage: {form.usage}")
+    return words, options
+
+
+def lines(width: int) -> list[Line]:
+    """Draw the help.
+
+    Args:
+        width: the longest line, in terminal cells.
+    """
+    rows = [[Span(" ".join([f"/{form.name}", *form.words]), "reference"), Span(form.help)] for form in FORMS]
+    return [*table(rows, width=width, whole=True), *((Span(note, "dim"),) for note in NOTES)]

@@ -1,0 +1,185 @@
+"""The commands that keep a database in order: retention, gc, fsck; and stats, which counts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentgit.cli import output, places
+from agentgit.cli.options import AsJson, OfBranch, Session, Where, repository
+from agentgit.errors import Corrupt, InvalidInput
+from agentgit.render import upkeep as drawn
+
+if TYPE_CHECKING:
+    from agentgit.checkpoints import Retention
+    from agentgit.sessions.upkeep import Progress
+
+DAY = timedelta(days=1)
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell only what would go.")]
+Most = Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="At most so many; 0 is no limit.")]
+After = Annotated[
+    int | None,
+    typer.Option("--compress-after", metavar="N", min=0, help="Past so many, keep the essential ones; 0 is never."),
+]
+Last = Annotated[int | None, typer.Option("--keep-last", metavar="N", min=1, help="The newest ones stay in any case.")]
+Age = Annotated[
+    float | None, typer.Option("--max-age", metavar="DAYS", min=0, help="None older than that; 0 is no limit.")
+]
+Price = Annotated[
+    list[str] | None,
+    typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost; may be given several times."),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command()(stats)
+    app.command()(retention)
+    app.command()(gc)
+    app.command()(fsck)
+
+
+def retention(
+    session: Session = None,
+    on: Annotated[bool, typer.Option("--on", help="Keep what the defaults say.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Keep everything from now on.")] = False,
+    most: Most = None,
+    after: After = None,
+    last: Last = None,
+    age: Age = None,
+    now: Annotated[bool, typer.Option("--now", help="Thin it out at once, too.")] = False,
+    dry_run: DryRun = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a session keeps of its checkpoints, or show it."""
+    if off and (now or dry_run):
+        raise InvalidInput("--off keeps everything, so nothing would go. Leave out --now and --dry-run.")
+    with repository(db) as repo:
+        found = repo.session(session)
+        before = repo.retention(found)
+        changes = on or off or any(one is not None for one in (most, after, last, age))
+        keeps = _wanted(before, on, off, most, after, last, age) if changes else before
+        if changes and not dry_run:
+            repo.set_retention(keeps, found)
+        if now or dry_run:
+            thinned = repo.thin(found, keeps, dry_run=dry_run)
+            output.emit(as_json, thinned.to_dict, lambda width: drawn.thinned_lines(thinned, width=width, zone=None))
+            return
+        output.emit(
+            as_json,
+            lambda: {"session_name": found.session_name, "retention": keeps.to_dict() if keeps else None},
+            lambda _: drawn.retention_lines(found.session_name, keeps),
+        )
+
+
+def _wanted(
+    before: Retention | None, on: bool, off: bool, most: int | None, after: int | None, last: int | None,
+    age: float | None,
+) -> Retention | None:  # fmt: skip
+    """Change what was kept by what was written; what was not written stays."""
+    from agentgit.checkpoints import Retention
+
+    if off:
+        if on or any(one is not None for one in (most, after, last, age)):
+            raise InvalidInput("--off keeps everything; write it alone.")
+        return None
+    keeps = Retention() if on or before is None else before
+    if most is not None:
+        keeps = replace(keeps, max_checkpoints=most or None)
+    if after is not None:
+        keeps = replace(keeps, compress_after=after or None)
+    if last is not None:
+        keeps = replace(keeps, keep_last=last)
+    if age is not None:
+        keeps = replace(keeps, max_age=_age(age))
+    return keeps
+
+
+def _age(days: float) -> timedelta | None:
+    try:
+        return days * DAY or None
+    except (OverflowError, ValueError) as error:
+        raise InvalidInput(f"{days} days is no age.") from error
+
+
+def gc(
+    dry_run: DryRun = False,
+    keep_steps: Annotated[
+        bool, typer.Option("--keep-steps", help="Keep what LangGraph saved between the checkpoints.")
+    ] = False,
+    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="Keep the free space in the database.")] = False,
+    imports: Annotated[bool, typer.Option("--imports", help="Also delete what imports left half way.")] = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give back the space of what nothing needs any more."""
+    with repository(db) as repo, _progress("collecting", as_json):
+        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports)
+    output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
+
+
+def fsck(
+    level: Annotated[
+        int, typer.Option("--level", metavar="N", help="1 references, 2 hashes too, 3 the state of every head too.")
+    ] = 2,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether everything that is stored is whole; nothing is changed."""
+    with repository(db) as repo, _progress("checking", as_json) as progress:
+        found = repo.fsck(level, progress=progress)
+    output.emit(as_json, found.to_dict, lambda _: drawn.checked_lines(found))
+    if not found.is_sound:
+        raise typer.Exit(Corrupt.exit_code)
+
+
+def stats(
+    session: OfBranch = None,
+    every: Annotated[bool, typer.Option("--all", help="Of all your sessions.")] = False,
+    price: Price = None,
+    storage: Annotated[bool, typer.Option("--storage", help="Measure what it takes of the database, too.")] = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count checkpoints, calls, rollbacks, reversals and tokens."""
+    prices = dict(map(_price, price)) if price else None
+    with repository(db) as repo:
+        if every and session is not None:
+            raise InvalidInput("--all is of all sessions; name none.")
+        of, branch = (repo.user, None) if every else places.path(repo, session)
+        found = repo.stats(of, branch=branch, prices=prices, storage=storage)
+        output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
+
+
+def _price(text: str) -> tuple[str, tuple[float, float]]:
+    model, _, numbers = text.rpartition("=")
+    try:
+        of_input, of_output = map(float, numbers.split(","))
+    except ValueError:
+        model = ""
+    if not model:
+        raise InvalidInput(f"{text!r} is no price. Write the model and what a million tokens cost: --price m=1.25,10")
+    return model, (of_input, of_output)
+
+
+@contextmanager
+def _progress(what: str, as_json: bool) -> Iterator[Progress | None]:
+    """Show how far it is by a bar, in a terminal only."""
+    if as_json or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        step: Callable[[int, int], None] = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
+        yield step

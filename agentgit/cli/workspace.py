@@ -1,0 +1,215 @@
+"""`agentgit workspace`: the snapshots of a folder, without any agent: save, list, show, restore, diff, delete, undo."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentgit.checkpoints import refs
+from agentgit.cli import output
+from agentgit.cli.options import AsJson, Limit, usage
+from agentgit.errors import InvalidInput, NotFound, WorkspaceChanged
+from agentgit.render import files
+from agentgit.render.lines import Line, Span
+
+if TYPE_CHECKING:
+    from agentgit.workspace.values import FileCheckpoint, RestorePlan
+    from agentgit.workspace.workspace import Workspace
+
+app = typer.Typer(
+    name="workspace", help="Save the files of a folder, look at what changed, bring them back.", no_args_is_help=True,
+    rich_markup_mode=None,
+)  # fmt: skip
+
+Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder.")]
+Store = Annotated[
+    Path | None, typer.Option("--store", metavar="DIR", help="Where its snapshots are kept; else a folder of yours.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Ref = Annotated[str, typer.Argument(metavar="REF", help="A snapshot: its id, the beginning of it, its name, or last.")]
+Refs = Annotated[
+    list[str] | None, typer.Argument(metavar="[A] [B] [PATH]...", help="Snapshots to compare, then paths to look at.")
+]
+Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Only these.")]
+HERE = Path()
+LAST = ("last", "latest")
+
+
+@app.command()
+def save(
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A sentence about it.")] = "",
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it.")] = None,
+    folder: Dir = HERE,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Save the files as they are now."""
+    with _workspace(folder, store) as workspace:
+        with _progress("saving", as_json) as progress:
+            made = workspace.save(message, name=name, progress=progress)
+        _tell(as_json, made)
+
+
+@app.command("list")
+def list_(limit: Limit = None, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+    """List the snapshots, the newest first."""
+    with _workspace(folder, store) as workspace:
+        found = workspace.list(limit=limit)
+        none = [(Span("no snapshots yet; agentgit workspace save makes one"),)]
+        output.emit(
+            as_json,
+            lambda: [one.to_dict() for one in found],
+            lambda width: files.snapshot_lines(found, width=width, zone=None) or none,
+        )
+
+
+@app.command()
+def show(ref: Ref, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+    """Show a snapshot, and what is different in the files since."""
+    with _workspace(folder, store) as workspace:
+        found = _found(workspace, ref)
+        since = workspace.diff(found.id)
+        output.emit(
+            as_json,
+            lambda: {**found.to_dict(), "since": since.to_dict()},
+            lambda width: files.show_lines(found, since, width=width, zone=None),
+        )
+
+
+@app.command()
+def restore(
+    ref: Ref,
+    paths: Paths = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on where files changed since the last snapshot.")] = False,
+    yes: Yes = False,
+    folder: Dir = HERE,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring files back: show what would be done, ask, save what stands there now, do it."""
+    from agentgit.workspace.base import LAST
+
+    with _workspace(folder, store) as workspace:
+        found = _found(workspace, ref)
+        plan = workspace.plan_restore(found.id, paths=paths)
+        if not force:
+            _expect_saved(plan)
+        if not yes:
+            _agree(files.plan_lines(plan), "Restore?", as_json)
+        with _progress("restoring", as_json) as progress:
+            done = workspace.restore(found.id, paths=paths, expect=LAST, force=force, progress=progress)
+        output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
+
+
+@app.command(cls=usage("[A]", "[B]", "[PATH]..."))
+def diff(words: Refs = None, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+    """Compare snapshots, or one with the files as they are now; without any, the last one."""
+    with _workspace(folder, store) as workspace:
+        left = list(words or ())
+        compared: list[str] = []
+        while left and len(compared) < 2 and (snapshot := _find(workspace, left[0])) is not None:
+            compared.append(snapshot.id)
+            left.pop(0)
+        found = workspace.diff(*compared, paths=left or None)
+        output.emit(as_json, found.to_dict, lambda _: files.diff_lines(found))
+
+
+@app.command()
+def delete(ref: Ref, yes: Yes = False, folder: Dir = HERE, store: Store = None, as_json: AsJson = False) -> None:
+    """Forget a snapshot; the files stay as they are."""
+    with _workspace(folder, store) as workspace:
+        found = _found(workspace, ref)
+        if not yes:
+            _agree(files.snapshot_lines([found], width=output.width(), zone=None), "Delete?", as_json)
+        _tell(as_json, workspace.delete(found.id))
+
+
+@app.command()
+def undo(
+    steps: Annotated[int, typer.Argument(metavar="[N]", min=1, help="How many calls.", show_default=False)] = 1,
+    last: Annotated[bool, typer.Option("--last", help="Go back to the newest snapshot instead.")] = False,
+    folder: Dir = HERE,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take back what the last tool calls did to files; what stands there now is kept."""
+    with _workspace(folder, store) as workspace:
+        if not last:
+            undone = workspace.undo_stack.undo(steps)
+            output.emit(as_json, undone.to_dict, lambda _: files.undone_lines(undone))
+            return
+        done = workspace.undo()
+        if done is None:
+            raise NotFound(f"There is no snapshot of {folder} yet. Make one: agentgit workspace save")
+        output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
+
+
+# -- what they share
+
+
+@contextmanager
+def _workspace(folder: Path, store: Path | None) -> Iterator[Workspace]:
+    from agentgit.workspace.workspace import Workspace
+
+    with Workspace(folder, store) as workspace:
+        yield workspace
+
+
+def _find(workspace: Workspace, ref: str) -> FileCheckpoint | None:
+    """Find a snapshot; `last` is the newest one that was not taken before a restore."""
+    found = workspace.get(ref)
+    if found is None and ref in LAST:
+        return next((one for one in workspace.list() if one.kind != "safety"), None)
+    return found
+
+
+def _found(workspace: Workspace, ref: str) -> FileCheckpoint:
+    found = _find(workspace, ref)
+    if found is None:
+        names = [name for one in workspace.list() for name in (one.name, one.id) if name]
+        raise NotFound(f"There is no snapshot {ref!r}. List them: agentgit workspace list.", near=refs.near(ref, names))
+    return found
+
+
+def _expect_saved(plan: RestorePlan) -> None:
+    """Refuse to touch what changed and was not saved since."""
+    touched = sorted({*plan.restore, *plan.delete} & set(plan.changed))
+    if touched:
+        raise WorkspaceChanged(
+            f"Changed since the last snapshot: {', '.join(touched)}. Nothing was touched. Save the files first "
+            "(agentgit workspace save), or write --force: a safety snapshot holds them then."
+        )
+
+
+def _tell(as_json: bool, snapshot: FileCheckpoint) -> None:
+    output.emit(as_json, snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=None))
+
+
+def _agree(shown: Sequence[Line], question: str, as_json: bool) -> None:
+    """Show what would be done, and ask."""
+    if as_json:
+        raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
+    output.show(shown)
+    if not output.ask(question):
+        output.note("Nothing was done.")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(what: str, as_json: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how far it is by a bar, in a terminal only."""
+    if as_json or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

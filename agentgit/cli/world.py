@@ -1,0 +1,248 @@
+"""The commands that plan and move the world of a session: plan, rollback, switch; and what mends one that stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentgit.cli import output, places
+from agentgit.cli.options import AsJson, Session, Where, import_from_here, repository, usage
+from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete
+from agentgit.render import calls, records
+from agentgit.render import operations as operation_lists
+from agentgit.render import rollback as rollbacks
+from agentgit.render.lines import Span
+from agentgit.tools import RollbackPlan, RollbackReport
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import", metavar="MODULE", help="Your module with the tools, or MODULE:NAME; several may be given."
+    ),
+]
+Tools = Annotated[str, typer.Option("--tools", metavar="WHAT", help="reverse, keep or require_clean.")]
+Replay = Annotated[str, typer.Option("--replay", metavar="HOW", help="record, redo or execute.")]
+KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Leave the files of the workspace alone.")]
+WorldOnly = Annotated[bool, typer.Option("--world-only", help="Leave the conversation as it is; make no branch.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Keep what cannot be reversed, and bring back files that others changed.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+OnError = Annotated[str, typer.Option("--on-error", metavar="WHAT", help="stop or continue.")]
+Target = Annotated[
+    list[str], typer.Argument(metavar="[SESSION[@BRANCH]] PLACE", help="A place like main#3, HEAD~1 or a name.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(plan)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(rollback)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "RESTORE_POINT"))(rewind)
+    app.command(cls=usage("[SESSION]", "BRANCH"))(switch)
+    app.command()(operations)
+    app.command()(resume)
+    app.command()(resolve)
+
+
+# -- plan and do
+
+
+def plan(
+    target: Target,
+    tools: Tools = "reverse",
+    keep_files: KeepFiles = False,
+    replay: Replay = "record",
+    world_only: WorldOnly = False,
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a rollback would do; nothing is done."""
+    with repository(db) as repo:
+        session, branch, place = places.last(repo, target)
+        _at_hand(repo, session.id, modules)
+        how = _how(tools, replay, files=not keep_files, conversation=not world_only)
+        _write(as_json, repo.plan_rollback(place, session, branch=branch, **how))
+
+
+def _how(tools: str, replay: str, **which: bool) -> dict[str, Any]:
+    return {"tools": tools, "replay": replay, **which}
+
+
+def rollback(
+    target: Target,
+    tools: Tools = "reverse",
+    keep_files: KeepFiles = False,
+    replay: Replay = "record",
+    world_only: WorldOnly = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the new branch.")] = None,
+    force: Force = False,
+    yes: Yes = False,
+    on_error: OnError = "stop",
+    on_drift: Annotated[str, typer.Option("--on-drift", metavar="WHAT", help="stop or continue.")] = "stop",
+    request_id: Annotated[
+        str | None, typer.Option("--request-id", metavar="ID", help="The same one twice gives the same branch.")
+    ] = None,
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to a place, on a new branch: show the plan, ask, reverse what came after it."""
+    with repository(db) as repo, _carried(as_json):
+        session, branch, place = places.last(repo, target)
+        _at_hand(repo, session.id, modules)
+        how = _how(tools, replay, files=not keep_files, conversation=not world_only)
+        if not yes:
+            planned = repo.plan_rollback(place, session, branch=branch, **how)
+            _agree(planned.forced() if force else planned, "Roll back?", as_json)
+        report = repo.rollback(
+            place, session, branch=branch, name=name, force=force, on_error=on_error, on_drift=on_drift,
+            request_id=request_id, **how,
+        )  # fmt: skip
+        _write(as_json, report)
+
+
+def rewind(
+    target: Annotated[
+        list[str],
+        typer.Argument(metavar="[SESSION[@BRANCH]] RESTORE_POINT", help="The id of a user's message, or a place."),
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Bring back files that others have changed too.")] = False,
+    yes: Yes = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring only the files back to what they were before a user's message; the conversation stays as it is."""
+    with repository(db) as repo, _carried(as_json):
+        session, branch, point = places.last(repo, target)
+        if not yes:
+            _agree(repo.plan_rewind(point, session, branch=branch), "Bring the files back?", as_json)
+        changes = repo.rewind_files(point, session, branch=branch, force=force)
+        output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
+
+
+def switch(
+    target: Annotated[list[str], typer.Argument(metavar="[SESSION] BRANCH", help="A branch by its name or id.")],
+    sync: Annotated[
+        str | None, typer.Option("--sync", metavar="HOW", help="What to do about the world: world, note or ignore.")
+    ] = None,
+    force: Force = False,
+    yes: Yes = False,
+    on_error: OnError = "stop",
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a session on another branch; with --sync world, bring the world to it."""
+    with repository(db) as repo, _carried(as_json):
+        session, _, branch = places.last(repo, target)
+        _at_hand(repo, session.id, modules)
+        if sync == "world" and not yes:
+            planned = repo.plan_switch(branch, session)
+            _agree(planned.forced() if force else planned, "Switch?", as_json)
+        report = repo.switch(branch, session, sync=sync, force=force, on_error=on_error)
+        if report is not None:
+            _write(as_json, report)
+            return
+        now = repo.branch(session)
+        line = (Span(now.name, "head"), Span(" is the current branch; the world is as it was"))
+        output.emit(as_json, lambda: records.of_branch(now), lambda _: [line])
+
+
+# -- what stopped half way
+
+
+def operations(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
+    """List the rollbacks, switches and forks of a session, the newest first."""
+    with repository(db) as repo:
+        found, branches = repo.operations(session), {branch.id: branch.name for branch in repo.branches(session)}
+        output.emit(
+            as_json,
+            lambda: [records.of_operation(operation) for operation in found],
+            lambda width: (
+                operation_lists.lines(found, branches, width=width, zone=None) or [(Span("no operations yet"),)]
+            ),
+        )
+
+
+def resume(
+    operation: Annotated[int, typer.Argument(metavar="OPERATION", help="Its id, as `agentgit operations` lists it.")],
+    force: Annotated[bool, typer.Option("--force", help="Give up what still cannot be done.")] = False,
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Finish a rollback or switch that stopped half way; what was done is not done again."""
+    with repository(db) as repo, _carried(as_json):
+        found = repo.operation(operation)
+        _at_hand(repo, found.external_session_id, modules)
+        _write(as_json, repo.resume(found, force=force))
+
+
+def resolve(
+    invocation: Annotated[int, typer.Argument(metavar="INVOCATION", help="Its id, as `agentgit track` lists it.")],
+    outcome: Annotated[str, typer.Argument(metavar="happened|did-not-happen", help="What you saw in the world.")],
+    result: Annotated[
+        str | None, typer.Option("--result", metavar="JSON", help="What the call returned, for its undo function.")
+    ] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a call, or its reversal, happened, where the record cannot know."""
+    try:
+        returned = None if result is None else json.loads(result)
+    except ValueError as error:
+        raise InvalidInput(f"--result is no JSON: {error}.") from error
+    with repository(db) as repo:
+        call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)
+        output.emit(as_json, call.to_dict, lambda width: calls.lines([call], width=width))
+
+
+# -- what they share
+
+
+def _at_hand(repo: Repository, session_id: int, modules: Sequence[str] | None) -> None:
+    """Make it possible to find undo functions by their import paths, and the tools of the modules that were named."""
+    import_from_here()
+    if modules:
+        from agentgit.agents.modules import provide  # takes a second, because it needs LangGraph
+
+        for module in modules:
+            provide(repo, session_id, module)
+
+
+def _agree(planned: RollbackPlan, question: str, as_json: bool) -> None:
+    """Show a plan, and ask; what is blocked is left to the verb, which says what else could be done."""
+    if not planned.is_admissible:
+        return
+    if as_json:
+        raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
+    _write(False, planned)
+    if not output.ask(question):
+        output.note("Nothing was done.")
+        raise typer.Exit(1)
+
+
+def _write(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
+    output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width))
+
+
+@contextmanager
+def _carried(as_json: bool) -> Iterator[None]:
+    """Write the plan or the report that a failure carries, before the failure itself."""
+    try:
+        yield
+    except RollbackBlocked as error:
+        _write(as_json, error.plan)
+        raise
+    except RollbackIncomplete as error:
+        _write(as_json, error.report)
+        raise

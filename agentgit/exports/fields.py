@@ -1,0 +1,216 @@
+"""What a field of a record may hold. Each check gives the value as it is stored, or raises ValueError.
+
+Times become times, hashes become bytes, and what is any JSON becomes the bytes of that JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from agentgit.checkpoints import refs
+from agentgit.errors import InvalidInput
+from agentgit.values import to_json, write_slowly
+
+Check = Callable[[Any], Any]
+
+LONGEST_TEXT = 16 * 2**20
+LONGEST_KEY = 1000
+
+
+def number(least: int = 0, most: int = 2**31 - 1) -> Check:
+    """Take a whole number.
+
+    Example:
+        >>> number(least=1)(7)
+        7
+    """
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"is no whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+ident = number(1, 2**53 - 1)
+"""Takes an id."""
+
+
+def flag(value: Any) -> bool:
+    """Take true or false."""
+    if type(value) is not bool:
+        raise ValueError("is neither true nor false")
+    return value
+
+
+def text(value: Any) -> str:
+    """Take any text."""
+    if type(value) is not str or len(value) > LONGEST_TEXT:
+        raise ValueError("is no text")
+    return value
+
+
+def key(value: Any) -> str:
+    """Take a text that is short enough for an index of any database."""
+    if len(text(value).encode(errors="surrogatepass")) > LONGEST_KEY:
+        raise ValueError(f"is longer than {LONGEST_KEY} bytes")
+    return text(value)
+
+
+def word(most: int) -> Check:
+    """Take a short text without control characters."""
+
+    def check(value: Any) -> str:
+        if type(value) is not str or not 0 < len(value) <= most or not value.isprintable():
+            raise ValueError(f"is no text of 1 to {most} printable characters")
+        return value
+
+    return check
+
+
+def one_of(*words: str) -> Check:
+    """Take one of several words."""
+
+    def check(value: Any) -> str:
+        if type(value) is not str or value not in words:
+            raise ValueError(f"is none of {', '.join(words)}")
+        return value
+
+    return check
+
+
+def time(value: Any) -> datetime:
+    """Take a time with its zone."""
+    found = datetime.fromisoformat(value) if type(value) is str else None
+    if found is None or found.tzinfo is None or not 1970 < found.year < 9000:
+        raise ValueError("is no time with a zone")
+    return found.astimezone(UTC)
+
+
+def digest(value: Any) -> bytes:
+    """Take a hash in hexadecimal form."""
+    found = bytes.fromhex(value) if type(value) is str else b""
+    if len(found) != 32 or found.hex() != value:
+        raise ValueError("is no hash")
+    return found
+
+
+def maybe(check: Check) -> Check:
+    """Take what a check takes, or null."""
+    return lambda value: None if value is None else check(value)
+
+
+def many(check: Check) -> Check:
+    """Take a list of what a check takes."""
+
+    def of_all(value: Any) -> list[Any]:
+        if type(value) is not list:
+            raise ValueError("is no list")
+        return [check(item) for item in value]
+
+    return of_all
+
+
+def named(check: Check) -> Check:
+    """Take an object whose values a check takes."""
+
+    def of_all(value: Any) -> dict[str, Any]:
+        return {name: check(item) for name, item in thing(value).items()}
+
+    return of_all
+
+
+def thing(value: Any) -> dict[str, Any]:
+    """Take any object; that it can be stored is made sure of."""
+    if type(value) is not dict:
+        raise ValueError("is no object")
+    return dict(plain(value))
+
+
+def settings(checks: Mapping[str, Check]) -> Check:
+    """Take an object that has some of these fields, and no other."""
+
+    def check(value: Any) -> dict[str, Any]:
+        found = thing(value)
+        return fields(found, {name: check for name, check in checks.items() if name in found})
+
+    return check
+
+
+def packed(value: Any) -> bytes:
+    """Take any JSON; give it as the database keeps it."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return _slowly(value)
+
+
+def plain(value: Any) -> Any:
+    """Take any JSON; that it can be stored is made sure of."""
+    packed(value)
+    return value
+
+
+def _slowly(value: Any) -> bytes:
+    try:
+        return write_slowly(value)
+    except RecursionError as error:
+        raise ValueError("is too deep") from error
+
+
+def shaped(**checks: Check) -> Check:
+    """Take an object with exactly these fields."""
+
+    def check(value: Any) -> dict[str, Any]:
+        return fields(thing(value), checks)
+
+    return check
+
+
+def fields(found: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Check the fields of an object: all of these, and no other.
+
+    Raises:
+        ValueError: one is missing, unknown or wrong; the text names it.
+
+    Example:
+        >>> fields({"id": 7}, {"id": ident})
+        {'id': 7}
+    """
+    odd = sorted(found.keys() ^ checks.keys())
+    if odd:
+        raise ValueError(f"has {'an unknown' if odd[0] in found else 'no'} field {odd[0][:40]!r}")
+    return {name: _field(name, check, found[name]) for name, check in checks.items()}
+
+
+def _field(name: str, check: Check, value: Any) -> Any:
+    try:
+        return check(value)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{name} {error}") from error
+
+
+def arguments(value: Any) -> bytes:
+    """Take the arguments of a call."""
+    return to_json(thing(value))
+
+
+def tag(value: Any) -> str:
+    """Take the name of a tag."""
+    try:
+        return refs.place_name(value, "tag")
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error
+
+
+def branch(value: Any) -> str:
+    """Take the name of a branch."""
+    try:
+        return refs.branch_name(value)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error

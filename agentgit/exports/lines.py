@@ -1,0 +1,105 @@
+"""The lines of an export: JSON objects, each with a hash over itself and all lines before it. Pure.
+
+Because the hash goes on from line to line, a line that was changed, left out, doubled or moved is found where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, BinaryIO
+
+import orjson
+
+from agentgit.errors import Corrupt
+from agentgit.values import from_json, write_slowly
+
+LONGEST = 64 * 2**20
+"""Bytes of a line; what is longer is not read."""
+
+_BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
+
+_TAIL = len(b',"hash":""}\n') + 64
+
+
+class Sealer:
+    """Writes records as lines.
+
+    Example:
+        >>> Sealer().line({"record": "end"})[:38]
+        b'{"record":"end","hash":"8627715a04ced2'
+    """
+
+    def __init__(self) -> None:
+        self._chain = b""
+
+    def line(self, record: Mapping[str, Any]) -> bytes:
+        """Write one record; the hash goes on from the line before.
+
+        Raises:
+            Corrupt: it is too long for a line.
+        """
+        body = _json(record)[:-1]
+        if len(body) + _TAIL > LONGEST:
+            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes, and not exported.")
+        self._chain = sha256(self._chain + body).digest()
+        return body + _tail(self._chain)
+
+
+def read(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Give the records of an export with the numbers of their lines, each checked against its hash.
+
+    Args:
+        stream: at its beginning. One line at a time is in memory. Of what is no export nothing is given.
+
+    Raises:
+        Corrupt: a line is cut off, too long, no JSON object, or does not match its hash.
+    """
+    chain, number = b"", 0
+    while line := stream.readline(LONGEST + 1):
+        number += 1
+        if number == 1 and not line.lstrip().startswith(_BEGINS):
+            return
+        if len(line) > LONGEST:
+            raise damaged(number, f"is longer than {LONGEST} bytes")
+        if not line.endswith(b"\n"):
+            raise damaged(number, "is cut off")
+        body = line[:-_TAIL]
+        chain = sha256(chain + body).digest()
+        if line[-_TAIL:] != _tail(chain):
+            raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
+        yield number, _record(number, body)
+
+
+def damaged(number: int, what: str) -> Corrupt:
+    """Make the failure that says which line is wrong.
+
+    Args:
+        number: of the line, from 1.
+        what: what is wrong with it.
+    """
+    return Corrupt(
+        f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",
+        row=f"line {number}",
+    )
+
+
+def _tail(chain: bytes) -> bytes:
+    return b',"hash":"%b"}\n' % chain.hex().encode()
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record)
+    except TypeError:  # lone surrogates, huge integers
+        return write_slowly(record)
+
+
+def _record(number: int, body: bytes) -> dict[str, Any]:
+    try:
+        found = from_json(body + b"}")
+    except (ValueError, RecursionError) as error:
+        raise damaged(number, f"is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise damaged(number, "is no JSON object")
+    return found

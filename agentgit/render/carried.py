@@ -1,0 +1,26 @@
+"""What was carried out of a database or into one, as one line."""
+
+from __future__ import annotations
+
+from agentgit.exports.carried import Carried
+from agentgit.render.lines import Line, Span
+from agentgit.render.text import clean, count
+
+
+def lines(what: str, carried: Carried) -> list[Line]:
+    """Draw what an export holds, or what an import has made.
+
+    Args:
+        what: `exported` or `imported`.
+        carried: the counts.
+    """
+    place = f" ({clean(carried.place)})" if carried.place is not None else ""
+    counted = [
+        count(carried.branches, "branch"),
+        count(carried.checkpoints, "checkpoint"),
+        count(carried.graph_checkpoints, "graph checkpoint"),
+        count(carried.tool_calls, "call"),
+        count(carried.values, "value"),
+    ]
+    name = Span(f"{clean(carried.session.session_name)}{place}", "reference")
+    return [(Span(f"{what}  "), name, Span(f"  {', '.join(counted)}"))]

@@ -1,0 +1,146 @@
+"""The files of a workspace: its snapshots, how two of them differ, what a restore would do or did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, tzinfo
+from typing import TYPE_CHECKING
+
+from agentgit.render.lines import Line, Span, table
+from agentgit.render.text import clean, clock, count, visible
+
+if TYPE_CHECKING:
+    from agentgit.workspace.undo import Undone
+    from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+
+SHORT = 10
+"""How many characters of an id a list shows."""
+
+_DIFF = {"+": "added", "-": "removed", "@": "changed"}
+_HEADINGS = ("diff ", "--- ", "+++ ")
+
+
+def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """Draw a list of snapshots.
+
+    Args:
+        snapshots: in the order to show them.
+        width: the longest line, in terminal cells.
+        zone: the zone of the times; None is this machine's.
+    """
+    rows = [
+        [
+            Span(clean(one.id[:SHORT]), "reference"),
+            Span(clock(one.timestamp, zone), "dim"),
+            Span(clean(one.kind)),
+            Span(f"{one.files_changed} changed", "dim"),
+            Span(" - ".join(clean(text) for text in (one.name, one.message) if text), "name" if one.name else ""),
+        ]
+        for one in snapshots
+    ]
+    return table(rows, width=width)
+
+
+def diff_lines(diff: WorkspaceDiff) -> list[Line]:
+    """Draw a diff: which files, and the unified text with a style for each sign.
+
+    Args:
+        diff: the difference of two snapshots.
+    """
+    if not diff:
+        return [(Span("no difference", "dim"),)]
+    text = visible(diff.diff_content).split("\n") if diff.diff_content else []
+    return [*_changes(diff), *((Span(line, _style(line)),) for line in (text[:-1] if text and not text[-1] else text))]
+
+
+def _style(line: str) -> str:
+    return "heading" if line.startswith(_HEADINGS) else _DIFF.get(line[:1], "")
+
+
+def _changes(diff: WorkspaceDiff) -> list[Line]:
+    return [
+        *_paths("added", "added", diff.added_files),
+        *_paths("modified", "changed", diff.modified_files),
+        *_paths("deleted", "removed", diff.deleted_files),
+    ]
+
+
+def plan_lines(plan: RestorePlan) -> list[Line]:
+    """Draw what a restore would do.
+
+    Args:
+        plan: the plan.
+    """
+    lines = [
+        *_paths("restore", "added", plan.restore),
+        *_paths("delete", "removed", plan.delete),
+        *_paths("changed since the last snapshot", "bad", plan.changed),
+    ]
+    said = f"{count(len(plan.restore), 'file')} to restore, {len(plan.delete)} to delete"
+    return [*lines, (Span(said if lines else "There is nothing to restore.", "dim"),)]
+
+
+def restored_lines(done: Restored) -> list[Line]:
+    """Draw what a restore did.
+
+    Args:
+        done: what it tells.
+    """
+    lines = [
+        *_paths("restored", "added", done.restored),
+        *_paths("deleted", "removed", (*done.deleted, *done.deleted_directories)),
+        *_paths("created", "added", done.created_directories),
+        *_pairs("moved aside", "changed", done.moved_aside, " -> "),
+        *_pairs("skipped", "dim", done.skipped, ": "),
+        *_pairs("conflict", "bad", done.conflicts, ": "),
+    ]
+    before = f"What stood there before is snapshot {done.safety[:SHORT]}." if done.safety else ""
+    return [*lines, (Span(clean(before if lines else "There was nothing to restore."), "dim"),)]
+
+
+def undone_lines(done: Undone) -> list[Line]:
+    """Draw what an undo did.
+
+    Args:
+        done: what it tells.
+    """
+    lines = [
+        *((Span("undone  ", "changed"), Span(clean(label))) for label in done.labels),
+        *_paths("  restored", "added", done.restored),
+        *_paths("  deleted", "removed", done.deleted),
+        *_pairs("  left", "bad", done.left, ": "),
+    ]
+    return lines or [(Span("There is nothing to undo.", "dim"),)]
+
+
+def _paths(what: str, style: str, paths: Iterable[str]) -> list[Line]:
+    return [(Span(f"{what}  ", style), Span(clean(path))) for path in paths]
+
+
+def _pairs(what: str, style: str, pairs: Iterable[tuple[str, str]], between: str) -> list[Line]:
+    return [(Span(f"{what}  ", style), Span(f"{clean(path)}{between}{clean(other)}")) for path, other in pairs]
+
+
+def show_lines(
+    snapshot: FileCheckpoint, since: WorkspaceDiff, *, width: int = 100, zone: tzinfo | None = UTC
+) -> list[Line]:
+    """Draw one snapshot, and which files are different since.
+
+    Args:
+        snapshot: which.
+        since: how the files as they are now differ from it.
+        width: the longest line, in terminal cells.
+        zone: the zone of the times; None is this machine's.
+    """
+    known = {
+        "id": snapshot.id,
+        "name": snapshot.name,
+        "message": snapshot.message,
+        "made": f"{clock(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
+        "changed": count(snapshot.files_changed, "file"),
+        "metadata": repr(dict(snapshot.metadata)) if snapshot.metadata else None,
+        "kept": "however many come after it" if snapshot.pinned else None,
+    }
+    facts = [[Span(name, "dim"), Span(clean(str(value)))] for name, value in known.items() if value]
+    changes = _changes(since) or [(Span("nothing", "dim"),)]
+    return [*table(facts, width=width), (), (Span("different since", "heading"),), *changes]

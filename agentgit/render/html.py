@@ -1,0 +1,83 @@
+"""HTML for notebooks and pages: tables, `<details>` and colours in place, which are what an untrusted notebook keeps.
+
+No `<style>`, `<script>` or `<svg>`. Whatever text comes out of a database goes through `escape`. The colours have a
+contrast of at least 4:1 on white and on the dark grey of JupyterLab.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from agentgit.render.lines import Line, Span
+from agentgit.render.text import clean
+
+COLOURS = {
+    "reference": "#9a7400",
+    "name": "#b04fc8",
+    "head": "#0f86a3",
+    "added": "#238b3a",
+    "removed": "#d9484b",
+    "changed": "#b36b00",
+    "bad": "#d9484b",
+}
+"""What the styles of the render room look like on a page."""
+
+_BOLD = ("heading", "name", "head", "bad")
+
+_CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
+
+
+def escape(text: str) -> str:
+    """Write any text on one line so that a page shows it and does nothing else with it.
+
+    Example:
+        >>> escape('<b onclick="x">')
+        '&lt;b onclick=&quot;x&quot;&gt;'
+    """
+    return html.escape(clean(text))
+
+
+def styled(span: Span) -> str:
+    """Write a span in its colour."""
+    rules = [f"color:{COLOURS[span.style]}"] if span.style in COLOURS else []
+    rules += ["font-weight:bold"] if span.style in _BOLD else ["opacity:0.75"] if span.style == "dim" else []
+    text = html.escape(span.text)
+    return f'<span style="{";".join(rules)}">{text}</span>' if rules and text else text
+
+
+def code(text: str) -> str:
+    """Write any text as code, on one line that may be broken anywhere."""
+    return f'<code style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</code>'
+
+
+def fold(title: str, content: str) -> str:
+    """Hide something until a person asks for it.
+
+    Args:
+        title: HTML.
+        content: HTML.
+    """
+    return f"<details><summary>{title}</summary>{content}</details>"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table.
+
+    Args:
+        heads: the names of the columns, HTML.
+        rows: the cells, HTML.
+    """
+    body = "".join(_row("td", row) for row in rows)
+    return f"<table><thead>{_row('th', heads)}</thead><tbody>{body}</tbody></table>"
+
+
+def _row(kind: str, cells: Sequence[str]) -> str:
+    inside = "".join(f'<{kind} style="{_CELL}">{cell}</{kind}>' for cell in cells)
+    return f"<tr>{inside}</tr>"
+
+
+def pre(lines: Iterable[Line]) -> str:
+    """Write lines of text as they are, in their colours."""
+    text = "\n".join("".join(map(styled, line)) for line in lines)
+    return f"<pre>{text}</pre>"

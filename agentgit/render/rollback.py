@@ -1,0 +1,153 @@
+"""Plans and reports: a heading, one row for each effect with its reason, and a line that counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentgit.render import html
+from agentgit.render.lines import Line, Span, plain, table
+from agentgit.render.text import clean, count
+from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
+from agentgit.tools.effects import IRREVERSIBLE, UNDECLARED
+from agentgit.tools.files import ASIDE, CONFLICT, DELETE, LEFT, WRITE, FileChanges
+from agentgit.tools.plan import BLOCK, GONE, KEEP, REDO, REVERSE
+
+STYLES = {
+    REVERSE: "changed", REDO: "added", KEEP: "", GONE: "dim", BLOCK: "bad",
+    WRITE: "changed", DELETE: "removed", ASIDE: "changed", CONFLICT: "bad", LEFT: "dim",
+    "reversed": "added", "redone": "added", "drifted": "changed", "kept": "", "failed": "bad", "remaining": "bad",
+}  # fmt: skip
+"""What an action of a plan, or a group of a report, looks like."""
+
+_EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
+
+_LONGEST = 2_000
+"""How many characters of one call's arguments a page shows."""
+
+Row = tuple[str, ToolInvocation, str]
+"""What is or was done, about which call, and why."""
+
+
+def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
+    """Draw a plan or a report as plain text.
+
+    Args:
+        value: which.
+        width: the longest line, in terminal cells.
+
+    Example:
+        >>> call = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="add_note", args={"text": "hi"})
+        >>> from agentgit.tools.plan import PlanStep
+        >>> step = PlanStep(action="keep", invocation=call, why="nothing was declared about this tool")
+        >>> print(draw(RollbackPlan(checkpoint_id=1, target="main#1", position=0, steps=[step])))
+        Rollback to main#1: a new branch that begins with 0 tool calls.
+          keep  add_note(text='hi')  undeclared  nothing was declared about this tool
+        1 stays; nothing blocks.
+    """
+    return plain(lines(value, width=width))
+
+
+def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Line]:
+    """Draw a plan or a report. Reasons are never cut.
+
+    Args:
+        value: which.
+        width: the longest line, in terminal cells.
+    """
+    cells = [
+        [Span(what, STYLES[what]), Span(clean(str(call))), _effect(call), Span(clean(why))]
+        for what, call, why in _rows(value)
+    ]
+    return [
+        (Span(clean(value.heading), "heading"),),
+        *table(cells, width=width, indent="  ", whole=True),
+        *table(_file_cells(value.files), width=width, indent="  ", whole=True),
+        (Span(value.summary, "bad" if _needs_a_person(value) else "dim"),),
+    ]
+
+
+def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
+    """Draw what was done about files.
+
+    Args:
+        changes: what.
+        width: the longest line, in terminal cells.
+    """
+    cells = table(_file_cells(changes), width=width, indent="  ", whole=True)
+    return [*cells, (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
+
+
+def page(value: RollbackPlan | RollbackReport) -> str:
+    """Draw a plan or a report as HTML, for a notebook or a page.
+
+    Args:
+        value: which.
+    """
+    rows = [
+        [html.styled(Span(what, STYLES[what])), _call(call), html.styled(_effect(call)), html.escape(why)]
+        for what, call, why in _rows(value)
+    ]
+    return "".join([
+        "<div>",
+        f"<p><b>{html.escape(value.heading)}</b></p>",
+        html.table(["", "call", "effect", "why"], rows) if rows else "",
+        _files(value),
+        f"<p>{html.styled(Span(value.summary, 'bad' if _needs_a_person(value) else ''))}</p>",
+        _replayed(value),
+        "</div>",
+    ])  # fmt: skip
+
+
+def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
+    if isinstance(value, RollbackPlan):
+        return [(step.action, step.invocation, step.why) for step in value.steps]
+    groups = value.groups()
+    return [(group, item.invocation, item.reason) for group in groups if group != "replayed" for item in groups[group]]
+
+
+def _file_cells(files: FileChanges | None) -> list[list[Span]]:
+    changes = files.changes if files is not None else []
+    cells = [[Span(c.action, STYLES[c.action]), Span(clean(c.path)), Span(clean(c.why), "dim")] for c in changes]
+    rest = len(cells) - _FILES
+    return [*cells[:_FILES], [Span("", ""), Span(f"… and {rest} more", "dim")]] if rest > 0 else cells
+
+
+def _files(value: RollbackPlan | RollbackReport) -> str:
+    rows = [[html.styled(span) for span in (*cells, Span(""))[:3]] for cells in _file_cells(value.files)]
+    return html.table(["", "file", "why"], rows) if rows else ""
+
+
+_FILES = 20
+"""How many paths are shown, from the first."""
+
+
+def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
+    return not value.is_admissible if isinstance(value, RollbackPlan) else value.status != "done"
+
+
+def _effect(call: ToolInvocation) -> Span:
+    return Span(clean(call.effect), _EFFECTS.get(call.effect, "dim"))
+
+
+def _call(call: ToolInvocation) -> str:
+    """Write a call in one line; what was shortened can be unfolded."""
+    short, whole = str(call), f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
+    return html.code(short) if whole == short else html.fold(html.code(short), html.code(whole[:_LONGEST]))
+
+
+def _replayed(value: RollbackPlan | RollbackReport) -> str:
+    """Write what the track of the branch begins with, folded away."""
+    calls = value.replayed if isinstance(value, RollbackPlan) else [item.invocation for item in value.replayed]
+    if not calls:
+        return ""
+    rows = [[str(c.position), _call(c), html.styled(_effect(c)), html.styled(_status(c))] for c in calls[:_SHOWN]]
+    title = f"{count(len(calls), 'tool call')} before that point"
+    return html.fold(title, html.table(["", "call", "effect", "status"], rows))
+
+
+_SHOWN = 200
+"""How many calls before that point a page shows, from the first."""
+
+
+def _status(call: ToolInvocation) -> Span:
+    return Span(clean(call.status), "bad" if call.status in invocation.DECISIONS else "dim")

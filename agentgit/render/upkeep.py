@@ -1,0 +1,174 @@
+"""What keeping a database in order found and did, as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, tzinfo
+
+from agentgit.checkpoints.retention import Retention, Thinned, Verdict
+from agentgit.render.lines import Line, Span, table
+from agentgit.render.text import clean, clock, count
+from agentgit.sessions.stats import Figures, Prices, Stats, cost_of
+from agentgit.sessions.upkeep import Checked, Reclaimed
+
+UNITS = ("bytes", "KB", "MB", "GB", "TB")
+
+
+def size(n: int) -> str:
+    """Write a number of bytes for people.
+
+    Example:
+        >>> size(1), size(999), size(5_300_000)
+        ('1 byte', '999 bytes', '5.3 MB')
+    """
+    value, unit = float(n), 0
+    while value >= 1000 and unit < len(UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {UNITS[unit]}" if unit else count(n, "byte")
+
+
+def retention_lines(session_name: str, retention: Retention | None) -> list[Line]:
+    """Say what a session keeps."""
+    keeps = str(retention) if retention is not None else "everything; nobody said otherwise"
+    return [(Span(clean(session_name), "heading"), Span(f" keeps {keeps}"))]
+
+
+def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """List what went of a session, or would, and why the rest stays."""
+    would = "would go" if thinned.dry_run else "gone"
+    rows = [
+        *(_verdict(one, would, "removed", zone) for one in thinned.gone),
+        *(_verdict(one, "stays", "", zone) for one in thinned.kept),
+    ]
+    said = f"{count(len(thinned.gone), 'checkpoint')} {would}, {len(thinned.kept)} stay"
+    return [*table(rows, width=width), (Span(said, "heading"),)]
+
+
+def _verdict(verdict: Verdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
+    point = verdict.point
+    return [
+        Span(word, style),
+        Span(clean(point.reference), "reference"),
+        Span(clock(point.created_at, zone), "dim"),
+        Span(clean(point.name or ""), "name"),
+        Span(clean(verdict.why)),
+    ]
+
+
+def reclaimed_lines(found: Reclaimed) -> list[Line]:
+    """Say what a collection gave back, or would."""
+    counts = (
+        (found.checkpoints, "checkpoint", "that no session keeps"),
+        (found.steps, "step", "between checkpoints"),
+        (found.values, "value", f"that nothing needs, {size(found.bytes)}"),
+        (found.writes, "pending write", "without a graph checkpoint"),
+        (found.dictionaries, "dictionary", "that nothing is packed with"),
+        (found.snapshots, "snapshot", "of files that no checkpoint has"),
+    )
+    would = "would go" if found.dry_run else "gone"
+    lines: list[Line] = [(Span(f"{_many(n, noun)} {what}: {would}"),) for n, noun, what in counts if n]
+    if not lines:
+        lines = [(Span("there is nothing that nobody needs"),)]
+    if found.dry_run:
+        return [*lines, (Span(f"the database takes {size(found.disk_before)}; nothing was done", "dim"),)]
+    took = f"the database took {size(found.disk_before)}, and takes {size(found.disk_after)}"
+    return [*lines, (Span(took, "heading"),), *([(Span(clean(found.problem), "bad"),)] if found.problem else [])]
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n} dictionaries" if noun == "dictionary" and n != 1 else count(n, noun)
+
+
+def checked_lines(found: Checked) -> list[Line]:
+    """List what is wrong with a database."""
+    lines: list[Line] = [
+        line
+        for one in found.findings
+        for line in (
+            (Span(clean(one.row), "reference"), Span(f"  {clean(one.what)}", "bad")),
+            (Span(f"  {clean(one.todo)}", "dim"),),
+        )
+    ]
+    if found.more:
+        lines.append((Span(f"and {found.more} more", "bad"),))
+    level = {1: "references", 2: "references and hashes", 3: "references, hashes and the state of every head"}
+    wrong = count(len(found.findings) + found.more, "finding") if found.findings else "everything is whole"
+    said = f"{wrong}: {count(found.objects, 'row')} checked, {level.get(found.level, '')}"
+    return [*lines, (Span(said, "bad" if found.findings else "heading"),)]
+
+
+def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """Show figures: those of all together, then a line for each branch."""
+    total = stats.total
+    facts = [
+        ("checkpoints", _checkpoints(total)),
+        ("names", _names(stats.names)),
+        ("first, last", _between(total, zone)),
+        ("branches", _branches(stats)),
+        ("calls", _words(total.calls)),
+        ("operations", _words(total.operations)),
+        ("reversals", _reversals(total)),
+        *((f"tokens of {clean(m)}", f"{t.input} in, {t.output} out") for m, t in sorted(total.tokens.items())),
+        ("cost", _cost(total, stats.prices)),
+        ("storage", _storage(stats)),
+    ]  # fmt: skip
+    rows = [[Span(name, "dim"), Span(said)] for name, said in facts if said]
+    lines: list[Line] = [(Span(clean(stats.subject), "heading"),), *table(rows, width=width, indent="  ")]
+    if len(stats.branches) > 1:
+        lines += table([_branch(one.session_name, one.name, one.figures, stats) for one in stats.branches], width=width)
+    return lines
+
+
+def _branches(stats: Stats) -> str:
+    said = f" in {count(stats.sessions, 'session')}" if stats.sessions != 1 else ""
+    return f"{len(stats.branches)}{said}"
+
+
+def _checkpoints(figures: Figures) -> str:
+    return f"{figures.checkpoints}: {figures.automatic} automatic, {figures.named} named"
+
+
+def _names(names: Mapping[str, int]) -> str:
+    shown = [f"{clean(name)} ({n})" for name, n in list(names.items())[:5]]
+    return f"{len(names)}: {', '.join(shown)}{', …' if len(names) > 5 else ''}" if names else ""
+
+
+def _between(figures: Figures, zone: tzinfo | None) -> str:
+    if figures.first is None:
+        return ""
+    times = f"{clock(figures.first, zone)}, {clock(figures.last, zone)}"
+    return f"{times} ({figures.duration_seconds:.0f} s)"
+
+
+def _words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {clean(word)}" for word, n in counts.items())
+
+
+def _reversals(figures: Figures) -> str:
+    share = figures.reversal_success
+    return f"{figures.reversals}, {share:.0%} succeeded" if share is not None else ""
+
+
+def _cost(figures: Figures, prices: Prices | None) -> str:
+    if prices is None:
+        return ""
+    cost = cost_of(figures.tokens, prices)
+    return f"{cost:.4f}" if cost is not None else "unknown: the price of a model was not given"
+
+
+def _storage(stats: Stats) -> str:
+    found = stats.storage
+    return f"{size(found.own)} of its own, {size(found.shared)} shared with others" if found is not None else ""
+
+
+def _branch(session_name: str, name: str, figures: Figures, stats: Stats) -> Sequence[Span]:
+    label = clean(name) if stats.sessions == 1 else f"{clean(session_name)}@{clean(name)}"
+    tokens = sum(one.total for one in figures.tokens.values())
+    cost = _cost(figures, stats.prices) if stats.prices is not None else ""
+    return [
+        Span(label, "reference"),
+        Span(count(figures.checkpoints, "checkpoint"), "dim"),
+        Span(count(sum(figures.calls.values()), "call"), "dim"),
+        Span(count(figures.rollbacks, "rollback"), "dim"),
+        Span(f"{count(tokens, 'token')}{f', {cost}' if cost else ''}"),
+    ]

@@ -1,0 +1,282 @@
+"""The verbs that move the world: rollback, switch and fork.
+
+Each step is on disk before the next begins, so that what was killed anywhere can be finished by `resume` and the branch
+that was left is as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete
+from agentgit.rollback import notes
+from agentgit.rollback.begin import Beginning, Stale, refusals
+from agentgit.rollback.files import Files
+from agentgit.rollback.looks import Looks, Planning
+from agentgit.rollback.planner import Cannot, Planner
+from agentgit.rollback.publish import Publishing
+from agentgit.rollback.reports import DRIFTED_BEFORE, Reports
+from agentgit.rollback.request import Request, Switch
+from agentgit.rollback.settle import Settle, wait
+from agentgit.rollback.stopped import Stopped
+from agentgit.rollback.worker import Worker
+from agentgit.sessions import operation
+from agentgit.store import owners
+from agentgit.store.operations import Begun
+from agentgit.store.sessions import Found
+from agentgit.store.snapshots import files_of
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan, RollbackReport
+from agentgit.tools.files import FilesAt
+from agentgit.tools.invocation import DECISIONS
+from agentgit.tools.registry import Registry
+from agentgit.values import as_object
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Begin(Protocol[T_co]):
+    """Writes down what is going to happen."""
+
+    def __call__(self, connection: Connection, /, said: dict[int, str]) -> T_co: ...
+
+
+class Rollback:
+    """The verbs, on one store.
+
+    Args:
+        store: where.
+        registry: what this process can do for a recorded call.
+        settle: waits for asynchronous ones.
+    """
+
+    def __init__(self, store: Store, registry: Registry, settle: Settle = wait) -> None:
+        self.store = store
+        self.planner = Planner(store, registry)
+        self.looks = Looks(store, registry, settle)
+        self.worker = Worker(store, registry, settle, self.looks)
+        self.reports = Reports(store, registry, self.worker)
+        self.stopped = Stopped(store, self.planner, self.worker)
+        self.files = Files(store, registry)
+        self.beginning = Beginning(store, self.planner, self.files)
+        self.publishing = Publishing(store, self.reports, self.stopped, self.files)
+
+    # -- plan
+
+    def plan(self, source_id: int, target: Found, label: str, **how: Any) -> RollbackPlan:
+        """Tell what a rollback would do, without doing anything.
+
+        Args:
+            source_id: the branch that would be left.
+            target: the row of the checkpoint to go to.
+            label: how the user called it.
+            how: `tools`, `files`, `replay`, `conversation`, as `Request` has them.
+
+        Raises:
+            InvalidInput: one of them means nothing.
+        """
+        request = Request(user_id=0, source_id=source_id, target=target, label=label, **how)
+        self.looks.look(target.external_session_id)
+        plan, _ = self.looks.checked(lambda c, cannot: self.planner.of(c, request, cannot))
+        plan = self.files.planned(plan, target.external_session_id, self._files_of(request))
+        with self.store.database.reading() as connection:
+            branch = self.store.sessions.branch(connection, target.internal_session_id)
+            return replace(plan, replayed=self.store.track(connection, branch, target.position))
+
+    def plan_switch(self, branch_id: int) -> RollbackPlan:
+        """Tell what would bring the world to where a branch stands, without doing anything."""
+        with self.store.database.reading() as connection:
+            branch = self.store.sessions.branch(connection, branch_id)
+        self.looks.look(branch.external_session_id)
+        plan, _ = self.looks.checked(lambda c, cannot: self._to(c, branch_id, cannot))
+        plan = self.files.planned(plan, branch.external_session_id, self.files.of_branch(branch))
+        with self.store.database.reading() as connection:
+            return replace(
+                plan, replayed=self.store.track(connection, self.store.sessions.branch(connection, branch_id))
+            )
+
+    def _files_of(self, request: Request) -> FilesAt | None:
+        """Find the files that a rollback is to bring back; None if it leaves them alone, or there are none.
+
+        Raises:
+            InvalidInput: it asks for files alone, and there are none.
+        """
+        if isinstance(request.files, FilesAt):
+            return request.files
+        found = self.files.of_checkpoint(request.target) if request.files else None
+        if found is None and not request.conversation and request.tools == "keep":
+            raise InvalidInput(
+                f"Nothing would be rolled back: {request.label} has no files. Wrap the graph with workspace=..., and "
+                "its files are kept from then on."
+            )
+        return found
+
+    def _to(self, connection: Connection, branch_id: int, cannot: Cannot) -> RollbackPlan:
+        return self.planner.switch(connection, self.store.sessions.branch(connection, branch_id), cannot)
+
+    # -- the whole of it
+
+    def run(self, request: Request) -> int:
+        """Roll back; give the id of the new branch, or of the same one if the conversation stays.
+
+        Raises:
+            RollbackBlocked: something that cannot be reversed stands in the way; nothing was done.
+            WorkspaceChanged: somebody else has changed the files; nothing was done.
+            RollbackIncomplete: a reversal failed, or the files did not come back; `resume` goes on.
+            Conflict: the branch that is left is running.
+        """
+        self.looks.look(request.target.external_session_id)
+        files = self._files_of(request)
+        if not request.force:
+            self.files.expect_own(request.target.external_session_id, files)
+        with owners.owner() as owner:
+            begun, is_new = self._begun(
+                lambda c, cannot: self.planner.of(c, request, cannot),
+                lambda c, /, said: self.beginning.rollback(c, request, owner, said, files),
+            )
+            if is_new:
+                return self._proceed(begun, owner)
+        self.resume(begun)
+        with self.store.database.reading() as connection:
+            return int(self.stopped.find(connection, begun).internal_session_id)
+
+    def switch(self, request: Switch) -> int:
+        """Continue on another branch, and bring branch and world together; give the id of the operation.
+
+        Raises:
+            RollbackBlocked: something that cannot be reversed or run again stands in the way; nothing was done.
+            WorkspaceChanged: somebody else has changed the files; nothing was done.
+            RollbackIncomplete: a step failed; `resume` goes on.
+            Conflict: a branch of the session is running.
+        """
+        self.looks.look(request.branch.external_session_id)
+        files = self.files.of_branch(request.branch) if request.sync == "world" else None
+        if not request.force:
+            self.files.expect_own(request.branch.external_session_id, files)
+        with owners.owner() as owner:
+            begun = self._begun(
+                lambda c, cannot: self._to(c, request.branch.id, cannot),
+                lambda c, /, said: self.beginning.switch(c, request, owner, said, files),
+            )
+            self._proceed(begun, owner)
+        return begun
+
+    def _begun(self, plan: Planning, begin: Begin[T]) -> T:
+        """Ask the prechecks of a plan, then begin; again if meanwhile there is more to reverse than was asked about."""
+        while True:
+            _, said = self.looks.checked(plan)
+            try:
+                return self.store.database.write(functools.partial(begin, said=said), durable=True)
+            except Stale:
+                continue
+
+    def resume(self, operation_id: int, *, force: bool = False) -> RollbackReport:
+        """Finish what stopped half way or whose process died; done items are not done again.
+
+        Args:
+            operation_id: which.
+            force: True to leave as it is what still cannot be done, and call the operation done.
+
+        Raises:
+            NotFound: there is no such operation.
+            Conflict: it is being worked on, or another one of its session, or a turn.
+            RollbackBlocked: something that happened since cannot be reversed; nothing was done.
+            RollbackIncomplete: a step failed again.
+        """
+        with owners.owner() as owner:
+            taken = self.store.database.write(lambda c: self.stopped.take(c, operation_id, owner), durable=True)
+            if taken is not None:
+                self.looks.look(taken.external_session_id)
+                _, said = self.looks.checked(lambda c, cannot: self.stopped.since(c, operation_id, cannot))
+                cannot = refusals(said)
+                try:
+                    self.store.database.write(lambda c: self.stopped.plan_again(c, operation_id, cannot, force=force))
+                except RollbackBlocked:
+                    self.store.database.write(lambda c: self.stopped.leave(c, taken))
+                    raise
+                self._proceed(operation_id, owner)
+        return self.read_report(operation_id)
+
+    def read_report(self, operation_id: int) -> RollbackReport:
+        """Read what an operation did."""
+        with self.store.database.reading() as connection:
+            return self.reports.read(connection, self.stopped.find(connection, operation_id))
+
+    # -- work, and publish
+
+    def _proceed(self, operation_id: int, owner: str) -> int:
+        with self.store.database.reading() as connection:
+            row = self.stopped.find(connection, operation_id)
+        files = self.files.bring(row) if self.worker.work(row, owner) else None
+        if (
+            self.store.database.write(lambda c: self.publishing.end(c, operation_id, files), durable=True)
+            != operation.DONE
+        ):
+            report = self.read_report(operation_id)
+            raise RollbackIncomplete(
+                f"{row.kind.capitalize()} {operation_id} stopped half way: {_problem(report)}",
+                operation=operation_id,
+                report=report,
+            )
+        return int(row.internal_session_id)
+
+    # -- fork
+
+    def fork(
+        self, connection: Connection, target: Found, name: str | None, source_id: int, user_id: int,
+        at: FilesAt | None = None,
+    ) -> int:  # fmt: skip
+        """Make a branch at a checkpoint without touching the world; give its id.
+
+        Args:
+            connection: in a transaction that writes.
+            target: the row of the checkpoint.
+            name: of the branch; None for a free one.
+            source_id: the branch that is left.
+            user_id: who asks for it.
+            at: the files that are its own; None for those that are there now.
+        """
+        self.store.sessions.lock(connection, target.external_session_id)
+        self.beginning.expect_there(connection, target, f"{target.branch_name}#{target.number}")
+        left = self.store.sessions.branch(connection, target.internal_session_id)
+        touched = self.planner.divergence(connection, left) is not None
+        branch_id = self.beginning.branch(connection, target, name, source_id)
+        begun = Begun(
+            kind="fork", session_id=target.external_session_id, user_id=user_id, source_id=source_id,
+            target_id=target.id, branch_id=branch_id, request_id=None, owner="",
+            request={"accepted": sorted(self.planner.accepted(connection, left.id)), "steps": []},
+        )  # fmt: skip
+        operation_id = self.store.operations.begin(connection, begun)
+        last = self.store.snapshots.last(connection, target.external_session_id)
+        there = files_of(last) if last is not None else None
+        self.publishing.branch(connection, branch_id, user_id, at or there, current=False)
+        if at is not None and last is not None:  # those that are there are still the last ones
+            looked = self.store.sessions.branch(connection, last.internal_session_id)
+            self.store.snapshots.see(connection, looked, files_of(last))
+        made = self.store.sessions.branch(connection, branch_id)
+        if touched:  # it has seen no more of the world than the branch that it leaves
+            self.store.sessions.see(connection, made, left.world_seen)
+        if target.id == left.head_id:
+            notes.renote(self.store, connection, made, notes.waiting(as_object(left.meta)))
+        self.store.operations.end(connection, operation_id, operation.DONE, {})
+        return branch_id
+
+
+def _problem(report: RollbackReport) -> str:
+    """Say where an operation stopped, and how it is gone on with."""
+    resume, left = f"repo.resume({report.operation_id})", "The branch that was left is as before."
+    if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
+        return f"{'; '.join(map(str, report.drifted))}. {left} If that may be so, {resume} goes on from there."
+    stopped, by_hand = report.failed or report.remaining, ""
+    if any(item.invocation.status in DECISIONS for item in stopped):
+        by_hand = " or do it by hand, tell so with repo.resolve(invocation, 'happened'), and resume;"
+    files = report.files.problem.rstrip(".") if report.files else ""
+    return (
+        f"{'; '.join(filter(None, [*map(str, stopped), files]))}. {left} Mend the cause, then {resume};{by_hand} or "
+        "resume with force=True, which leaves as it is what still cannot be done."
+    )

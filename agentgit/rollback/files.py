@@ -1,0 +1,158 @@
+"""The files of a session's workspace, where an operation leads to other ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.checkpoints import Checkpoint
+from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
+from agentgit.rollback.keeper import reopen
+from agentgit.store.sessions import Found
+from agentgit.store.snapshots import files_of
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan
+from agentgit.tools.files import FileChanges, FilesAt, Keeper
+from agentgit.tools.registry import Registry
+from agentgit.values import as_object
+
+
+class Files:
+    """Plans and brings back the files of one session after the other.
+
+    Args:
+        store: where it is recorded which snapshot is of which moment.
+        registry: which workspaces are attached here.
+    """
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self.store = store
+        self.registry = registry
+
+    def of_checkpoint(self, target: Found) -> FilesAt | None:
+        """Tell what the files were at a checkpoint; None if it has none."""
+        with self.store.database.reading() as connection:
+            return self.store.snapshots.of_checkpoint(connection, target)
+
+    def of_branch(self, branch: Found) -> FilesAt | None:
+        """Tell what the files were when a branch last looked; None if it has none."""
+        with self.store.database.reading() as connection:
+            row = self.store.snapshots.of_branch(connection, branch)
+        return files_of(row) if row is not None else None
+
+    def planned(self, plan: RollbackPlan, session_id: int, at: FilesAt | None) -> RollbackPlan:
+        """Add to a plan what would be done about the files."""
+        return replace(plan, files=self.plan(session_id, at)) if at is not None else plan
+
+    def plan(self, session_id: int, at: FilesAt) -> FileChanges:
+        """Tell what bringing the files back would do, without doing anything."""
+        with self.store.database.reading() as connection:
+            last = self.store.snapshots.last(connection, session_id)
+        try:
+            return self._keeper(session_id, at).plan(at, files_of(last) if last is not None else None)
+        except AgentGitError as error:
+            return not_done(at, error)
+
+    def expect_own(self, session_id: int, at: FilesAt | None) -> None:
+        """Make sure that the files can be brought back, and that nobody else has changed them.
+
+        Raises:
+            WorkspaceChanged: somebody has; nothing was done.
+            Unavailable: the workspace or the snapshot is gone; nothing was done.
+        """
+        if at is None:
+            return
+        try:
+            self._keeper(session_id, at).expect(at)
+        except AgentGitError as error:
+            raise Unavailable(
+                f"Nothing was done. The files cannot be brought back: {str(error).rstrip('.')}. With files=False, or a "
+                "switch with sync='ignore', they stay as they are."
+            ) from error
+        changes = self.plan(session_id, at)
+        if changes.conflicts:
+            several = ", ".join(changes.conflicts[:5]) + (", …" if len(changes.conflicts) > 5 else "")
+            raise WorkspaceChanged(
+                f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
+                f"(or a turn that was killed) has changed {several}. force=True brings the files back all the same; "
+                "what was changed is kept in a snapshot."
+            )
+
+    def bring(self, row: Found) -> FileChanges | None:
+        """Bring the files to where an operation leads; None if it leaves them alone. Twice does no harm.
+
+        Args:
+            row: the operation.
+        """
+        wanted = as_object(row.request).get("files")
+        if wanted is None:
+            return None
+        at = FilesAt(**wanted)
+        try:
+            return self._keeper(row.external_session_id, at).bring(at)
+        except (AgentGitError, OSError) as error:
+            return not_done(at, error)
+
+    def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
+        """Compare the files of two checkpoints; nothing, if one has none. The fields of a `Diff`, by their names."""
+        ids = [one.metadata.get("workspace_snapshot") for one in (a, b)]
+        with self.store.database.reading() as connection:
+            found = [self.store.snapshots.one(connection, one) for one in ids if one is not None]
+        first, second = found if len(found) == 2 else (None, None)
+        if first is None or second is None or first.snapshot == second.snapshot:
+            return {}
+        try:
+            return dict(reopen(second.settings).diff(first, second))
+        except AgentGitError as error:
+            return {"diff_content": f"The files cannot be compared: {error}\n"}
+
+    def release(self, *, collect: bool = False) -> int:
+        """Let go of the snapshots that no checkpoint and no branch needs any more, where their workspace can be had.
+
+        Args:
+            collect: True to also give back what the workspaces keep of snapshots that are gone.
+
+        Returns:
+            How many.
+        """
+        with self.store.database.reading() as connection:
+            free = self.store.snapshots.free(connection)
+        gone, keepers = list[int](), dict[str, Keeper]()
+        for row_id, at in free:
+            place = str(at.settings.get("storage"))
+            try:
+                keepers[place] = keepers.get(place) or reopen(at.settings)
+                keepers[place].release(at)
+            except AgentGitError:
+                continue  # its workspace is elsewhere; it is let go of from there
+            gone.append(row_id)
+        if gone:
+            self.store.database.write(lambda c: self.store.snapshots.delete(c, gone))
+        for keeper in keepers.values() if collect else ():
+            keeper.collect()
+        return len(gone)
+
+    def as_request(self, connection: Connection, session_id: int, at: FilesAt | None) -> dict[str, Any]:
+        """Give what an operation keeps: the files to come to, None to leave them alone; and those that are there."""
+        known = self.store.snapshots.last(connection, session_id)
+        return {
+            "files": vars(at) if at is not None else None,
+            "files_known": vars(files_of(known)) if known is not None else None,
+        }
+
+    def after(self, row: Found, brought: FileChanges | None) -> FilesAt | None:
+        """Tell which files the branch of an operation has when it ends."""
+        request = as_object(row.request)
+        there = request.get("files" if brought is not None and not brought.problem else "files_known")
+        return FilesAt(**there) if there is not None else None
+
+    def _keeper(self, session_id: int, at: FilesAt) -> Keeper:
+        """Give the workspace of a session; in a process where none is attached, the one that the files are of."""
+        return self.registry.keeper(session_id) or reopen(at.settings)
+
+
+def not_done(at: FilesAt, error: Exception) -> FileChanges:
+    """Say why files cannot be brought back."""
+    return FileChanges(workspace=str(at.settings.get("workspace")), snapshot=at.snapshot, problem=str(error))

@@ -1,0 +1,91 @@
+"""What a model is to be told about the world; it is kept with the branch until a message can say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.store.sessions import Found
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan
+from agentgit.tools.plan import GONE, REDO
+from agentgit.tools.report import ReportItem
+from agentgit.values import as_object
+
+CHANGED = "world_note"
+"""Where the metadata of a branch keeps what a switch with sync="note" has found otherwise than its conversation."""
+
+DRIFTED = "world_drift"
+"""Where it keeps the calls that ran again and returned something else than its conversation has, by their id."""
+
+TOLD: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
+"""The facts of a branch whose model was told."""
+
+
+def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[str, Any]:
+    """Give the facts of a branch that is switched to: what was to be told before may not hold any more.
+
+    Args:
+        meta: the metadata of the branch.
+        plan: what would bring the world to it.
+        sync: one of `SYNC_MODES`.
+    """
+    moved = {str(step.invocation.first_id) for step in plan.steps}
+    waiting = {} if sync == "ignore" else meta.get(DRIFTED) or {}
+    drifted = {call: said for call, said in waiting.items() if call not in moved}
+    return {CHANGED: _changed(plan) if sync == "note" else None, DRIFTED: drifted}
+
+
+def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[str, Any]:
+    """Give the facts of a branch some of whose calls ran again and returned something else.
+
+    Args:
+        meta: the metadata of the branch.
+        items: these calls, with what they returned.
+    """
+    said = {str(item.invocation.first_id): f"- {item.invocation} ran again: {item.reason}" for item in items}
+    return {DRIFTED: {**(meta.get(DRIFTED) or {}), **said}}
+
+
+def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what waits to be told, for a branch that goes on with the same conversation.
+
+    Args:
+        meta: the metadata of the branch that is left.
+    """
+    return {name: meta.get(name) for name in TOLD}
+
+
+def note_of(meta: Mapping[str, Any]) -> str | None:
+    """Give what the model of a branch is to be told; None if there is nothing.
+
+    Args:
+        meta: the metadata of the branch.
+    """
+    drifted = meta.get(DRIFTED) or {}
+    again = ["Calls of this conversation ran again, and what they did is otherwise now:", *drifted.values()]
+    parts = [meta.get(CHANGED), "\n".join(again) if drifted else None]
+    return "\n".join(part for part in parts if part) or None
+
+
+def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[str, Any]) -> None:
+    """Write down what the model of a branch is to be told now, if that is something else than before.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        branch: its row.
+        facts: as `at_switch` and `after_drift` give them.
+    """
+    meta = as_object(branch.meta)
+    if any((meta.get(name) or None) != (fact or None) for name, fact in facts.items()):
+        store.sessions.note(connection, branch.id, facts)
+
+
+def _changed(plan: RollbackPlan) -> str | None:
+    """Say what of the world is otherwise than a conversation tells."""
+    lines = [f"- {step.invocation} was taken back" for step in plan.steps if step.action in (REDO, GONE)]
+    lines += [f"- {step.invocation} was done elsewhere" for step in plan.steps if step.action not in (REDO, GONE)]
+    return "\n".join(["Since this conversation went on last, the world has changed:", *lines]) if lines else None

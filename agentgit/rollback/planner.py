@@ -1,0 +1,217 @@
+"""What would be done about each effect: read from the store, decided by `agentgit.tools.plan`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from agentgit.rollback.request import Request
+from agentgit.store.journal import Part
+from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan, ToolInvocation
+from agentgit.tools.effects import UNDECLARED
+from agentgit.tools.invocation import DONE, FAILED, REVERSE_FAILED, REVERSED, STANDING
+from agentgit.tools.plan import (
+    BLOCK,
+    EXECUTE,
+    GONE,
+    KEEP,
+    RECORD,
+    REDO,
+    REVERSE,
+    ROLLBACK,
+    SWITCH,
+    PlanStep,
+    make_plan,
+)
+from agentgit.tools.registry import Registry
+from agentgit.values import as_object
+
+Cannot = Mapping[int, str]
+"""Why the effects with these ids cannot be undone, as their prechecks said."""
+
+
+HAPPENED = STANDING - {FAILED} | {REVERSED}
+"""The statuses of what happened, or may have."""
+
+
+class Planner:
+    """Makes plans from what the store knows.
+
+    Args:
+        store: where.
+        registry: what this process can do for a recorded call.
+    """
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self.store = store
+        self.registry = registry
+
+    def of(self, connection: Connection, request: Request, cannot: Cannot | None = None) -> RollbackPlan:
+        """Plan the rollback that somebody asks for, as `rollback`."""
+        return self.rollback(
+            connection, request.source_id, request.target, request.label, tools=request.tools, replay=request.replay,
+            kind=request.kind, cannot=cannot,
+        )  # fmt: skip
+
+    def rollback(
+        self,
+        connection: Connection,
+        source_id: int,
+        target: Found,
+        label: str,
+        *,
+        tools: str = "reverse",
+        replay: str = RECORD,
+        kind: str = ROLLBACK,
+        cannot: Cannot | None = None,
+    ) -> RollbackPlan:
+        """Decide about every effect that stands and is not on the path to a checkpoint.
+
+        Args:
+            connection: any.
+            source_id: the branch that is left.
+            target: the row of the checkpoint.
+            label: how a person calls it.
+            tools: one of `TOOLS_MODES`.
+            replay: one of `REPLAY_MODES`.
+            kind: what the plan is of.
+            cannot: what prechecks have said.
+        """
+        session_id = target.external_session_id
+        branch = self.store.sessions.branch(connection, target.internal_session_id)
+        path = self.store.parts(connection, branch, target.position)
+        return make_plan(
+            checkpoint_id=target.id,
+            target=label,
+            position=target.position,
+            later=self.store.world.standing(connection, session_id, path),
+            gone=self._gone(connection, session_id, path),
+            accepted=self.accepted(connection, source_id),
+            can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.missing(session_id, call),
+            tools=tools,
+            replay=replay,
+            track=self.store.journal.track(connection, path) if replay == EXECUTE else (),
+            can_redo=lambda call: self._cannot_run(connection, session_id, call, replay),
+            kind=kind,
+        )
+
+    def switch(self, connection: Connection, branch: Found, cannot: Cannot | None = None) -> RollbackPlan:
+        """Decide what would bring the world to where a branch stands.
+
+        Args:
+            connection: any.
+            branch: its row.
+            cannot: what prechecks have said.
+        """
+        session_id = branch.external_session_id
+        path = self.store.parts(connection, branch)
+        return make_plan(
+            checkpoint_id=branch.head_id or 0,
+            target=f"branch {branch.name}",
+            position=branch.inherited + self.store.journal.tally(connection, branch.id)[0],
+            later=self.store.world.standing(connection, session_id, path),
+            gone=self._gone(connection, session_id, path),
+            accepted=self.accepted(connection, branch.id),
+            can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.missing(session_id, call),
+            replay=REDO,
+            can_redo=lambda call: self._cannot_run(connection, session_id, call, REDO),
+            kind=SWITCH,
+        )
+
+    def divergence(self, connection: Connection, branch: Found) -> RollbackPlan | None:
+        """Tell what would bring the world back to a branch, if another one has changed it since; None if none has.
+
+        What was done and taken back in between is no divergence, nor is what stood when the branch last looked.
+
+        Args:
+            connection: any.
+            branch: its row.
+        """
+        foreign = self.store.world.foreign(connection, branch)
+        if not foreign:
+            return None
+        plan = self.switch(connection, branch)
+        steps = [s for s in plan.steps if s.invocation.id in foreign and s.action in (REVERSE, REDO, BLOCK)]
+        then = self.store.world.then(connection, branch, [step.invocation.first_id for step in steps])
+        return plan if any(_is_other(step, then.get(step.invocation.first_id)) for step in steps) else None
+
+    def nearest(self, connection: Connection, request: Request, cannot: Cannot) -> Found | None:
+        """Find the checkpoint on the way from a target to the branch that can be gone back to and is nearest to it.
+
+        The later a checkpoint, the less is to be reversed: so it can be searched by halves. And the more runs again,
+        if anything is to: where that stands in the way of the first one found, it does for all that come after it.
+
+        Args:
+            connection: any.
+            request: what was asked for; its target cannot be gone back to.
+            cannot: what prechecks have said.
+        """
+        line = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, request.source_id))
+        path = self.store.checkpoints.on_path(connection, line)
+        known = request.target.id in {row.id for row in path}
+        later = [row for row in path if row.id > request.target.id] if known else list(path)
+
+        def admits(row: Found, replay: str = RECORD) -> bool:
+            return self.of(connection, replace(request, target=row, replay=replay), cannot).is_admissible
+
+        at = bisect_left(later, True, key=admits)
+        return later[at] if at < len(later) and admits(later[at], request.replay) else None
+
+    def again(self, connection: Connection, row: Found, cannot: Cannot | None = None) -> RollbackPlan:
+        """Plan an operation anew that was begun before.
+
+        Args:
+            connection: any.
+            row: the operation.
+            cannot: what prechecks have said.
+        """
+        request = as_object(row.request)
+        if row.kind == SWITCH:
+            return self.switch(connection, self.store.sessions.branch(connection, row.internal_session_id), cannot)
+        target = self.store.checkpoints.find(connection, CHECKPOINT.c.id == row.target_id)[0]
+        label = f"checkpoint {row.target_id}"
+        return self.rollback(
+            connection, row.source_id, target, label, tools=request["tools"], replay=request.get("replay", RECORD),
+            cannot=cannot,
+        )  # fmt: skip
+
+    def with_track(self, connection: Connection, plan: RollbackPlan, path: Sequence[Part]) -> RollbackPlan:
+        """Show in a plan what the track of the branch begins with."""
+        return replace(plan, replayed=self.store.journal.track(connection, path))
+
+    def _cannot_run(self, connection: Connection, session_id: int, call: ToolInvocation, replay: str) -> str | None:
+        """Say why a recorded call cannot be made again here; None if it can."""
+        inside = self.store.fences.inside(connection, call, HAPPENED)
+        if inner := [one for one in inside if replay == EXECUTE or one.effect != UNDECLARED]:
+            return f"it called {inner[0]} in its turn, which runs again by itself and would happen twice"
+        if self.store.fences.asked(connection, call.id):
+            return "its tool asked a person (interrupt), and outside of a turn there is nobody to answer"
+        return self.registry.cannot_run(session_id, call)
+
+    def _gone(self, connection: Connection, session_id: int, path: Sequence[Part]) -> list[ToolInvocation]:
+        """Read what should be in the world and is not, or of which nobody knows, oldest first."""
+        found = [*self.store.world.gone(connection, path), *self.store.world.doubted(connection, session_id, path)]
+        return sorted(found, key=lambda call: call.id)
+
+    def accepted(self, connection: Connection, branch_id: int) -> set[int]:
+        """Find the effects that a branch lives with: those that its rollbacks and switches kept, or that it began with.
+
+        Of what ran again the first call is told.
+        """
+        requests = [as_object(row.request) for row in self.store.operations.of_branches(connection, [branch_id])]
+        steps = [step for request in requests for step in request["steps"]]
+        kept = self.store.world.firsts(connection, (step["invocation"] for step in steps if step["action"] == KEEP))
+        return kept.union(*(request.get("accepted", ()) for request in requests))
+
+
+def _is_other(step: PlanStep, then: str | None) -> bool:
+    """Tell whether an effect is otherwise in the world now than it was when the log told this of it."""
+    if step.action == REDO or step.otherwise == GONE:
+        return then != REVERSED
+    stands = (DONE, REVERSE_FAILED)
+    return step.invocation.status not in stands or then not in stands

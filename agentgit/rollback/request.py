@@ -1,0 +1,125 @@
+"""What somebody asks for: a rollback, or a switch to another branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agentgit.errors import InvalidInput
+from agentgit.store.sessions import Found
+from agentgit.tools.files import FilesAt
+from agentgit.tools.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
+
+ON_ERROR = ("stop", "continue")
+"""What to do when an undo function or a tool raises, or when a tool that runs again returns something else."""
+
+SYNC_MODES = ("world", "note", "ignore")
+"""What a switch does about a world that another branch has changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A rollback that somebody asks for.
+
+    Args:
+        user_id: who.
+        source_id: the branch that is left.
+        target: the row of the checkpoint to go to.
+        label: how the user called it.
+        tools: one of `TOOLS_MODES`.
+        files: True to bring the files of a workspace back to the target's; or which ones to bring back instead.
+        conversation: False to move only the world, and stay on the branch.
+        replay: one of `REPLAY_MODES`.
+        name: of the new branch; None for a free one.
+        force: True to keep what stands in the way.
+        on_error: one of `ON_ERROR`.
+        on_drift: one of `ON_ERROR`.
+        request_id: the caller's own name for this rollback, unique in the session.
+
+    Raises:
+        InvalidInput: one of these means nothing, or they contradict each other.
+    """
+
+    user_id: int
+    source_id: int
+    target: Found
+    label: str
+    tools: str = "reverse"
+    files: bool | FilesAt = True
+    conversation: bool = True
+    replay: str = RECORD
+    name: str | None = None
+    force: bool = False
+    on_error: str = "stop"
+    on_drift: str = "stop"
+    request_id: str | None = None
+
+    def __post_init__(self) -> None:
+        expect("tools", self.tools, TOOLS_MODES)
+        expect("replay", self.replay, REPLAY_MODES)
+        expect("on_error", self.on_error, ON_ERROR)
+        expect("on_drift", self.on_drift, ON_ERROR)
+        if self.request_id is not None and not _fits(self.request_id):
+            raise InvalidInput(f"request_id={self.request_id!r} must be a text of 1 to 64 characters.")
+        if not self.conversation:
+            self._expect_world_only()
+
+    def _expect_world_only(self) -> None:
+        if self.tools == "keep" and not self.files:
+            raise InvalidInput(
+                "Neither conversation, tools nor files: nothing would be rolled back. Leave one of them on."
+            )
+        if self.name is not None or self.replay == EXECUTE:
+            raise InvalidInput("conversation=False makes no new branch, so it takes no name and no replay='execute'.")
+
+    @property
+    def kind(self) -> str:
+        """What its plan is of."""
+        return ROLLBACK if self.conversation else WORLD_ONLY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A switch to a branch that brings branch and world together.
+
+    Args:
+        user_id: who asks for it.
+        source_id: the branch that is left.
+        branch: the row of the branch to continue on.
+        sync: one of `SYNC_MODES`.
+        force: True to keep what cannot be reversed, and to bring back files that others have changed.
+        on_error: one of `ON_ERROR`.
+        on_drift: one of `ON_ERROR`.
+        current: False to leave the session on the branch where it is.
+
+    Raises:
+        InvalidInput: one of these means nothing.
+    """
+
+    user_id: int
+    source_id: int
+    branch: Found
+    sync: str
+    force: bool = False
+    on_error: str = "stop"
+    on_drift: str = "continue"
+    current: bool = True
+
+    def __post_init__(self) -> None:
+        expect("sync", self.sync, SYNC_MODES)
+        expect("on_error", self.on_error, ON_ERROR)
+        expect("on_drift", self.on_drift, ON_ERROR)
+
+
+def expect(name: str, value: Any, modes: tuple[str, ...]) -> None:
+    """Make sure that an argument is one of several words.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    if value not in modes:
+        raise InvalidInput(f"{name}={value!r} means nothing; it can be {', '.join(modes)}.")
+
+
+def _fits(request_id: Any) -> bool:
+    return isinstance(request_id, str) and 0 < len(request_id) <= 64 and request_id.isprintable()

@@ -1,0 +1,71 @@
+"""Who acts on the world of a session: what dead processes held is taken back, and two never act at once."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict
+from agentgit.sessions import operation
+from agentgit.sessions.session import PARTIAL
+from agentgit.store import owners
+from agentgit.store.sessions import Found
+from agentgit.store.store import Store
+from agentgit.tools import invocation
+from agentgit.values import as_object
+
+
+def take_back(store: Store, connection: Connection, session_id: int) -> list[int]:
+    """Take back what dead processes held in a session: turns, and rollbacks, which are half done from then on.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        session_id: the session.
+
+    Returns:
+        The operations that are being worked on.
+    """
+    for branch in store.sessions.running(connection, session_id):
+        if not owners.is_alive(branch.owner):
+            store.recover(connection, store.sessions.branch(connection, branch.id))
+    alive = []
+    for row in store.operations.running(connection, session_id):
+        if owners.is_alive(row.owner):
+            alive.append(int(row.id))
+        else:
+            break_off(store, connection, row)
+    return alive
+
+
+def take_back_all(store: Store, session_id: int) -> None:
+    """Take back what dead processes held in a session, writing only if there is something to take back."""
+    with store.database.reading() as connection:
+        held = [*store.sessions.running(connection, session_id), *store.operations.running(connection, session_id)]
+    if not all(owners.is_alive(row.owner) for row in held):
+        store.database.write(lambda c: take_back(store, c, session_id), durable=True)
+
+
+def break_off(store: Store, connection: Connection, row: Found) -> None:
+    """Note that the process of an operation has died: what it was just doing is unknown, the rest can be resumed."""
+    for invocation_id in store.journal.in_reversal(connection, row.external_session_id, row.owner):
+        store.journal.move(
+            connection, invocation_id, invocation.REVERSE_UNKNOWN, operation_id=row.id,
+            error="the process died during its reversal",
+        )  # fmt: skip
+    store.journal.abandon(connection, row.internal_session_id, row.owner)
+    store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
+    store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
+
+
+def expect_quiet(store: Store, connection: Connection, session_id: int) -> None:
+    """Make sure that nobody is acting on the world of a session: no turn, and no operation.
+
+    Raises:
+        Conflict: somebody is.
+    """
+    going_on = take_back(store, connection, session_id)
+    if running := store.sessions.running(connection, session_id):
+        name = store.sessions.branch(connection, running[0].id).name
+        raise Conflict(f"Branch {name} is running. Wait for its turn to end, then try again.")
+    if going_on:
+        raise Conflict(f"Rollback {going_on[0]} of this session is being done. Wait until it ends.")

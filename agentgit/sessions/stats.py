@@ -1,0 +1,268 @@
+"""Figures about a session, a branch, or all sessions of a user. Pure values; rows B6 and W12."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
+
+from agentgit.errors import InvalidInput
+
+Prices: TypeAlias = Mapping[str, tuple[float, float]]
+"""What a million tokens cost by the name of the model: of input, and of output. `*` is every other model."""
+
+MILLION = 1_000_000
+ANY = "*"
+
+
+class Tokens(NamedTuple):
+    """What models have used.
+
+    Args:
+        messages: how many answers said what they used.
+        input: tokens that went in.
+        output: tokens that came out.
+    """
+
+    messages: int = 0
+    input: int = 0
+    output: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.input + self.output
+
+
+Usage: TypeAlias = Mapping[str, Tokens]
+"""Tokens by the name of the model."""
+
+
+def added(usages: Iterable[Usage]) -> dict[str, Tokens]:
+    """Add usages up.
+
+    Example:
+        >>> added([{"a": Tokens(1, 2, 3)}, {"a": Tokens(1, 1, 1), "b": Tokens(1, 0, 5)}])
+        {'a': Tokens(messages=2, input=3, output=4), 'b': Tokens(messages=1, input=0, output=5)}
+    """
+    sums: dict[str, Tokens] = {}
+    for usage in usages:
+        for model, tokens in usage.items():
+            sums[model] = Tokens(*map(sum, zip(sums.get(model, Tokens()), tokens, strict=True)))
+    return sums
+
+
+def beyond(now: Usage, before: Usage) -> dict[str, Tokens]:
+    """Tell what was used after an earlier moment; models that were not are left out."""
+    used = {
+        model: Tokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, Tokens()), strict=True)))
+        for model, tokens in now.items()
+    }
+    return {model: tokens for model, tokens in used.items() if any(tokens)}
+
+
+def expect_prices(prices: Prices) -> Prices:
+    """Make sure that prices are prices.
+
+    Raises:
+        InvalidInput: one is not two numbers from zero up.
+    """
+    for model, price in prices.items():
+        pair = tuple(price) if isinstance(price, (list, tuple)) else ()
+        numbers = [one for one in pair if isinstance(one, (int, float)) and not isinstance(one, bool)]
+        if len(pair) != 2 or len(numbers) != 2 or not all(one >= 0 and math.isfinite(one) for one in numbers):
+            raise InvalidInput(
+                f"The price of {model!r} is what a million tokens cost, of input and of output, like (1.25, 10); not "
+                f"{price!r}."
+            )
+    return prices
+
+
+def cost_of(usage: Usage, prices: Prices) -> float | None:
+    """Tell what a usage costs; None if the price of a model is not known.
+
+    Example:
+        >>> cost_of({"m": Tokens(1, 2_000_000, 500_000)}, {"m": (1, 8)}), cost_of({"m": Tokens(1, 1, 1)}, {})
+        (6.0, None)
+    """
+    cost = 0.0
+    for model, tokens in usage.items():
+        price = prices.get(model, prices.get(ANY))
+        if price is None:
+            return None
+        cost += (tokens.input * price[0] + tokens.output * price[1]) / MILLION
+    return cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How much of a database something takes, in bytes.
+
+    Args:
+        own: what nothing else needs.
+        shared: the values that other sessions or branches need too.
+    """
+
+    own: int
+    shared: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What is counted of each branch, and added up of many.
+
+    Args:
+        checkpoints: all that are there.
+        automatic: those of them that agentgit made by itself.
+        first: when the oldest of them was made, aware UTC.
+        last: when the newest of them was made, aware UTC.
+        calls: tool calls by their status.
+        operations: rollbacks, switches and forks that left from there, by their kind.
+        tokens: what models have used, by the name of the model.
+    """
+
+    checkpoints: int = 0
+    automatic: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+    calls: Mapping[str, int] = field(default_factory=dict)
+    operations: Mapping[str, int] = field(default_factory=dict)
+    tokens: Usage = field(default_factory=dict)
+
+    @property
+    def named(self) -> int:
+        """The checkpoints that a person or an agent asked for."""
+        return self.checkpoints - self.automatic
+
+    @property
+    def duration_seconds(self) -> float:
+        """From the first checkpoint to the last."""
+        return (self.last - self.first).total_seconds() if self.first and self.last else 0.0
+
+    @property
+    def rollbacks(self) -> int:
+        """How many rollbacks left from there."""
+        return self.operations.get("rollback", 0)
+
+    @property
+    def reversals(self) -> int:
+        """How many effects were to be reversed."""
+        return sum(self.calls.get(status, 0) for status in ("reversed", "reverse_failed", "reverse_unknown"))
+
+    @property
+    def reversal_success(self) -> float | None:
+        """The share of them that were, from 0 to 1; None if none was to be."""
+        return self.calls.get("reversed", 0) / self.reversals if self.reversals else None
+
+    def to_dict(self, prices: Prices | None = None) -> dict[str, Any]:
+        """Give them as JSON-like data.
+
+        Args:
+            prices: to tell the cost too.
+        """
+        return {
+            "checkpoints": self.checkpoints,
+            "automatic": self.automatic,
+            "named": self.named,
+            "first": self.first.isoformat() if self.first else None,
+            "last": self.last.isoformat() if self.last else None,
+            "duration_seconds": self.duration_seconds,
+            "calls": dict(self.calls),
+            "operations": dict(self.operations),
+            "rollbacks": self.rollbacks,
+            "reversals": self.reversals,
+            "reversal_success": self.reversal_success,
+            "tokens": {model: {**tokens._asdict(), "total": tokens.total} for model, tokens in self.tokens.items()},
+            "cost": cost_of(self.tokens, prices) if prices is not None else None,
+        }
+
+
+def summed(figures: Iterable[Figures]) -> Figures:
+    """Add figures up."""
+    all_ = list(figures)
+    return Figures(
+        checkpoints=sum(one.checkpoints for one in all_),
+        automatic=sum(one.automatic for one in all_),
+        first=min((one.first for one in all_ if one.first), default=None),
+        last=max((one.last for one in all_ if one.last), default=None),
+        calls=_counted(one.calls for one in all_),
+        operations=_counted(one.operations for one in all_),
+        tokens=added(one.tokens for one in all_),
+    )
+
+
+def _counted(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for count in counts:
+        for name, n in count.items():
+            sums[name] = sums.get(name, 0) + n
+    return dict(sorted(sums.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchFigures:
+    """What is counted of one branch: what was done on it, not what it began with.
+
+    Args:
+        session_name: its session.
+        name: the branch.
+        figures: what was counted.
+    """
+
+    session_name: str
+    name: str
+    figures: Figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The figures of a session, a branch, or all sessions of a user.
+
+    Args:
+        subject: what they are of.
+        branches: of each branch.
+        names: how often each name of a checkpoint occurs.
+        sessions: how many sessions they are of.
+        prices: what tokens cost; None if nobody said.
+        storage: what it takes of the database; None if that was not asked for.
+    """
+
+    subject: str
+    branches: Sequence[BranchFigures] = field(default_factory=tuple)
+    names: Mapping[str, int] = field(default_factory=dict)
+    sessions: int = 1
+    prices: Prices | None = None
+    storage: Storage | None = None
+
+    @property
+    def total(self) -> Figures:
+        """The figures of all branches together."""
+        return summed(one.figures for one in self.branches)
+
+    @property
+    def unique_names(self) -> int:
+        """How many names checkpoints have."""
+        return len(self.names)
+
+    @property
+    def cost(self) -> float | None:
+        """What the tokens cost; None if no prices were given, or one is missing."""
+        return cost_of(self.total.tokens, self.prices) if self.prices is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give them as JSON-like data."""
+        return {
+            "subject": self.subject,
+            "sessions": self.sessions,
+            "branch_count": len(self.branches),
+            **self.total.to_dict(self.prices),
+            "unique_names": self.unique_names,
+            "names": dict(self.names),
+            "storage": vars(self.storage) if self.storage is not None else None,
+            "branches": [
+                {"session_name": one.session_name, "name": one.name, **one.figures.to_dict(self.prices)}
+                for one in self.branches
+            ],
+        }

@@ -1,0 +1,121 @@
+"""Rows as records of an export; see `agentgit.exports.records` for what each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Row
+
+from agentgit.checkpoints.finding import Tag
+from agentgit.exports.records import SETTINGS
+from agentgit.store.blobs import unpack
+from agentgit.store.chunks import split_hashes
+from agentgit.tools.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
+from agentgit.tools.report import GROUPS
+from agentgit.values import as_object, from_json
+
+Record = dict[str, Any]
+
+BROKEN_OFF = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
+"""What becomes of what goes on at the moment of an export: nobody who reads it will ever know how it ended."""
+
+
+def of_branch(row: Row[Any], **other: Any) -> Record:
+    """Write a branch.
+
+    Args:
+        row: of the table internal_session.
+        other: what is otherwise in the export.
+    """
+    return {
+        "record": "branch", "id": row.id, "name": row.name, "parent": row.parent_id, "point": row.branch_point_id,
+        "inherited": row.inherited, "head": row.head_id, "created_at": row.created_at.isoformat(),
+        "meta": as_object(row.meta), **other,
+    }  # fmt: skip
+
+
+def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
+    """Write a graph checkpoint.
+
+    Args:
+        row: of the table graph_checkpoint.
+        branch_id: whose thread it is on.
+        other: what is otherwise in the export.
+    """
+    channels = {name: value.hex() for name, value in unpack(row["channels"]).items()}
+    return {
+        "record": "state", "branch": branch_id, "ns": row["ns"], "id": row["checkpoint_id"], "seq": row["seq"],
+        "parent": row["parent_id"], "root": row["root_id"], "run": row["run_id"], "messages": row["message_count"],
+        "meta": from_json(row["meta"]), "header": from_json(row["header"]), "channels": channels,
+        "state_hash": row["state_hash"].hex(), **other,
+    }  # fmt: skip
+
+
+def of_write(row: Mapping[str, Any], branch_id: int) -> Record:
+    """Write a pending write."""
+    return {
+        "record": "write", "branch": branch_id, "ns": row["ns"], "state": row["checkpoint_id"],
+        "task": row["task_id"], "idx": row["idx"], "path": row["task_path"], "channel": row["channel"],
+        "value": [key.hex() for key in split_hashes(row["value"])],
+    }  # fmt: skip
+
+
+def of_checkpoint(row: Row[Any], **other: Any) -> Record:
+    """Write a checkpoint."""
+    return {
+        "record": "checkpoint", "id": row.id, "branch": row.internal_session_id, "number": row.number,
+        "name": row.name, "description": row.description, "kind": row.kind, "is_auto": row.is_auto,
+        "created_at": row.created_at.isoformat(), "state": row.graph_checkpoint_id,
+        "state_hash": row.state_hash.hex() or None, "position": row.position, "messages": row.message_count,
+        "restore_point": row.restore_point, "data": from_json(row.data) if row.data is not None else None, **other,
+    }  # fmt: skip
+
+
+def of_tag(tag: Tag) -> Record:
+    """Write a tag."""
+    return {
+        "record": "tag", "name": tag.name, "checkpoint": tag.checkpoint_id, "description": tag.description,
+        "created_at": tag.created_at.isoformat(),
+    }  # fmt: skip
+
+
+def of_call(row: Row[Any], **other: Any) -> Record:
+    """Write a call. Its functions are left out: what is called where it is read is not for a file to say."""
+    return {
+        "record": "call", "id": row.id, "branch": row.internal_session_id,
+        "made_on": row.made_on or row.internal_session_id, "arrival": row.arrival, "batch": row.batch,
+        "batch_index": row.batch_index, "tool": row.tool_name, "tool_call_id": row.tool_call_id,
+        "effect": row.effect, "status": BROKEN_OFF.get(row.status, row.status), "args": from_json(row.args),
+        "result": [from_json(row.result)] if row.result is not None else [], "error": row.error_message,
+        "started_at": row.started_at.isoformat(), "ended_at": row.ended_at.isoformat() if row.ended_at else None,
+        "key": row.idempotency_key, "kind": row.kind, "identity": row.identity, "replay_of": row.replay_of,
+        "answers": from_json(row.answers) if row.answers is not None else None, **other,
+    }  # fmt: skip
+
+
+def of_operation(row: Row[Any]) -> Record:
+    """Write an operation that is done; where its files are is left out, because they are not carried."""
+    request, report = as_object(row.request), as_object(row.report)
+    return {
+        "record": "operation", "id": row.id, "kind": row.kind, "request_id": row.request_id,
+        "source": row.source_id, "target": row.target_id or None, "branch": row.internal_session_id,
+        "created_at": row.created_at.isoformat(), "ended_at": row.ended_at.isoformat() if row.ended_at else None,
+        "request": {name: value for name, value in request.items() if name in SETTINGS and value is not None},
+        "steps": request["steps"], "accepted": request.get("accepted", []),
+        "report": {group: report.get(group, []) for group in GROUPS},
+    }  # fmt: skip
+
+
+def of_log(row: Row[Any], **other: Any) -> Record:
+    """Write an entry of the world log."""
+    return {
+        "record": "log", "seq": row.seq, "call": row.invocation_id, "action": row.action,
+        "operation": row.operation_id, "created_at": row.created_at.isoformat(), **other,
+    }  # fmt: skip
+
+
+def hashes_of(states: Iterable[Mapping[str, Any]], writes: Iterable[Mapping[str, Any]]) -> list[bytes]:
+    """List the values that graph checkpoints and pending writes name."""
+    found = [key for row in states for key in unpack(row["channels"]).values()]
+    return found + [key for row in writes for key in split_hashes(row["value"])]

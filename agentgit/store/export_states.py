@@ -1,0 +1,157 @@
+"""Graph checkpoints and pending writes on their way into an export, a page at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, literal, or_, select, tuple_
+
+from agentgit.errors import Corrupt
+from agentgit.store import export_records, fork
+from agentgit.store.ancestry import ancestors
+from agentgit.store.export_values import ValueWriter, Write
+from agentgit.store.graph_rows import CHECKPOINT, WRITE, Place, found
+from agentgit.store.slices import slices
+
+PAGE = 64
+"""Graph checkpoints in memory at a time."""
+
+States = Sequence[Mapping[str, Any]]
+
+
+class StateWriter:
+    """Writes the graph checkpoints of one branch, each with its values before it and its pending writes after it.
+
+    A graph checkpoint that comes a second time, as the copy that a fork begins with, is left out.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        values: writes the values.
+        write: writes one record.
+        branch_id: whose they are in the export.
+    """
+
+    def __init__(
+        self, connection: Connection, tenant_id: int, values: ValueWriter, write: Write, branch_id: int
+    ) -> None:
+        self.connection = connection
+        self.tenant_id = tenant_id
+        self.values = values
+        self.write = write
+        self.branch_id = branch_id
+        self._count: dict[str, int] = defaultdict(int)
+
+    def thread(self, thread: str) -> None:
+        """Write all of a thread."""
+        for rows in self._pages(thread):
+            self._put(rows, self._writes(rows))
+
+    def path(self, ways: Sequence[tuple[str, str]], end: str | None) -> None:
+        """Write what lies on a way through several threads, as one thread.
+
+        Args:
+            ways: each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
+                the way ends.
+            end: the thread that is written whole after them; None if the last way ends at a checkpoint.
+        """
+        states, writes = self._end(ways) if end is None and ways else ((), ())
+        own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)
+        chains = [self._chain(*way) for way in ways]
+        keys = [self._keys(thread, chain) for (thread, _), chain in zip(ways, chains, strict=True)]
+        for n, (thread, _) in enumerate(ways):
+            later = own.union(*keys[n + 1 :])
+            for ids in slices(chains[n], PAGE):
+                rows = [row for row in self._of_chain(thread, ids) if (row["ns"], row["checkpoint_id"]) not in later]
+                self._put(self._linked(rows, ways[:n]), self._writes(rows))
+        self._put(self._linked(states, ways), writes)
+        for page in self._pages(end) if end is not None else ():
+            self._put(self._linked(page, ways), self._writes(page))
+
+    def _end(self, ways: Sequence[tuple[str, str]]) -> tuple[States, States]:
+        """Give what a fork would take along from where the last way ends."""
+        thread, checkpoint_id = ways[-1]
+        return fork.rows_of(self.connection, self.tenant_id, Place(thread, "", checkpoint_id))
+
+    def _put(self, rows: States, writes: States) -> None:
+        self.values.put(export_records.hashes_of(rows, writes))
+        for row in rows:
+            self._count[row["ns"]] += 1
+            self.write(export_records.of_state(row, self.branch_id, seq=self._count[row["ns"]]))
+        for row in writes:
+            self.write(export_records.of_write(row, self.branch_id))
+
+    # -- reading
+
+    def _pages(self, thread: str) -> Iterator[States]:
+        c = CHECKPOINT.c
+        query = select(CHECKPOINT).where(c.tenant_id == self.tenant_id, c.thread_id == thread)
+        query, after = query.order_by(c.ns, c.seq).limit(PAGE), None
+        while True:
+            here = query
+            if after is not None:
+                here = query.where(tuple_(c.ns, c.seq) > tuple_(literal(after[0], c.ns.type), literal(after[1])))
+            rows = [row._asdict() for row in self.connection.execute(here)]
+            if not rows:
+                return
+            yield rows
+            after = rows[-1]["ns"], rows[-1]["seq"]
+
+    def _writes(self, rows: States) -> States:
+        if not rows:
+            return []
+        of = [and_(WRITE.c.ns == row["ns"], WRITE.c.checkpoint_id == row["checkpoint_id"]) for row in rows]
+        thread = WRITE.c.thread_id == rows[0]["thread_id"]
+        query = select(WRITE).where(WRITE.c.tenant_id == self.tenant_id, thread, or_(*of))
+        order = (WRITE.c.ns, WRITE.c.checkpoint_id, WRITE.c.task_id, WRITE.c.idx)
+        return [row._asdict() for row in self.connection.execute(query.order_by(*order))]
+
+    def _ids(self, thread: str) -> set[tuple[str, str]]:
+        c = CHECKPOINT.c
+        query = select(c.ns, c.checkpoint_id).where(c.tenant_id == self.tenant_id, c.thread_id == thread)
+        return {(row.ns, row.checkpoint_id) for row in self.connection.execute(query)}
+
+    def _chain(self, thread: str, checkpoint_id: str) -> list[str]:
+        """List the ids of the ancestors of a graph checkpoint, oldest first."""
+        start = self._one(thread, checkpoint_id)
+        if start is None:
+            raise Corrupt(
+                f"The graph checkpoint {checkpoint_id} of thread {thread} is gone, and a branch begins there. Run: "
+                "agentgit fsck",
+                row=f"graph_checkpoint {thread}//{checkpoint_id}",
+            )
+        back = [at.place.checkpoint_id for at in ancestors(self.connection, self.tenant_id, found(start))]
+        return back[::-1]
+
+    def _of_chain(self, thread: str, ids: Sequence[str]) -> States:
+        """Read these graph checkpoints of the whole graph, and what subgraphs saved below them."""
+        query = select(CHECKPOINT).where(*self._below(thread, ids)).order_by(CHECKPOINT.c.ns, CHECKPOINT.c.seq)
+        return [row._asdict() for row in self.connection.execute(query)]
+
+    def _keys(self, thread: str, ids: Sequence[str]) -> set[tuple[str, str]]:
+        found: set[tuple[str, str]] = set()
+        for part in slices(ids):
+            query = select(CHECKPOINT.c.ns, CHECKPOINT.c.checkpoint_id).where(*self._below(thread, part))
+            found.update((row.ns, row.checkpoint_id) for row in self.connection.execute(query))
+        return found
+
+    def _below(self, thread: str, ids: Sequence[str]) -> Sequence[Any]:
+        c = CHECKPOINT.c
+        of = or_(and_(c.ns == "", c.checkpoint_id.in_(ids)), c.root_id.in_(ids))
+        return c.tenant_id == self.tenant_id, c.thread_id == thread, of
+
+    def _linked(self, rows: States, ways: Iterable[tuple[str, str]]) -> States:
+        """Give the first graph checkpoint of a thread the parent back that it had where it was copied from."""
+        return [self._with_parent(row, ways) if row["parent_id"] is None and not row["ns"] else row for row in rows]
+
+    def _with_parent(self, row: Mapping[str, Any], ways: Iterable[tuple[str, str]]) -> Mapping[str, Any]:
+        parents = (self._one(thread, row["checkpoint_id"]) for thread, _ in ways)
+        parent = next((found.parent_id for found in parents if found is not None and found.parent_id), None)
+        return {**row, "parent_id": parent}
+
+    def _one(self, thread: str, checkpoint_id: str) -> Any:
+        c = CHECKPOINT.c
+        same = (c.tenant_id == self.tenant_id, c.thread_id == thread, c.ns == "", c.checkpoint_id == checkpoint_id)
+        return self.connection.execute(select(CHECKPOINT).where(*same)).first()

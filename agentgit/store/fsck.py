@@ -1,0 +1,102 @@
+"""Checking a database: what refers to what, what the hashes say, and whether the state of every head can be made.
+
+Three levels, each with those before it: 1 references, 2 hashes, 3 heads. Nothing is changed. It sees one moment of the
+database, so it may run beside turns and other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, func, select, text
+
+from agentgit.errors import AgentGitError, Corrupt
+from agentgit.sessions.upkeep import Checked, Finding, Progress
+from agentgit.store.fsck_heads import check_heads
+from agentgit.store.fsck_rows import check_rows
+from agentgit.store.fsck_values import RESTORE, Report, check_dictionaries, check_values
+from agentgit.store.store import Store
+from agentgit.store.tables import METADATA
+
+REFERENCES, HASHES, HEADS = 1, 2, 3
+"""How deep to look."""
+
+MOST = 1000
+"""How many findings are told one by one; a database whose file is torn could have millions."""
+
+TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user")]
+
+
+def fsck(store: Store, level: int, progress: Progress | None = None) -> Checked:
+    """Check all rows of a tenant.
+
+    Args:
+        store: which tenant, in which database.
+        level: 1 to 3.
+        progress: told how many rows are done, and of how many.
+    """
+    began = time.perf_counter()
+    fresh = Store(store.database, store.tenant_id, store.compression)  # what is read is read anew, from no cache
+    report = _Counting(progress)
+    try:
+        with store.database.reading() as connection:
+            if not store.database.is_sqlite:
+                connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+            _check(connection, fresh, level, report)
+    except Corrupt as error:  # the database itself cannot read its file
+        report.add(error.row or "the database", str(error).split(". ")[0], RESTORE)
+    return Checked(
+        level=level,
+        objects=report.objects,
+        seconds=time.perf_counter() - began,
+        findings=tuple(report.findings),
+        more=report.more,
+    )
+
+
+def _check(connection: Connection, store: Store, level: int, report: _Counting) -> None:
+    report.total = _count(connection, store.tenant_id)
+    if level >= HASHES and store.database.is_sqlite:
+        for (said,) in connection.execute(text("PRAGMA quick_check(20)")):
+            if said != "ok":
+                report.add("the database file", f"SQLite says: {said}", RESTORE)
+    dictionaries = check_dictionaries(connection, store, report)
+    there = check_values(connection, store, dictionaries, report, hashes=level >= HASHES)
+    check_rows(connection, store, there, report, hashes=level >= HASHES)
+    if level >= HEADS:
+        check_heads(connection, store, report)
+
+
+def _count(connection: Connection, tenant_id: int) -> int:
+    counts = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in TABLES)
+    return sum(int(connection.execute(query).scalar_one()) for query in counts)
+
+
+class _Counting(Report):
+    """Takes what is found, and tells how far it is."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.findings: list[Finding] = []
+        self.more = 0
+        self.objects = 0
+        self.total = 0
+        self._progress = progress
+
+    def add(self, row: str, what: str, todo: str) -> None:
+        if len(self.findings) < MOST:
+            self.findings.append(Finding(row=row, what=what, todo=todo))
+        else:
+            self.more += 1
+
+    def did(self, count: int) -> None:
+        self.objects += count
+        if self._progress is not None:
+            self._progress(min(self.objects, self.total), self.total)
+
+    def attempt(self, row: str, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except (AgentGitError, ValueError, KeyError, TypeError, LookupError, ArithmeticError) as error:
+            said = str(error).split(" Run: ")[0].rstrip(".") or type(error).__name__
+            self.add(row, f"it cannot be read: {said}", RESTORE)

@@ -1,0 +1,303 @@
+"""An export is held against itself before anything of it is stored: what names what, hashes, counts, positions.
+
+It is one pass over the records in their order. In memory are the hashes of the values, and the ids of everything else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgit.exports import meta
+from agentgit.exports.fields import fields, many, named, number, text, thing
+from agentgit.exports.records import COUNTED, HEADER
+from agentgit.store.blobs import RECORD, Leaf, unpack
+from agentgit.store.graph_rows import conversation, hash_state
+from agentgit.store.import_values import ListItems, ValueReader, expect_readable
+from agentgit.store.threads import DELTA_COUNTERS
+from agentgit.tools.invocation import CALL, PAUSED, REDO
+
+Record = Mapping[str, Any]
+
+_RANK = {
+    HEADER: 0, "session": 1, "branch": 2, "value": 3, "part": 3, "list": 3, "state": 3, "write": 3, "checkpoint": 4,
+    "tag": 4, "call": 5, "operation": 6, "log": 7, "end": 8,
+}  # fmt: skip
+"""The order of the records; those of one rank are mixed."""
+
+
+@dataclass
+class _Branch:
+    """What is known of a branch until now."""
+
+    record: Record
+    states: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    keys: set[tuple[str, str]] = field(default_factory=set)
+    seqs: dict[str, int] = field(default_factory=dict)
+    points: dict[int, Record] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
+    arrivals: set[int] = field(default_factory=set)
+    counted: int = 0
+
+
+class Checker:
+    """Holds the records of one export against each other.
+
+    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, and `last_seq` the end
+    of the world log. `made` is the value or the list that the last record made whole.
+    """
+
+    made: Leaf | ListItems | None
+
+    def __init__(self) -> None:
+        self.ids: dict[str, set[int]] = {kind: set() for kind in ("branch", "checkpoint", "call", "operation")}
+        self.counts: Counter[str] = Counter()
+        self.header: Record = {}
+        self.session: Record = {}
+        self._values = ValueReader()
+        self._rank = 0
+        self._known: set[bytes] = set()
+        self._lists: dict[bytes, int] = {}
+        self._branches: dict[int, _Branch] = {}
+        self._writes: set[tuple[Any, ...]] = set()
+        self._replays: list[tuple[int, int]] = []
+        self._requests: set[str] = set()
+        self._tags: set[str] = set()
+        self.last_seq = 0
+        self._takes: dict[str, Callable[[Record], None]] = {
+            HEADER: self._take_header, "session": self._take_session, "branch": self._take_branch,
+            "value": self._take_value, "part": self._take_part, "list": self._take_list, "state": self._take_state,
+            "write": self._take_write, "checkpoint": self._take_checkpoint, "tag": self._take_tag,
+            "call": self._take_call, "operation": self._take_operation, "log": self._take_log, "end": self._take_end,
+        }  # fmt: skip
+
+    def take(self, kind: str, record: Record) -> None:
+        """Take the next record.
+
+        Args:
+            kind: of the record.
+            record: as `agentgit.exports.records.checked` gives it.
+
+        Raises:
+            ValueError: it does not fit to what came before.
+        """
+        self._values.expect_whole(kind)
+        rank, once = _RANK[kind], kind in (HEADER, "session", "end")
+        if rank < self._rank or (once and self.counts[kind]) or (rank > 1 and not self.session):
+            raise ValueError(f"is a {kind} where none should be")
+        self._rank = rank
+        self._takes[kind](record)
+        self.counts[kind] += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the last record was the end."""
+        return bool(self.counts["end"])
+
+    def _take_header(self, record: Record) -> None:
+        self.header = record
+
+    def _take_session(self, record: Record) -> None:
+        if not record["name"].strip() or len(record["name"]) > 200:
+            raise ValueError("names its session by no text of 1 to 200 characters")
+        self.session = record
+
+    def _new(self, kind: str, id: int) -> None:
+        if id in self.ids[kind]:
+            raise ValueError(f"is a second {kind} {id}")
+        self.ids[kind].add(id)
+
+    def _expect(self, kind: str, *ids: int | None) -> None:
+        for id in ids:
+            if id is not None and id not in self.ids[kind]:
+                raise ValueError(f"names a {kind} {id} that is not there")
+
+    def _take_branch(self, record: Record) -> None:
+        meta.checked(record["meta"])
+        if any(one.record["name"] == record["name"] for one in self._branches.values()):
+            raise ValueError(f"is a second branch {record['name']!r}")
+        if (record["parent"] is None) != (not self._branches) or (record["parent"] is None) != (
+            record["point"] is None
+        ):
+            raise ValueError("is not the first branch, and leaves from nowhere; or the other way round")
+        self._expect("branch", record["parent"])
+        self._new("branch", record["id"])
+        self._branches[record["id"]] = _Branch(record)
+
+    def _of(self, record: Record) -> _Branch:
+        self._expect("branch", record["branch"])
+        return self._branches[record["branch"]]
+
+    # -- values
+
+    def _take_value(self, record: Record) -> None:
+        self._add(self._values.value(record))
+
+    def _take_part(self, record: Record) -> None:
+        self._add(self._values.part(record))
+
+    def _add(self, value: Leaf | None) -> None:
+        self.made = value
+        if value is None:
+            return
+        expect_readable(value)
+        if value.type == RECORD:
+            self._expect_values(*unpack(value.data).values())
+        self._new_value(value.hash)
+
+    def _take_list(self, record: Record) -> None:
+        found = self.made = self._values.list(record)
+        self._expect_values(*record["items"])
+        if any(item in self._lists for item in record["items"]):
+            raise ValueError("is a list in a list")
+        self._new_value(found.key)
+        self._lists[found.key] = len(found.items)
+
+    def _new_value(self, key: bytes) -> None:
+        if key in self._known:
+            raise ValueError(f"is a second value {key.hex()}")
+        self._known.add(key)
+
+    def _expect_values(self, *keys: bytes) -> None:
+        for key in keys:
+            if key not in self._known:
+                raise ValueError(f"names a value {key.hex()} that did not come before it")
+
+    # -- graph checkpoints
+
+    def _take_state(self, record: Record) -> None:
+        branch, channels = self._of(record), record["channels"]
+        self._expect_values(*channels.values())
+        digests = _expect_header(record["header"], channels)
+        _expect_meta(record)
+        if hash_state({**channels, **digests}) != record["state_hash"]:
+            raise ValueError("does not match the hash of its state")
+        self._expect_messages(record)
+        key = record["ns"], record["id"]
+        if key in branch.keys or record["seq"] <= branch.seqs.get(record["ns"], 0):
+            raise ValueError("is there a second time, or out of order")
+        branch.keys.add(key)
+        branch.seqs[record["ns"]] = record["seq"]
+        if not record["ns"]:
+            branch.states[record["id"]] = record["state_hash"], record["messages"]
+
+    def _expect_messages(self, record: Record) -> None:
+        """Hold the counts of messages against the lists that have them."""
+        counts = record["header"]["counts"]
+        for name, count in counts.items():
+            held = record["channels"].get(name)
+            if held is None or self._lists.get(held, count) != count:
+                raise ValueError(f"counts {count} messages in {name!r}, which has others")
+        if record["messages"] != counts.get(conversation(counts) or "", 0):
+            raise ValueError(f"counts {record['messages']} messages, and has others")
+
+    def _take_write(self, record: Record) -> None:
+        branch = self._of(record)
+        self._expect_values(*record["value"])
+        if (record["ns"], record["state"]) not in branch.keys or not record["value"]:
+            raise ValueError("belongs to no graph checkpoint, or has no value")
+        key = tuple(record[name] for name in ("branch", "ns", "state", "task", "idx"))
+        if key in self._writes:
+            raise ValueError("is there a second time")
+        self._writes.add(key)
+
+    # -- checkpoints, calls, operations, the world log
+
+    def _take_checkpoint(self, record: Record) -> None:
+        branch = self._of(record)
+        self._new("checkpoint", record["id"])
+        if record["number"] in branch.numbers:
+            raise ValueError(f"is a second checkpoint {record['number']} of its branch")
+        there = (b"", 0) if record["state"] is None else branch.states.get(record["state"])
+        if there != (record["state_hash"] or b"", record["messages"]):
+            raise ValueError("has no graph checkpoint, or one with another state")
+        branch.numbers.add(record["number"])
+        branch.points[record["id"]] = {"position": record["position"]}
+
+    def _take_tag(self, record: Record) -> None:
+        self._expect("checkpoint", record["checkpoint"])
+        names = {one.record["name"] for one in self._branches.values()}
+        if record["name"] in self._tags | names:
+            raise ValueError(f"is a second tag {record['name']!r}, or is called as a branch is")
+        self._tags.add(record["name"])
+
+    def _take_call(self, record: Record) -> None:
+        branch = self._of(record)
+        self._new("call", record["id"])
+        if record["arrival"] in branch.arrivals:
+            raise ValueError(f"is a second call {record['arrival']} of its branch")
+        if len(record["result"]) > 1 or (record["kind"] != CALL and record["replay_of"] is None):
+            raise ValueError("has two results, or stands for no other call")
+        branch.arrivals.add(record["arrival"])
+        branch.counted += record["status"] != PAUSED and record["kind"] != REDO
+        if record["replay_of"] is not None:
+            self._replays.append((record["id"], record["replay_of"]))
+
+    def _take_operation(self, record: Record) -> None:
+        self._new("operation", record["id"])
+        self._expect("branch", record["source"], record["branch"])
+        self._expect("call", *record["accepted"], *(step["invocation"] for step in record["steps"]))
+        for items in record["report"].values():
+            self._expect("call", *(item["invocation"] for item in items))
+        if record["request_id"] in self._requests:
+            raise ValueError(f"is a second operation {record['request_id']!r}")
+        self._requests.add(record["request_id"])
+
+    def _take_log(self, record: Record) -> None:
+        self._expect("call", record["call"])
+        self._expect("operation", record["operation"])
+        if record["seq"] <= self.last_seq:
+            raise ValueError("is out of order")
+        self.last_seq = record["seq"]
+
+    # -- the end
+
+    def _take_end(self, record: Record) -> None:
+        counts = {kind: self.counts[kind] for kind in COUNTED}
+        if record["counts"] != counts:
+            raise ValueError(f"counts {record['counts']}, and there are {counts}")
+        self._expect("branch", self.session["current"])
+        for id, replay_of in self._replays:
+            self._expect("call", replay_of)
+            if id == replay_of:
+                raise ValueError(f"comes after a call {id} that stands for itself")
+        for branch in self._branches.values():
+            self._expect_fits(branch)
+
+    def _expect_fits(self, branch: _Branch) -> None:
+        """Hold a branch against the checkpoint where it leaves, and its checkpoints against its calls."""
+        record, positions = branch.record, [point["position"] for point in branch.points.values()]
+        name, begins = record["name"], 0
+        if record["point"] is not None:
+            point = self._branches[record["parent"]].points.get(record["point"])
+            if point is None:
+                raise ValueError(f"comes after a branch {name!r} that leaves from no checkpoint of its parent")
+            begins = point["position"]
+        if record["inherited"] != begins:
+            raise ValueError(f"comes after a branch {name!r} that does not begin where it leaves its parent")
+        if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):
+            raise ValueError(f"comes after a branch {name!r} whose head is no checkpoint of its own")
+        if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
+            raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
+        meta.moved(meta.checked(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()})
+
+
+def _expect_header(header: Record, channels: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Check what the header of a graph checkpoint says; give what stands for the values that are not known."""
+    needed = {"versions": thing, "seen": named(thing), "counts": named(number()), "ts": text}
+    fields({name: header[name] for name in needed if name in header}, needed)
+    folded = many(text)(header.get("folded", []))
+    if not set(folded) <= channels.keys():
+        raise ValueError("has folded values that are not there")
+    return {name: bytes.fromhex(text(digest)) for name, digest in named(text)(header.get("digests", {})).items()}
+
+
+def _expect_meta(record: Record) -> None:
+    """Check what LangGraph's metadata says of other graph checkpoints."""
+    found = record["meta"]
+    parents = named(text)(found.get("parents") or {})
+    thing(found.get(DELTA_COUNTERS) or {})
+    if record["root"] is not None and "" not in parents:
+        raise ValueError("belongs to a graph checkpoint that it does not name")

@@ -1,0 +1,120 @@
+"""Values on their way out of an export: each is put together, held against its hash, and read once."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from agentgit.sessions.history import from_stored
+from agentgit.store.blobs import LIST, RECORD, Leaf, leaf, list_hash, unpack
+from agentgit.store.chunks import CHUNK, CHUNK_BYTES
+from agentgit.store.export_values import LARGEST, RecentLists
+from agentgit.store.plain import MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, SEALED, show, show_message
+
+TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
+"""The types of values that agentgit writes; what is of another is not taken: a pickle, for example."""
+
+
+class ListItems(NamedTuple):
+    """A list that was read, with all of its items, and the list that it leans on."""
+
+    key: bytes
+    items: tuple[bytes, ...]
+    base: bytes | None
+
+
+class ValueReader:
+    """Puts the values of an export together; one that comes in parts takes several records."""
+
+    def __init__(self) -> None:
+        self._recent = RecentLists()
+        self._open: dict[str, Any] | None = None
+        self._parts: list[bytes] = []
+
+    def expect_whole(self, kind: str) -> None:
+        """Make sure that a value whose parts come is whole before something else does.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if (self._open is not None) != (kind == "part"):
+            raise ValueError("is not where a part of a value should be")
+
+    def value(self, fields: Mapping[str, Any]) -> Leaf | None:
+        """Read a value; None if its parts are still to come.
+
+        Raises:
+            ValueError: it is none, or does not match its hash.
+        """
+        if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
+            raise ValueError("has not one of text, data, parts")
+        if fields["parts"] is not None:
+            if not 1 < fields["parts"] <= LARGEST // CHUNK_BYTES:
+                raise ValueError(f"cannot have {fields['parts']} parts")
+            self._open = dict(fields)
+            return None
+        data = fields["text"].encode() if fields["text"] is not None else _bytes(fields["data"])
+        return _leaf(fields, data)
+
+    def part(self, fields: Mapping[str, Any]) -> Leaf | None:
+        """Read a part; give the value if it is the last one."""
+        assert self._open is not None  # noqa: S101  # `expect_whole` has seen to it
+        data = _bytes(fields["data"])
+        if len(data) > CHUNK_BYTES:
+            raise ValueError(f"has more than {CHUNK_BYTES} bytes")
+        self._parts.append(data)
+        if len(self._parts) < self._open["parts"]:
+            return None
+        found = _leaf(self._open, b"".join(self._parts))
+        self._open, self._parts = None, []
+        return found
+
+    def list(self, fields: Mapping[str, Any]) -> ListItems:
+        """Read a list.
+
+        Raises:
+            ValueError: it leans on one that did not come shortly before, or does not match its hash.
+        """
+        base = self._recent.get(fields["base"]) if fields["base"] is not None else ()
+        if base is None or fields["keep"] > len(base):
+            raise ValueError("leans on a list that did not come shortly before it")
+        items = (*base[: fields["keep"]], *fields["items"])
+        if list_hash(items) != fields["id"]:
+            raise ValueError("does not match its hash")
+        self._recent.add(fields["id"], items)
+        return ListItems(fields["id"], items, fields["base"])
+
+
+def _bytes(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"has data that is no base64 ({error})") from error
+
+
+def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
+    if fields["type"] in (LIST, CHUNK) or fields["type"] not in TYPES:
+        raise ValueError(f"has type {fields['type']!r}, which agentgit does not write")
+    found = leaf(fields["type"], data)
+    if found.hash != fields["id"]:
+        raise ValueError("does not match its hash")
+    return found
+
+
+def expect_readable(value: Leaf) -> None:
+    """Read a value as people are shown it; that builds no objects.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        if value.type == RECORD:
+            unpack(value.data)
+        elif value.type in MESSAGES:
+            from_stored(show_message(value))
+        else:
+            show(value)
+    except Exception as error:  # its bytes may lead to anything
+        raise ValueError(f"of type {value.type} cannot be read ({type(error).__name__})") from error

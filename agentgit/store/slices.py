@@ -1,0 +1,26 @@
+"""Many things a few at a time: what one statement takes as parameters is limited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+AT_ONCE = 500
+"""How many parameters one statement has at most; SQLite allows 999 in old builds."""
+
+
+def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """Give a sequence in pieces, in order.
+
+    Args:
+        many: the sequence.
+        most: how many items a piece has at most.
+
+    Example:
+        >>> list(slices([1, 2, 3, 4, 5], 2))
+        [[1, 2], [3, 4], [5]]
+    """
+    for start in range(0, len(many), most):
+        yield many[start : start + most]

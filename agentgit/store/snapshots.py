@@ -1,0 +1,116 @@
+"""Which files a branch had: references to the snapshots of workspaces, whose contents the database does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exists, insert, select
+
+from agentgit.store.ids import new_id
+from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.slices import slices
+from agentgit.store.tables import WorkspaceSnapshotRow
+from agentgit.tools.files import FilesAt
+from agentgit.values import as_object, to_json
+
+SNAPSHOT = WorkspaceSnapshotRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+
+
+class Snapshots:
+    """The snapshots of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def see(self, connection: Connection, branch: Found, files: FilesAt) -> int:
+        """Record that a branch has these files; give the id of the row, which is the last one if they are the same."""
+        last = self.last(connection, branch.external_session_id)
+        if last is not None and (last.internal_session_id, last.snapshot) == (branch.id, files.snapshot):
+            return int(last.id)
+        row_id = new_id()
+        connection.execute(
+            insert(SNAPSHOT),
+            {
+                "tenant_id": self.tenant_id, "id": row_id, "external_session_id": branch.external_session_id,
+                "internal_session_id": branch.id, "snapshot": files.snapshot,
+                "settings": to_json(files.settings), "created_at": datetime.now(UTC),
+            },
+        )  # fmt: skip
+        return row_id
+
+    def one(self, connection: Connection, snapshot_id: int) -> FilesAt | None:
+        """Read one; None if it is not there."""
+        row = connection.execute(select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id == snapshot_id)).first()
+        return None if row is None else files_of(row)
+
+    def of_checkpoint(self, connection: Connection, point: Found) -> FilesAt | None:
+        """Read what the files were at a checkpoint; None if it has none."""
+        return self.one(connection, point.workspace_snapshot_id) if point.workspace_snapshot_id is not None else None
+
+    def last(self, connection: Connection, session_id: int) -> Found | None:
+        """Read what the files of a session were when one of its branches last looked."""
+        return self._newest(connection, SNAPSHOT.c.external_session_id == session_id)
+
+    def of_branch(self, connection: Connection, branch: Found) -> Found | None:
+        """Read what the files were when a branch last looked."""
+        session = SNAPSHOT.c.external_session_id == branch.external_session_id
+        return self._newest(connection, and_(session, SNAPSHOT.c.internal_session_id == branch.id))
+
+    def names(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
+        """Give the snapshots of several rows, by their ids."""
+        wanted, found = sorted({one for one in ids if one is not None}), dict[int, str]()
+        for part in slices(wanted):
+            query = select(SNAPSHOT.c.id, SNAPSHOT.c.snapshot).where(self._mine(), SNAPSHOT.c.id.in_(part))
+            found.update(connection.execute(query).all())
+        return found
+
+    def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:
+        """List the rows that no checkpoint has and after which their branch has looked again, with their snapshots.
+
+        A snapshot that another row needs is not among them.
+
+        Args:
+            connection: any.
+            without: checkpoints that are taken as gone already.
+        """
+        later, other = SNAPSHOT.alias("later"), SNAPSHOT.alias("other")
+        mine = CHECKPOINT.c.tenant_id == self.tenant_id
+        looked_again = exists().where(
+            later.c.tenant_id == self.tenant_id,
+            later.c.internal_session_id == SNAPSHOT.c.internal_session_id,
+            later.c.id > SNAPSHOT.c.id,
+        )
+        held = exists().where(mine, CHECKPOINT.c.workspace_snapshot_id == SNAPSHOT.c.id)
+        elsewhere = exists().where(
+            other.c.tenant_id == self.tenant_id, other.c.snapshot == SNAPSHOT.c.snapshot, other.c.id != SNAPSHOT.c.id
+        )
+        free = select(SNAPSHOT).where(self._mine(), looked_again, ~elsewhere)
+        if not without:
+            return [(row.id, files_of(row)) for row in connection.execute(free.where(~held))]
+        has = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(mine)
+        still = {row.workspace_snapshot_id for row in connection.execute(has) if row.id not in without}
+        return [(row.id, files_of(row)) for row in connection.execute(free) if row.id not in still]
+
+    def delete(self, connection: Connection, ids: Sequence[int]) -> None:
+        """Forget rows that are free."""
+        for part in slices(ids):
+            connection.execute(delete(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id.in_(part)))
+
+    def _newest(self, connection: Connection, condition: Any) -> Found | None:
+        query = select(SNAPSHOT).where(self._mine(), condition).order_by(SNAPSHOT.c.id.desc()).limit(1)
+        rows: Sequence[Found] = connection.execute(query).all()
+        return rows[0] if rows else None
+
+    def _mine(self) -> Any:
+        return SNAPSHOT.c.tenant_id == self.tenant_id
+
+
+def files_of(row: Found) -> FilesAt:
+    """Give the value of a row."""
+    return FilesAt(snapshot=row.snapshot, settings=as_object(row.settings))

@@ -1,0 +1,191 @@
+"""The steps between checkpoints: graph checkpoints of branches that no checkpoint of agentgit needs any more.
+
+LangGraph saves one at every super-step. What stays of a branch: those that its checkpoints name, and everything since
+the newest of these that asks nobody anything, as far as its next turn may have to look back; of both also the
+subgraphs' checkpoints that belong to them, what subgraphs with memory knew then, and the ancestors whose writes their
+values are spread over. A branch that somebody holds keeps all its steps, and so does one that was imported: the next
+import compares them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+
+from agentgit.sessions.session import OPEN
+from agentgit.store.graph_rows import CHECKPOINT, INTERRUPT, ONE, WRITE, Place, found
+from agentgit.store.prepared import Prepared
+from agentgit.store.sessions import BRANCH
+from agentgit.store.sessions import CHECKPOINT as POINT
+from agentgit.store.staging import IMPORTED
+from agentgit.store.threads import DELTA_COUNTERS, delta_chain
+from agentgit.values import as_object
+
+
+class Step(NamedTuple):
+    """A graph checkpoint without its values; `spreads` says that its values may lean on its ancestors."""
+
+    ns: str
+    checkpoint_id: str
+    seq: int
+    parent_id: str | None = None
+    root_id: str | None = None
+    spreads: bool = False
+
+
+class Spare(NamedTuple):
+    """What can be done without: which graph checkpoints, and the new parent of those that had one of them."""
+
+    gone: list[Place]
+    parents: dict[Place, str | None]
+
+
+def find(connection: Connection, tenant_id: int, without: Collection[int] = ()) -> Spare:
+    """Find the steps that nothing needs.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        without: checkpoints of agentgit that are taken as gone already.
+    """
+    spare = Spare([], {})
+    named: dict[int, set[str]] = defaultdict(set)
+    for row in connection.execute(_NAMED, {"tenant": tenant_id}):
+        if row.id not in without:
+            named[row.internal_session_id].add(row.graph_checkpoint_id)
+    for branch in connection.execute(_BRANCHES, {"tenant": tenant_id}).all():
+        if branch.id in named and IMPORTED not in as_object(branch.meta):
+            _of_thread(connection, tenant_id, branch.thread_id, named[branch.id], spare)
+    return spare
+
+
+def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
+    """Delete steps with their writes, and let those that came after one of them follow an earlier one."""
+    if spare.gone:
+        keys = [{"tenant": tenant_id, **_key(place)} for place in spare.gone]
+        _DROP_WRITES.run(connection, *keys)
+        _DROP.run(connection, *keys)
+    if spare.parents:
+        moved = spare.parents.items()
+        _FOLLOW.run(connection, *({"tenant": tenant_id, **_key(place), "parent": parent} for place, parent in moved))
+
+
+def _key(place: Place) -> dict[str, str]:
+    return {"thread": place.thread, "at_ns": place.ns, "id": place.checkpoint_id}
+
+
+def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str], spare: Spare) -> None:
+    rows = _STEPS.all(connection, {"tenant": tenant_id, "thread": thread})
+    spreads = DELTA_COUNTERS.encode()
+    steps = [Step(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, spreads in r.meta) for r in rows]
+    asking = {row.checkpoint_id for row in _ASKING.all(connection, {"tenant": tenant_id, "thread": thread})}
+    kept = needed(steps, named, asking)
+    for step in steps:
+        if step.spreads and (step.ns, step.checkpoint_id) in kept:
+            at = {"tenant_id": tenant_id, "thread_id": thread, "ns": step.ns, "checkpoint_id": step.checkpoint_id}
+            chain = delta_chain(connection, tenant_id, found(ONE.all(connection, at)[0]))
+            kept.update((each.place.ns, each.place.checkpoint_id) for each in chain)
+    spare.gone.extend(Place(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept)
+    for (ns, id), parent in _new_parents(steps, kept):
+        spare.parents[Place(thread, ns, id)] = parent
+
+
+def needed(steps: Sequence[Step], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
+    """Choose the steps of a thread that stay, by namespace and id; but not those that values are spread over.
+
+    Args:
+        steps: all of the thread.
+        named: the ids that checkpoints of agentgit name.
+        asking: the ids of those that wait, or once waited, for an answer.
+
+    Example:
+        >>> steps = [Step("", str(n), n, str(n - 1) if n else None) for n in range(9)]
+        >>> sorted(id for _, id in needed(steps, {"1", "3", "6"}))
+        ['1', '3', '6', '7', '8']
+    """
+    roots = sorted((step for step in steps if step.ns == ""), key=lambda step: step.seq)
+    since = max((s.seq for s in roots if s.checkpoint_id in named and s.checkpoint_id not in asking), default=0)
+    kept = {step.checkpoint_id for step in roots if step.checkpoint_id in named or step.seq >= since}
+    kept |= _remembered(steps, roots, kept)
+    gone = {step.checkpoint_id for step in roots} - kept
+    return {(s.ns, s.checkpoint_id) for s in steps if (s.root_id if s.ns else s.checkpoint_id) not in gone}
+
+
+def _remembered(steps: Sequence[Step], roots: Sequence[Step], kept: Collection[str]) -> set[str]:
+    """Find the steps at which subgraphs with memory last knew something, seen from those that are kept."""
+    knew: dict[str | None, set[str]] = defaultdict(set)
+    for step in steps:
+        if step.ns and ":" not in step.ns:
+            knew[step.root_id].add(step.ns)
+    if not knew:
+        return set()
+    before: dict[str | None, dict[str, str]] = {}
+    after: dict[str | None, dict[str, str]] = {}
+    for step in roots:
+        id = step.checkpoint_id
+        before[id] = after.get(step.parent_id, {})
+        after[id] = {**before[id], **dict.fromkeys(knew[id], id)} if id in knew else before[id]
+    return {root for id in kept for root in (*before[id].values(), *after[id].values())}
+
+
+def _new_parents(
+    steps: Iterable[Step], kept: AbstractSet[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], str | None]]:
+    """Give each kept step whose parent goes its nearest ancestor that stays, or none."""
+    parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
+    going = parents.keys() - kept
+    heirs: dict[tuple[str, str], str | None] = {}
+    for (ns, id), parent in parents.items():
+        if (ns, id) in going or parent is None or (ns, parent) not in going:
+            continue
+        way: set[tuple[str, str]] = set()
+        at: str | None = parent
+        while at is not None and (ns, at) in going and (ns, at) not in heirs and (ns, at) not in way:
+            way.add((ns, at))
+            at = parents[ns, at]
+        # Damaged rows may form a circle; it leads nowhere.
+        heir = None if at is None or (ns, at) in way else heirs.get((ns, at), at)
+        heirs.update(dict.fromkeys(way, heir))
+        yield (ns, id), heir
+
+
+_NAMED = select(POINT.c.id, POINT.c.internal_session_id, POINT.c.graph_checkpoint_id).where(
+    POINT.c.tenant_id == bindparam("tenant"), POINT.c.graph_checkpoint_id.is_not(None)
+)
+_BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
+    BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.status == OPEN
+)
+_of_place = {"thread_id": "thread", "ns": "at_ns", "checkpoint_id": "id"}
+
+
+def _at(table: Any) -> list[Any]:
+    """Compare the key of a row; not with parameters of the columns' names, which an update takes for new values."""
+    named = (table.c[column] == bindparam(name) for column, name in _of_place.items())
+    return [table.c.tenant_id == bindparam("tenant"), *named]
+
+
+_STEPS = Prepared(
+    select(
+        CHECKPOINT.c.ns,
+        CHECKPOINT.c.checkpoint_id,
+        CHECKPOINT.c.seq,
+        CHECKPOINT.c.parent_id,
+        CHECKPOINT.c.root_id,
+        CHECKPOINT.c.meta,
+    ).where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.thread_id == bindparam("thread"))
+)
+_ASKING = Prepared(
+    select(WRITE.c.checkpoint_id).where(
+        WRITE.c.tenant_id == bindparam("tenant"),
+        WRITE.c.thread_id == bindparam("thread"),
+        WRITE.c.ns == "",
+        WRITE.c.channel == INTERRUPT,
+    )
+)
+_DROP_WRITES = Prepared(delete(WRITE).where(*_at(WRITE)))
+_DROP = Prepared(delete(CHECKPOINT).where(*_at(CHECKPOINT)))
+_FOLLOW = Prepared(update(CHECKPOINT).where(*_at(CHECKPOINT)).values(parent_id=bindparam("parent")))

@@ -1,0 +1,80 @@
+"""Templates: a new session begins as a checkpoint of another one was."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict
+from agentgit.store.checkpoints import Label, Snapshot
+from agentgit.store.sessions import Found
+from agentgit.store.store import Store
+from agentgit.values import as_object
+
+TEMPLATE = "template"
+"""Where the metadata of a branch says what it began as."""
+
+
+def begin(store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str) -> int:
+    """Make a session whose first branch begins with the conversation and the state of a checkpoint; give its id.
+
+    Its tool track is empty, and its world is its own: what was done before is the other session's.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        user_id: whose session it becomes.
+        name: how it is called.
+        point: the row of the checkpoint.
+        called: how a person calls that, with its session.
+    """
+    session_id = store.sessions.create(connection, user_id, name)
+    (branch,) = store.sessions.branches(connection, session_id)
+    if point.graph_checkpoint_id is not None:
+        store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id)
+    store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": called}})
+    snapshot = Snapshot(
+        graph_checkpoint_id=point.graph_checkpoint_id, state_hash=point.state_hash, position=0,
+        message_count=point.message_count,
+    )  # fmt: skip
+    store.checkpoints.add(
+        connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {called}")
+    )
+    store.sure(connection, branch, point.state_hash)
+    return session_id
+
+
+def expect_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
+    """Make sure that a session began as this checkpoint was.
+
+    Raises:
+        Conflict: it began otherwise.
+    """
+    first = store.sessions.branches(connection, session_id)[0]
+    template = as_object(first.meta).get(TEMPLATE)
+    if template is None or template["checkpoint"] != point.id:
+        began = f"from {template['reference']}" if template is not None else "without a template"
+        raise Conflict(
+            f"There is a session {name!r} already, which began {began}, and not from {called}. Give the new session "
+            "another name; or leave the template out to continue that one."
+        )
+
+
+def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
+    """Tell whether a session stands where it began, and has seen no files yet."""
+    first, *others = store.sessions.branches(connection, session_id)
+    begun = store.snapshots.last(connection, session_id) is not None or bool(others)
+    return not begun and store.checkpoints.one(connection, first.head_id).number == 1
+
+
+def with_files(store: Store, connection: Connection, session_id: int) -> None:
+    """Let the beginning of a session have the files that were just brought, so that a rollback brings them again.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        session_id: a session that began as a template, and has not gone on.
+    """
+    branch = store.sessions.branches(connection, session_id)[0]
+    files = store.snapshots.of_branch(connection, branch)
+    if files is not None:
+        store.checkpoints.complete(connection, branch.head_id, files.id)

@@ -1,0 +1,284 @@
+"""The texts that can be found, and their words: filled at the end of each turn, and before a search where need be.
+
+A branch remembers the number of its last checkpoint whose texts are in. What follows it is put in once: the messages
+that the checkpoint before did not have, the calls since then, and the checkpoint's own name. A fork has nothing of its
+own, so it costs nothing; and what came in any other way (an older release, an import, a restored copy) is put in by the
+next search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, cast, column, insert, select, table, update
+from sqlalchemy.dialects.postgresql import TSVECTOR
+
+from agentgit.checkpoints.finding import Text, plain
+from agentgit.checkpoints.words import composed, words
+from agentgit.sessions.history import from_stored, text_of
+from agentgit.store.blobs import Leaf, shared_prefix
+from agentgit.store.graph import GraphStore
+from agentgit.store.graph_rows import Place
+from agentgit.store.ids import new_id
+from agentgit.store.journal import INVOCATION
+from agentgit.store.plain import SEALED, show_message
+from agentgit.store.prepared import Prepared
+from agentgit.store.sessions import BRANCH, CHECKPOINT, Found, Sessions
+from agentgit.store.tables import SearchTextRow
+from agentgit.tools.invocation import PAUSED, REDO
+from agentgit.values import from_json
+
+TEXT = SearchTextRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+
+MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
+
+CHECKPOINTS_AT_ONCE = 200
+"""How many checkpoints one transaction takes in, so that other writers need not wait for long."""
+
+
+class Fresh(NamedTuple):
+    """A text that is put in: what it is of, and the first checkpoint that holds it."""
+
+    number: int
+    kind: str
+    text: str
+    hash: bytes | None = None
+    row_id: int | None = None
+
+
+class Texts:
+    """The texts of one tenant.
+
+    Args:
+        tenant_id: whose.
+        sessions: its branches.
+        graphs: its messages.
+    """
+
+    def __init__(self, tenant_id: int, sessions: Sessions, graphs: GraphStore) -> None:
+        self.tenant_id = tenant_id
+        self.sessions = sessions
+        self.graphs = graphs
+
+    def behind(self, connection: Connection, session_id: int) -> list[int]:
+        """List the branches of a session that have checkpoints whose texts are not in."""
+        return [row.id for row in _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})]
+
+    def follow(self, connection: Connection, branch_id: int) -> bool:
+        """Put in the texts of a branch's next checkpoints; tell whether there may be more.
+
+        Args:
+            connection: in a transaction that writes.
+            branch_id: the branch.
+
+        Raises:
+            Corrupt: one of them cannot be read; nothing was written.
+        """
+        branch = self.sessions.branch(connection, branch_id)
+        given = {"tenant": self.tenant_id, "branch": branch_id, "was": branch.searched}
+        rows = _NEXT.all(connection, given)
+        if not rows:
+            return False
+        fresh = list(self._fresh(connection, branch, rows))  # before anything is written: what is damaged raises here
+        # Whoever moves the number writes: another process may be at it.
+        if _MOVE.run(connection, {**given, "now": rows[-1].number}):
+            self._add(connection, branch, fresh)
+        return len(rows) == CHECKPOINTS_AT_ONCE
+
+    # -- what is new
+
+    def _fresh(self, connection: Connection, branch: Found, rows: Sequence[Found]) -> Iterator[Fresh]:
+        before = self._before(connection, branch)
+        # Its last one that is in may have been deleted: then it is asked what of it is in.
+        known = self._known(connection, branch) if branch.searched and before is None else set()
+        held, at = self._messages(connection, before), _state(before)
+        added: list[tuple[int, bytes]] = []
+        made: list[tuple[int, int]] = []
+        for row in rows:
+            if row.name or (row.description and not row.is_auto):
+                yield Fresh(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
+            if _state(row) != at:
+                now = self._messages(connection, row)
+                added += [(row.number, key) for key in _added(held, now) if key not in known]
+                held, at = now, _state(row)
+            made.append((row.position - branch.inherited, row.number))
+        first = before.position - branch.inherited if before is not None else 0
+        yield from self._calls(connection, branch, max(0, first), made, known)
+        leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in added])
+        for number, key in added:
+            if leaves[key].type != SEALED:
+                yield Fresh(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
+
+    def _before(self, connection: Connection, branch: Found) -> Found | None:
+        """Find the checkpoint that came before those to be put in, also on the branch that this one left."""
+        given = {"tenant": self.tenant_id, "branch": branch.id, "number": branch.searched}
+        if branch.searched:
+            return _AT_NUMBER.first(connection, given)
+        if branch.parent_id is None:
+            return None
+        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": branch.branch_point_id})
+
+    def _known(self, connection: Connection, branch: Found) -> set[bytes | int]:
+        """Give what of a branch is in already."""
+        given = {"tenant": self.tenant_id, "branch": branch.id}
+        return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
+
+    def _messages(self, connection: Connection, row: Found | None) -> Sequence[bytes]:
+        """List the hashes of a checkpoint's messages; none if its graph checkpoint is gone."""
+        if row is None or row.graph_checkpoint_id is None or not row.message_count:
+            return ()
+        at = self.graphs.find(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
+        return self.graphs.message_hashes(connection, at) if at is not None else ()
+
+    def _calls(
+        self, connection: Connection, branch: Found, first: int, made: Sequence[tuple[int, int]], known: set[Any]
+    ) -> Iterator[Fresh]:
+        """Give the calls that a branch made itself, each with the first checkpoint that is behind it."""
+        last = max(count for count, _ in made)
+        if last <= first:
+            return
+        given = {"tenant": self.tenant_id, "branch": branch.id, "first": first, "count": last - first}
+        for at, row in enumerate(_CALLS.all(connection, given), first):
+            number = next((number for count, number in made if count > at), None)
+            if number is not None and row.id not in known:
+                yield Fresh(number, CALL, text_of_call(row).text, row_id=row.id)
+
+    # -- words
+
+    def _add(self, connection: Connection, branch: Found, fresh: Iterable[Fresh]) -> None:
+        scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.id)]
+        is_sqlite = connection.dialect.name == "sqlite"
+        rows = []
+        for one in fresh:
+            found = [word.text for word in words(composed(one.text))]
+            rows.append({
+                "tenant_id": self.tenant_id, "id": new_id(), "internal_session_id": branch.id, "number": one.number,
+                "kind": one.kind, "hash": one.hash, "row_id": one.row_id,
+                "words": " ".join([*scope, *found]) if is_sqlite else vector([*scope, *found]),
+            })  # fmt: skip
+        if rows:
+            _ADD.run(connection, *rows)
+            if is_sqlite:
+                _ADD_WORDS.run(connection, *rows)
+
+
+def _state(row: Found | None) -> str | None:
+    """Tell which graph checkpoint a checkpoint stands for: those after and before a turn often have the same."""
+    return row.graph_checkpoint_id if row is not None else None
+
+
+def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
+    """List what one list of hashes has that another has not."""
+    kept = shared_prefix(before, now)
+    if kept == len(before):
+        return list(now[kept:])
+    gone = set(before[kept:])
+    return [key for key in now[kept:] if key not in gone]
+
+
+def scope_of_session(session_id: int) -> str:
+    """Give the word that all texts of a session have; no text has a word with such a sign."""
+    return f"§s{session_id}"
+
+
+def scope_of_branch(branch_id: int) -> str:
+    """Give the word that all texts of a branch have."""
+    return f"§b{branch_id}"
+
+
+def vector(found: Sequence[str]) -> str:
+    """Write words as PostgreSQL's tsvector: each with the places where it stands.
+
+    Example:
+        >>> vector(["a", "b", "a"])
+        "'a':1,3 'b':2"
+    """
+    places: dict[str, list[int]] = {}
+    for place, word in enumerate(found, 1):
+        places.setdefault(word, []).append(place)
+    return " ".join(f"'{word}':{','.join(map(str, at[:256]))}" for word, at in places.items())
+
+
+# -- the text of each kind, as it is put in and as it is shown
+
+
+def text_of_message(value: Leaf) -> Text:
+    """Give what a message is found by: its text, and of a tool's answer the tool's name before it."""
+    stored = show_message(value)
+    shown = from_stored(stored)
+    name = stored["data"].get("name") if shown["role"] == "tool" else None
+    text = text_of(shown)
+    return Text(f"{name}: {text}" if name else text, role=shown["role"], name=name, id=shown["id"])
+
+
+def text_of_call(row: Found) -> Text:
+    """Give what a call is found by: tool and arguments, what it raised, and what it returned if no message says so."""
+    text = f"{row.tool_name}({plain(from_json(row.args))})"
+    if row.tool_call_id is None and row.result is not None:
+        text += f" → {plain(from_json(row.result))}"
+    if row.error_message:
+        text += f" ! {row.error_message}"
+    return Text(text, name=row.tool_name, id=row.id)
+
+
+def text_of_checkpoint(row: Found) -> Text:
+    """Give what a checkpoint is found by: its name, and what a person wrote about it."""
+    own = None if row.is_auto else row.description
+    return Text(" - ".join(filter(None, (row.name, own))), name=row.name)
+
+
+# -- statements
+
+_C = CHECKPOINT.c
+_of_branch = (_C.tenant_id == bindparam("tenant"), _C.internal_session_id == bindparam("branch"))
+_WITH_THREAD = select(CHECKPOINT, BRANCH.c.thread_id).join_from(
+    CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
+)
+_NEXT = Prepared(
+    _WITH_THREAD.where(*_of_branch, _C.number > bindparam("was")).order_by(_C.number).limit(CHECKPOINTS_AT_ONCE)
+)
+_AT_NUMBER = Prepared(_WITH_THREAD.where(*_of_branch, _C.number == bindparam("number")))
+_BY_ID = Prepared(_WITH_THREAD.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
+_BEHIND = Prepared(
+    select(BRANCH.c.id)
+    .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
+    .where(
+        BRANCH.c.tenant_id == bindparam("tenant"),
+        BRANCH.c.external_session_id == bindparam("session"),
+        _C.number > BRANCH.c.searched,
+    )
+    .order_by(BRANCH.c.id)
+)
+_MOVE = Prepared(
+    update(BRANCH)
+    .where(
+        BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"),
+        BRANCH.c.searched == bindparam("was"),
+    )
+    .values(searched=bindparam("now"))
+)  # fmt: skip
+_CALLS = Prepared(
+    select(INVOCATION)
+    .where(
+        INVOCATION.c.tenant_id == bindparam("tenant"),
+        INVOCATION.c.internal_session_id == bindparam("branch"),
+        INVOCATION.c.status != PAUSED,
+        INVOCATION.c.kind != REDO,
+    )
+    .order_by(INVOCATION.c.arrival)
+    .limit(bindparam("count"))
+    .offset(bindparam("first"))
+)
+_OF_BRANCH = Prepared(
+    select(TEXT.c.hash, TEXT.c.row_id).where(
+        TEXT.c.tenant_id == bindparam("tenant"), TEXT.c.internal_session_id == bindparam("branch")
+    )
+)
+_WORDS = table("search_words", column("rowid"), column("words"))
+_ADD_WORDS = Prepared(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))
+_plain: dict[str, Any] = {c.name: bindparam(c.name) for c in TEXT.c if c.name != "words"}
+_ADD = Prepared({
+    "sqlite": insert(TEXT).values(_plain),
+    "postgresql": insert(TEXT).values({**_plain, "words": cast(bindparam("words"), TSVECTOR)}),
+})  # fmt: skip

@@ -1,0 +1,226 @@
+"""Thinning the checkpoints of a session out: what needs each of them, and what its retention says about the others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select, update
+
+from agentgit.checkpoints.retention import Point, Retention, Verdict, judge
+from agentgit.store.checkpoints import OPERATION
+from agentgit.store.graph_rows import INTERRUPT, WRITE
+from agentgit.store.journal import INVOCATION
+from agentgit.store.prepared import Prepared
+from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, Found
+from agentgit.store.slices import slices
+from agentgit.store.store import Store
+from agentgit.tools.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
+from agentgit.values import as_object, to_json
+
+MARK = "retention"
+"""Where the metadata of a session has what it keeps."""
+
+UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
+"""The statuses of effects of which somebody has still to find out or to mend something."""
+
+
+def read(connection: Connection, store: Store, session_id: int) -> Retention | None:
+    """Read what a session keeps; None if nobody said, and it keeps everything."""
+    return _of(store.sessions.one(connection, session_id).meta)
+
+
+def _of(meta: bytes) -> Retention | None:
+    found = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none, and that is seen at once
+    return Retention.from_dict(found) if found is not None else None
+
+
+def with_retention(connection: Connection, store: Store) -> list[int]:
+    """List the sessions of the tenant that have a retention, whoever owns them."""
+    rows = connection.execute(select(SESSION.c.id, SESSION.c.meta).where(SESSION.c.tenant_id == store.tenant_id))
+    return [row.id for row in rows if _of(row.meta) is not None]
+
+
+def write(connection: Connection, store: Store, session_id: int, retention: Retention | None) -> None:
+    """Set what a session keeps; None is everything."""
+    store.sessions.lock(connection, session_id)
+    meta = as_object(store.sessions.one(connection, session_id).meta)
+    meta.pop(MARK, None)
+    if retention is not None:
+        meta[MARK] = retention.to_dict()
+    _SET_META.run(connection, {"tenant": store.tenant_id, "session": session_id, "now": to_json(meta)})
+
+
+def automatic(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
+    """Thin a session out if it is time, in the transaction that made a checkpoint; tell how many went.
+
+    Args:
+        connection: in a transaction that writes.
+        store: where.
+        session_id: which.
+        meta: the metadata of the session as `Sessions.touch` gives it; None to lock the session and read them.
+    """
+    if meta is None:
+        store.sessions.lock(connection, session_id)
+        meta = store.sessions.one(connection, session_id).meta
+    retention = _of(meta)
+    if retention is None:
+        return 0
+    count = _COUNT.all(connection, {"tenant": store.tenant_id, "session": session_id})[0].checkpoints
+    limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
+    is_due = any(count > limit for limit in limits) or (retention.max_age is not None and count > retention.keep_last)
+    if not is_due:
+        return 0
+    return sum(one.goes for one in thin(connection, store, session_id, retention))
+
+
+def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+    """Tell what a retention would do to a session, oldest checkpoint first; nothing is done."""
+    return judge(points(connection, store, session_id), retention, datetime.now(UTC))
+
+
+def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+    """Delete the checkpoints that a retention lets go; tell what became of each."""
+    store.sessions.lock(connection, session_id)
+    return delete(connection, store, verdicts(connection, store, session_id, retention))
+
+
+def delete(connection: Connection, store: Store, judged: Sequence[Verdict]) -> list[Verdict]:
+    """Delete those that are to go; what `Checkpoints.delete` does not let go stays, and is told so."""
+    ids = [one.point.id for one in judged if one.goes]
+    if store.checkpoints.delete(connection, ids) == len(ids):
+        return list(judged)
+    left = {row.id for part in slices(ids) for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(part))}
+    return [
+        Verdict(point=one.point, goes=False, why="something needs it") if one.goes and one.point.id in left else one
+        for one in judged
+    ]
+
+
+def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[Point]:
+    """Read the checkpoints of a session, each with what needs it; from columns alone.
+
+    Args:
+        connection: any.
+        store: where.
+        session_id: which.
+        branch_id: only those that this branch made; None for all.
+    """
+    branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
+    wanted = list(branches) if branch_id is None else [branch_id]
+    rows: list[Any] = [
+        row
+        for part in slices(wanted)
+        for row in connection.execute(_ROWS, {"tenant": store.tenant_id, "branches": part})
+    ]
+    needed = _needed(connection, store, session_id, branches, rows)
+    return [
+        Point(
+            id=row.id,
+            reference=f"{branches[row.internal_session_id].name}#{row.number}",
+            name=row.name,
+            is_auto=row.is_auto,
+            created_at=row.created_at,
+            needed=needed.get(row.id, ""),
+        )
+        for row in rows
+    ]
+
+
+def _needed(
+    connection: Connection, store: Store, session_id: int, branches: Mapping[int, Found], rows: Sequence[Found]
+) -> dict[int, str]:
+    """Tell what needs which checkpoints, as a sentence each. What `Checkpoints.delete` refuses is among them."""
+    needed = _before_unresolved(connection, store, session_id, rows)
+    needed.update((row.id, "it waits for a person's answer") for row in _asking(connection, store, branches, rows))
+    of_session = {"tenant": store.tenant_id, "session": session_id}
+    gone_to = connection.execute(_TARGETS, of_session).scalars()
+    needed.update((id, "a rollback or a fork went to it") for id in gone_to)
+    needed.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
+    tags = store.tags.of(connection, [row.id for row in rows])
+    needed.update((id, f"it has the tag {names[0]}") for id, names in tags.items())
+    for branch in branches.values():
+        needed[branch.branch_point_id or 0] = f"branch {branch.name} leaves from it"
+    for branch in branches.values():
+        needed[branch.head_id or 0] = f"it is the head of branch {branch.name}"
+    return needed
+
+
+def _before_unresolved(connection: Connection, store: Store, session_id: int, rows: Sequence[Found]) -> dict[int, str]:
+    """Find, for each effect that is not resolved, the last checkpoint of its branch before it."""
+    unresolved = connection.execute(_UNRESOLVED, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
+    found: dict[int, str] = {}
+    if not unresolved:
+        return found
+    of_branch: dict[int, list[Found]] = defaultdict(list)
+    for row in rows:
+        of_branch[row.internal_session_id].append(row)
+    for call in store.journal.invocations(connection, unresolved).values():
+        before = [row for row in of_branch[call.internal_session_id] if row.position <= call.position]
+        if before:
+            last = max(before, key=lambda row: row.number)
+            found[last.id] = f"it is the way back before {call.tool_name}, which is {call.status}"
+    return found
+
+
+def _asking(connection: Connection, store: Store, branches: Mapping[int, Found], rows: Sequence[Found]) -> list[Found]:
+    """Find the checkpoints at which a task asks a person something."""
+    at = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
+    keys = [key for key in at if key[1] is not None]
+    asking: set[tuple[str, str | None]] = set()
+    for part in slices(keys):
+        threads, ids = {thread for thread, _ in part}, {id for _, id in part}
+        query = {"tenant": store.tenant_id, "threads": list(threads), "ids": list(ids)}
+        asking.update((row.thread_id, row.checkpoint_id) for row in connection.execute(_ASKING, query))
+    return [row for row in rows if (branches[row.internal_session_id].thread_id, row.graph_checkpoint_id) in asking]
+
+
+_of_session = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
+_COUNT = Prepared(
+    select(func.count().label("checkpoints"))
+    .select_from(CHECKPOINT)
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
+    )
+)
+_ROWS = (
+    select(
+        CHECKPOINT.c.id,
+        CHECKPOINT.c.internal_session_id,
+        CHECKPOINT.c.number,
+        CHECKPOINT.c.name,
+        CHECKPOINT.c.kind,
+        CHECKPOINT.c.is_auto,
+        CHECKPOINT.c.created_at,
+        CHECKPOINT.c.position,
+        CHECKPOINT.c.graph_checkpoint_id,
+    )
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
+    )
+    .order_by(CHECKPOINT.c.id)
+)
+_TARGETS = select(OPERATION.c.target_id).where(
+    OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.external_session_id == bindparam("session")
+)
+_UNRESOLVED = select(INVOCATION.c.id).where(
+    INVOCATION.c.tenant_id == bindparam("tenant"),
+    INVOCATION.c.external_session_id == bindparam("session"),
+    INVOCATION.c.status.in_(UNRESOLVED),
+)
+_ASKING = select(WRITE.c.thread_id, WRITE.c.checkpoint_id).where(
+    WRITE.c.tenant_id == bindparam("tenant"),
+    WRITE.c.thread_id.in_(bindparam("threads", expanding=True)),
+    WRITE.c.ns == "",
+    WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
+    WRITE.c.channel == INTERRUPT,
+)
+_SET_META = Prepared(
+    update(SESSION)
+    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .values(meta=bindparam("now"))
+)

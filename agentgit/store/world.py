@@ -1,0 +1,287 @@
+"""The world of a session: what its tools have left there, in which order, and what another branch has changed since.
+
+There is one world per session, and many branches. On the path of a branch are the invocations of its track, those that
+it took over from the record (`replay`), and those that ran again in place of one of them (`redo`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
+
+from agentgit.store.journal import BRANCH, INVOCATION, LAST_SEQ, WITH_BRANCH, WORLD, Journal, Part
+from agentgit.store.prepared import Prepared
+from agentgit.store.slices import slices
+from agentgit.store.tables import OperationRow
+from agentgit.tools import ToolInvocation
+from agentgit.tools.effects import READ_ONLY, UNDECLARED
+from agentgit.tools.invocation import (
+    DONE,
+    FAILED,
+    REDO,
+    REPLAY,
+    REVERSE_UNKNOWN,
+    REVERSED,
+    REVERSING,
+    STANDING,
+    UNKNOWN,
+)
+
+OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+
+
+class World:
+    """The worlds of one tenant's sessions.
+
+    Args:
+        tenant_id: whose.
+        journal: its invocations.
+    """
+
+    def __init__(self, tenant_id: int, journal: Journal) -> None:
+        self.tenant_id = tenant_id
+        self.journal = journal
+
+    # -- the log
+
+    def last(self, connection: Connection, session_id: int) -> int:
+        """Tell how long the log of a session is."""
+        found = LAST_SEQ.first(connection, {"tenant": self.tenant_id, "session": session_id})
+        return int(found.seq or 0) if found is not None else 0
+
+    def foreign(self, connection: Connection, branch: Row[Any]) -> set[int]:
+        """Find the declared effects that others than this branch have changed since it last saw the world.
+
+        Of a call that ran again also the one that it repeats is told.
+
+        Args:
+            connection: any.
+            branch: its row; `world_seen` is where it stands in the log.
+        """
+        since = {
+            "tenant": self.tenant_id, "session": branch.external_session_id, "branch": branch.id,
+            "seen": branch.world_seen,
+        }  # fmt: skip
+        rows = _FOREIGN.all(connection, since)
+        return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
+
+    def then(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
+        """Tell what the log last told of these calls when a branch looked, counting what ran again in their place.
+
+        Args:
+            connection: any.
+            branch: its row; `world_seen` is where it stands in the log.
+            ids: the calls, by their `first_id`.
+        """
+        found: dict[int, tuple[int, str]] = {}
+        for part in slices(ids):
+            query = _TOLD.where(
+                WORLD.c.tenant_id == self.tenant_id,
+                WORLD.c.external_session_id == branch.external_session_id,
+                WORLD.c.seq <= branch.world_seen,
+                _FIRST.in_(part),
+            )
+            for row in connection.execute(query):
+                found[row.first_id] = max(found.get(row.first_id, (0, "")), (row.seq, row.action))
+        return {first_id: action for first_id, (_, action) in found.items()}
+
+    # -- what stands
+
+    def standing(self, connection: Connection, session_id: int, path: Sequence[Part] = ()) -> list[ToolInvocation]:
+        """Read the invocations of a session that may have left something in its world, newest first in world order.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track whose invocations are left out.
+        """
+        happened = (
+            select(WORLD.c.invocation_id, func.min(WORLD.c.seq).label("seq"))
+            .where(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == session_id)
+            .group_by(WORLD.c.invocation_id)
+            .subquery()
+        )
+        query = (
+            select(INVOCATION, BRANCH.c.inherited, happened.c.seq)
+            .select_from(WITH_BRANCH.outerjoin(happened, happened.c.invocation_id == INVOCATION.c.id))
+            .where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                INVOCATION.c.external_session_id == session_id,
+                INVOCATION.c.status.in_(sorted(STANDING)),
+                INVOCATION.c.effect != READ_ONLY,
+                INVOCATION.c.kind != REPLAY,
+                or_(INVOCATION.c.kind == REDO, ~self._recorded_on(connection, path)),
+                ~SUPERSEDED,
+            )
+        )
+        rows = connection.execute(query).all()
+        own = self.on_path(connection, path, map(_stands_for, rows))
+        rows = [row for row in rows if _stands_for(row) not in own]
+        now = float("inf")  # what runs at this moment is the newest of all
+        newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
+        return self.journal.own_values(connection, newest)
+
+    def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
+        """Read the invocations on a path that were reversed, also where they had run again; oldest first."""
+        on_path = and_(self._recorded_on(connection, path), INVOCATION.c.tenant_id == self.tenant_id)
+        taken = connection.execute(select(INVOCATION.c.replay_of).where(on_path, *_TAKEN)).scalars()
+        recorded = and_(on_path, INVOCATION.c.kind != REPLAY)
+        query = (
+            select(INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                or_(INVOCATION.c.status == REVERSED, SUPERSEDED),
+                or_(recorded, INVOCATION.c.id.in_(list(taken))),
+            )
+        )
+        rows = connection.execute(query.order_by(INVOCATION.c.id)).all()
+        again = self._redone(connection, [row.id for row in rows])
+        return self.journal.own_values(connection, [row for row in rows if row.id not in again])
+
+    def doubted(self, connection: Connection, session_id: int, path: Sequence[Part]) -> list[ToolInvocation]:
+        """Read the invocations on a path of which nobody knows whether they were reversed, or ran again.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track.
+        """
+        query = (
+            select(INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                INVOCATION.c.external_session_id == session_id,
+                INVOCATION.c.status.in_((REVERSING, REVERSE_UNKNOWN, UNKNOWN)),
+                or_(INVOCATION.c.kind == REDO, INVOCATION.c.status != UNKNOWN),
+            )
+        )
+        rows = connection.execute(query.order_by(INVOCATION.c.id)).all()
+        own = self.on_path(connection, path, map(_stands_for, rows))
+        return self.journal.own_values(connection, [row for row in rows if _stands_for(row) in own])
+
+    def redone(self, connection: Connection, invocation_id: int, branch_id: int | None = None) -> list[ToolInvocation]:
+        """Read what ran again in place of an invocation, newest first.
+
+        Args:
+            connection: any.
+            invocation_id: the first one.
+            branch_id: the branch for which it ran; None for any.
+        """
+        its_session = select(_first.c.external_session_id).where(
+            _first.c.tenant_id == self.tenant_id, _first.c.id == invocation_id
+        )
+        query = (
+            select(INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                INVOCATION.c.external_session_id == its_session.scalar_subquery(),  # for the index
+                INVOCATION.c.replay_of == invocation_id,
+                INVOCATION.c.kind == REDO,
+            )
+        )
+        if branch_id is not None:
+            query = query.where(INVOCATION.c.internal_session_id == branch_id)
+        return self.journal.own_values(connection, connection.execute(query.order_by(INVOCATION.c.id.desc())).all())
+
+    def firsts(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        """Give for each of these invocations its id, or that of the call that it repeats."""
+        wanted = sorted(set(ids))
+        found = set(wanted)
+        for part in slices(wanted):
+            repeats = select(INVOCATION.c.replay_of).where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                INVOCATION.c.id.in_(part),
+                INVOCATION.c.kind == REDO,
+            )
+            found.update(connection.execute(repeats).scalars())
+        return found
+
+    def _redone(self, connection: Connection, ids: Sequence[int]) -> set[int]:
+        """Find those of these invocations for which another one stands."""
+        found: set[int] = set()
+        for part in slices(ids):
+            query = select(INVOCATION.c.replay_of).where(
+                INVOCATION.c.tenant_id == self.tenant_id,
+                INVOCATION.c.replay_of.in_(part),
+                INVOCATION.c.kind == REDO,
+                INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
+            )
+            found.update(connection.execute(query).scalars())
+        return found
+
+    # -- the path
+
+    def on_path(self, connection: Connection, path: Sequence[Part], ids: Iterable[int]) -> set[int]:
+        """Find those of these invocations that a path recorded, or took over from the record."""
+        wanted, found = sorted(set(ids)), set[int]()
+        for part in slices(wanted if path else ()):
+            on_path = and_(INVOCATION.c.tenant_id == self.tenant_id, self._recorded_on(connection, path))
+            found.update(
+                connection.execute(select(INVOCATION.c.id).where(on_path, INVOCATION.c.id.in_(part))).scalars()
+            )
+            taken = and_(on_path, *_TAKEN, INVOCATION.c.replay_of.in_(part))
+            found.update(connection.execute(select(INVOCATION.c.replay_of).where(taken)).scalars())
+        return found
+
+    def _recorded_on(self, connection: Connection, path: Sequence[Part]) -> Any:
+        """Give the condition that an invocation was recorded on a track."""
+        return or_(
+            false(),
+            *(
+                and_(
+                    INVOCATION.c.internal_session_id == part.branch_id,
+                    INVOCATION.c.arrival <= self.journal.last_of(connection, part),
+                    INVOCATION.c.kind != REDO,
+                )
+                for part in path
+            ),
+        )
+
+
+def _stands_for(row: Row[Any]) -> int:
+    """Give the id of the call that a row is about: a redo is about the one that it repeats."""
+    return int(row.replay_of if row.kind == REDO else row.id)
+
+
+_TAKEN = (INVOCATION.c.kind == REPLAY, INVOCATION.c.status == DONE)  # failed, it was an answer that nobody took
+
+_again = INVOCATION.alias("again")
+# What ran again speaks for the call that it repeats: that one was reversed, or is not in the fresh world.
+SUPERSEDED = exists().where(
+    _again.c.tenant_id == INVOCATION.c.tenant_id,
+    _again.c.external_session_id == INVOCATION.c.external_session_id,
+    _again.c.replay_of == INVOCATION.c.id,
+    _again.c.kind == REDO,
+    _again.c.status != FAILED,
+)
+_first = INVOCATION.alias("first")
+_FIRST = case((INVOCATION.c.kind == REDO, INVOCATION.c.replay_of), else_=INVOCATION.c.id)
+_TOLD = select(WORLD.c.seq, WORLD.c.action, _FIRST.label("first_id")).select_from(
+    WORLD.join(INVOCATION, and_(INVOCATION.c.tenant_id == WORLD.c.tenant_id, INVOCATION.c.id == WORLD.c.invocation_id))
+)
+_here = INVOCATION.c.internal_session_id == bindparam("branch")
+_by_us = OPERATION.c.internal_session_id == bindparam("branch")
+_FOREIGN = Prepared(
+    select(WORLD.c.invocation_id, INVOCATION.c.kind, INVOCATION.c.replay_of)
+    .select_from(
+        WORLD.join(
+            INVOCATION, and_(INVOCATION.c.tenant_id == WORLD.c.tenant_id, INVOCATION.c.id == WORLD.c.invocation_id)
+        ).outerjoin(OPERATION, and_(OPERATION.c.tenant_id == WORLD.c.tenant_id, OPERATION.c.id == WORLD.c.operation_id))
+    )
+    .where(
+        WORLD.c.tenant_id == bindparam("tenant"),
+        WORLD.c.external_session_id == bindparam("session"),
+        WORLD.c.seq > bindparam("seen"),
+        and_(INVOCATION.c.effect != READ_ONLY, INVOCATION.c.effect != UNDECLARED),
+        # A call is ours if this branch made it; a reversal, if the rollback or switch was to this branch.
+        case(
+            (or_(WORLD.c.action == REVERSED, WORLD.c.action == REVERSE_UNKNOWN), func.coalesce(_by_us, false())),
+            else_=_here,
+        ).is_(false()),
+    )
+)

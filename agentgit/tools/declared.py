@@ -1,0 +1,93 @@
+"""What was declared about the tools of one agent, from all the places where it can be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgit.errors import InvalidInput
+from agentgit.tools.effects import UNDECLARED, Effect, as_effect, declared_by_name
+from agentgit.tools.hints import hints_in, stricter
+from agentgit.tools.identity import identity
+
+ALL = "*"
+"""In the defaults of a repository: every tool of which nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the tools of one agent do to the world.
+
+    Args:
+        tools: of every tool that the graph shows or the user names; None for one of which nothing was said.
+        defaults: what the repository says of all others, by name or `*`.
+        bare: of the tools whose schema is known, what brings their arguments into one form, by name.
+    """
+
+    tools: Mapping[str, Effect | None] = field(default_factory=dict)
+    defaults: Mapping[str, Effect] = field(default_factory=dict)
+    bare: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
+
+    def get(self, name: str, metadata: Any = None) -> Effect | None:
+        """Give what a tool does; None if it is undeclared.
+
+        Args:
+            name: the tool's.
+            metadata: what LangChain knows of it, where the tool itself may be out of sight of the graph.
+        """
+        known = name in self.tools
+        effect = self.tools[name] if known else declared_by_name(name) or default(self.defaults, name)
+        return stricter(effect, hints_in(metadata)) if metadata else effect
+
+    def in_one_form(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the arguments of a call as they are compared with those of another one."""
+        return self.bare[name](args) if name in self.bare else args
+
+    def kinds(self) -> dict[str, str]:
+        """Give the effect of each tool as it will be recorded, by name."""
+        return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
+
+
+def default(defaults: Mapping[str, Effect], name: str) -> Effect | None:
+    """Give what a repository says of a tool of which nothing else is said."""
+    return defaults.get(name) or defaults.get(ALL)
+
+
+def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]:
+    """Read `effects={...}` as a user writes it.
+
+    Raises:
+        InvalidInput: it is no mapping of tool names to effects.
+    """
+    if declared is None:
+        return {}
+    if not isinstance(declared, Mapping):
+        raise InvalidInput(f"effects={declared!r} is no mapping; write effects={{'tool name': effect}}.")
+    for name in declared:
+        if not isinstance(name, str) or not name:
+            raise InvalidInput(f"effects= has the key {name!r}; a key is the name of a tool.")
+    return {name: as_effect(effect) for name, effect in declared.items()}
+
+
+def recorded(
+    effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True
+) -> dict[str, Any]:
+    """Give what the record of one call has from the effect of its tool.
+
+    Args:
+        effect: None if it is undeclared.
+        tool_name: which tool.
+        args: JSON-like, in the form in which they are compared.
+        is_named: False if the tool was called with a bare text, which names no argument; then all of it counts.
+    """
+    if effect is None:
+        return {"effect": UNDECLARED, "undo": None}
+    counted = effect.identity_args if is_named else None
+    return {
+        "effect": effect.kind,
+        "undo": effect.undo_path,
+        "verify": effect.verify_path,
+        "precheck": effect.precheck_path,
+        "identity": identity(tool_name, args, counted) if effect.has_identity else None,
+    }

@@ -1,0 +1,140 @@
+"""What a rollback or a switch does about the files of a workspace: part of its plan and of its report. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+WRITE, DELETE, ASIDE, CONFLICT, LEFT = "write", "delete", "aside", "conflict", "left"
+"""A path gets the content it had; goes, because it was made since; is moved aside, because no snapshot has it and it
+stands in the way; was changed by somebody else since the last turn; is left as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """What is done about one path.
+
+    Args:
+        action: `write`, `delete`, `aside`, `conflict` or `left`.
+        path: relative to the workspace.
+        why: the reason, as a sentence; empty where the action says it.
+    """
+
+    action: str
+    path: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.path}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChanges:
+    """What is done about the files of a workspace.
+
+    Args:
+        workspace: its directory.
+        snapshot: the snapshot that they are brought to.
+        changes: what is done about each path that differs.
+        safety: the snapshot of what was there before; empty in a plan.
+        problem: why they could not be brought back; empty if they were, or in a plan can be.
+    """
+
+    workspace: str
+    snapshot: str
+    changes: list[FileChange] = field(default_factory=list)
+    safety: str = ""
+    problem: str = ""
+
+    @property
+    def conflicts(self) -> list[str]:
+        """The paths that somebody else has changed since the last turn."""
+        return [change.path for change in self.changes if change.action == CONFLICT]
+
+    @property
+    def summary(self) -> str:
+        """A sentence that counts them."""
+        counted = {action: sum(c.action == action for c in self.changes) for action in _SAID}
+        said = ", ".join(f"{_files(n)} {_SAID[action]}" for action, n in counted.items() if n)
+        return f"Files: {self.problem or said or 'as they were'}."
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give them as JSON-like data, which `from_dict` reads again."""
+        return {**vars(self), "changes": [vars(change) for change in self.changes]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, also after a way through JSON."""
+        return cls(**{**data, "changes": [FileChange(**change) for change in data["changes"]]})
+
+
+_SAID = {
+    WRITE: "brought back", DELETE: "deleted", ASIDE: "moved aside", CONFLICT: "changed by somebody else",
+    LEFT: "left as they are",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesAt:
+    """The files of a workspace at one moment.
+
+    Args:
+        snapshot: the id of the snapshot in the store of its workspace.
+        settings: what opens that workspace again, JSON-like.
+    """
+
+    snapshot: str
+    settings: Mapping[str, Any]
+
+
+class Keeper(Protocol):
+    """What takes and brings back the files of a session: a workspace, as rollbacks use it."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What opens it again in another process, JSON-like."""
+
+    @property
+    def is_automatic(self) -> bool:
+        """True if snapshots are taken without being asked for."""
+
+    def take(self, why: str) -> FilesAt:
+        """Take a snapshot; the last one, if nothing has changed since."""
+
+    def before(self, tool_name: str, args: Mapping[str, Any]) -> None:
+        """Keep what a tool call is about to change."""
+
+    def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
+        """Tell what `bring` would do; what is not as in `known` was changed by somebody else.
+
+        Args:
+            at: the files to come to.
+            known: those that the session left; None is the newest snapshot, whoever took it.
+        """
+
+    def expect(self, at: FilesAt) -> None:
+        """Make sure that `bring` can be done.
+
+        Raises:
+            AgentGitError: the snapshot or the directory is gone.
+        """
+
+    def bring(self, at: FilesAt) -> FileChanges:
+        """Bring the files back, with a safety snapshot first; twice does no harm."""
+
+    def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
+        """Compare two snapshots; the fields of a `Diff` of checkpoints, by their names."""
+
+    def release(self, at: FilesAt) -> None:
+        """Let a snapshot go when its time comes; nothing needs it any more."""
+
+    def collect(self) -> None:
+        """Give back the space of what no snapshot has any more."""
+
+
+def _files(n: int) -> str:
+    return f"{n} file{'' if n == 1 else 's'}"

@@ -1,0 +1,238 @@
+"""What the verbs of a workspace are made of: its catalog and engine, its lock, what goes, and how places are named."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound
+from agentgit.workspace.catalog import PATIENCE, Catalog, Row
+from agentgit.workspace.copies import Copies
+from agentgit.workspace.files import Expected, Files
+from agentgit.workspace.git_trees import GitTrees
+from agentgit.workspace.lock import exclusive
+from agentgit.workspace.own import Own
+from agentgit.workspace.restore import Progress
+from agentgit.workspace.trees import Trees
+from agentgit.workspace.undo import UndoStack
+from agentgit.workspace.values import FileCheckpoint, plain, when
+
+if TYPE_CHECKING:
+    from agentgit.workspace.environment import Environment
+
+log = logging.getLogger(__name__)
+
+CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
+
+LAST = "last"
+"""What `restore` may expect instead of a snapshot: the files as they were last saved or restored."""
+
+POSITION, NUMBER, PLACE = "position", "number", "place"
+"""What the catalog keeps by name: where the workspace is, the last number of a name, and whose storage it is."""
+
+Paths = Iterable[str | os.PathLike[str]] | None
+
+
+class Base(ABC):
+    """The inside of a `Workspace`, which sets these fields."""
+
+    max_checkpoints: int | None
+    _root: str
+    _storage: str
+    _patterns: tuple[str, ...]
+    _max_file_size: int
+    _environment: str | Environment
+    _listeners: dict[str, list[Callable[[Any], None]]]
+    _thread: threading.RLock
+
+    @property
+    @abstractmethod
+    def undo_stack(self) -> UndoStack:
+        """What files were before each call that modified them."""
+
+    @property
+    def _undo_dir(self) -> str:
+        return os.path.join(self._storage, "undo")
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return Catalog(os.path.join(self._storage, "catalog.db"))
+
+    @cached_property
+    def _engine(self) -> Files | Own:
+        if not isinstance(self._environment, str):
+            return Own(self._environment, self._catalog)
+        if self._environment not in ("git", "directory"):
+            raise InvalidInput(f'environment is "git", "directory" or an object, not {self._environment!r}.')
+        folder = os.path.join(self._storage, self._environment)
+        trees: Trees = GitTrees(folder) if self._environment == "git" else Copies(folder)
+        return Files(self._root, self._storage, trees, self._catalog, self._patterns, self._max_file_size)
+
+    def _claim(self) -> None:
+        """Refuse the storage of another workspace, whose files a restore would put here; one that moved comes along."""
+        environment = self._environment if isinstance(self._environment, str) else "own"
+        here = [self._storage, environment, self._root, os.stat(self._root).st_ino]
+        before = json.loads(self._catalog.get(PLACE) or "null")
+        if before and before[:1] == here[:1]:
+            _, held, root, inode = before
+            if held != environment or (root != self._root and inode != here[-1] and os.path.isdir(root)):
+                raise InvalidInput(
+                    f'The storage {self._storage} has the snapshots of {root}, with environment "{held}". '
+                    "Name another storage_dir."
+                )
+        if before != here:
+            self._catalog.set(PLACE, json.dumps(here))
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Have the workspace for this thread and this process, finish what was killed, tell of failures."""
+        with self._thread:
+            if getattr(self, "_inner", False):
+                yield
+                return
+            with exclusive(os.path.join(self._storage, "lock"), patience=PATIENCE, what=f"the workspace {self._root}"):
+                self._inner = True
+                try:
+                    for done in self._engine.finish():
+                        self._catalog.set(POSITION, done.id)
+                        self._tell(RESTORED, done)
+                    yield
+                except BaseException as error:
+                    self._engine.forget()
+                    if isinstance(error, AgentGitError):
+                        self._tell(FAILED, error)
+                    raise
+                finally:
+                    self._inner = False
+
+    def _taken(
+        self, new: FileCheckpoint, paths: tuple[bytes, ...] | None = None, progress: Progress | None = None, *,
+        anew: bool = True,
+    ) -> FileCheckpoint:  # fmt: skip
+        """Take a snapshot, or give the one that the files stand at if it need not be a new one."""
+        saved = self._engine.snapshot(lambda files: replace(new, files_changed=files), paths, progress, anew=anew)
+        self._catalog.set(POSITION, saved.id)
+        if saved.id == new.id:
+            self._tell(CREATED, saved)
+            self._prune()
+        return saved
+
+    @contextmanager
+    def _safety_told(self, wanted: Row) -> Iterator[None]:
+        """Tell of the safety snapshot that a restore takes, also of one that fails; neither it nor the target goes."""
+        before = self._catalog.rows(limit=1)
+        try:
+            yield
+        finally:
+            newest = self._catalog.rows(limit=1)
+            if newest != before:
+                self._tell(CREATED, newest[0].snapshot)
+                self._prune(spared=(newest[0].snapshot.id, wanted.snapshot.id))
+
+    def _new(
+        self, message: str, kind: str, files: int = 0, *, name: str | None = None,
+        metadata: Mapping[str, Any] | None = None, pinned: bool = False,
+    ) -> FileCheckpoint:  # fmt: skip
+        try:
+            kept = json.loads(json.dumps(dict(metadata or {})))
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"metadata is kept as JSON: {error}. Give texts, numbers, lists and dicts.") from error
+        now, called = when(time.time_ns()), plain(name) if name else None
+        return FileCheckpoint(secrets.token_hex(8), called, plain(message), now, files, kept, kind, pinned)
+
+    def _prune(self, spared: Sequence[str] = ()) -> None:
+        if self.max_checkpoints is None:
+            return
+        free = [row for row in self._catalog.rows(oldest_first=True) if not row.snapshot.pinned]
+        if len(free) > self.max_checkpoints and os.path.exists(self._undo_dir):
+            needed = self.undo_stack.wholes
+            free = [row for row in free if row.snapshot.id not in needed]
+        may_go = [row for row in free if row.snapshot.id not in spared]
+        if old := may_go[: max(0, len(free) - self.max_checkpoints)]:
+            self._drop(old, PRUNED)
+
+    def _drop(self, rows: Sequence[Row], event: str) -> None:
+        self._catalog.remove(row.snapshot.id for row in rows)
+        snapshots = [row.snapshot for row in rows]
+        self._tell(event, snapshots if event == PRUNED else snapshots[0])
+        if len(self._catalog.waste()) >= max(1, (self.max_checkpoints or 100) // 10):
+            self._collect()
+
+    def _collect(self) -> None:
+        """Give space back by the way: where that fails, what was asked for is done, and a later one tries again."""
+        try:
+            self._engine.collect()
+        except Exception as error:
+            log.warning("The space of old snapshots of %s did not come back", self._root, exc_info=True)
+            self._tell(FAILED, error)
+
+    def _find(self, ref: str) -> Row | None:
+        found = self._catalog.find(plain(ref)) if ref else []
+        if len(found) > 1:
+            ids = tuple(row.snapshot.id for row in found)
+            raise Ambiguous(f"{len(found)} snapshots begin with {ref!r}; write more of the id.", candidates=ids)
+        return found[0] if found else None
+
+    def _row(self, ref: str) -> Row:
+        row = self._find(ref)
+        if row is None:
+            near = tuple(row.snapshot.name or row.snapshot.id for row in self._catalog.rows(limit=3))
+            raise NotFound(f"There is no snapshot {ref!r} of {self._root}; `list()` gives them all.", near=near)
+        return row
+
+    def _expected(self, ref: str) -> Expected:
+        if ref == LAST and self._find(ref) is None:
+            return Expected("they were last saved or restored", self._catalog.get("key"))
+        row = self._row(ref)
+        return Expected(row.snapshot.id, row.tree)
+
+    def _inside(self, paths: Paths) -> tuple[bytes, ...] | None:
+        """Give paths relative to the workspace.
+
+        Raises:
+            InvalidInput: one is outside of it.
+        """
+        if paths is None:
+            return None
+        if isinstance(paths, str):
+            raise InvalidInput("paths is a list of paths; write [path] for one.")
+        return tuple(self.relative(path) for path in paths)
+
+    def relative(self, path: str | os.PathLike[str]) -> bytes:
+        """Give a path relative to the workspace, without following a link at its end.
+
+        Raises:
+            InvalidInput: it is outside of the workspace.
+        """
+        whole = os.path.normpath(os.path.join(self._root, os.fsdecode(path)))
+        real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+        if whole == self._root:
+            return b""
+        if not real.startswith(self._root + os.sep):
+            raise InvalidInput(f"{os.fspath(path)!r} is outside of the workspace {self._root}.")
+        return os.fsencode(os.path.relpath(real, self._root))
+
+    def holds(self, path: str | os.PathLike[str]) -> bool:
+        """Tell whether a path is in the workspace."""
+        try:
+            self.relative(path)
+        except InvalidInput:
+            return False
+        return True
+
+    def _tell(self, event: str, value: Any) -> None:
+        for callback in self._listeners[event]:
+            try:
+                callback(value)
+            except Exception:
+                log.exception("A callback of the event %s of %s failed", event, self._root)

@@ -1,0 +1,330 @@
+"""The catalog of a workspace's snapshots: one SQLite file, with the journal of restores and what is known of each file.
+
+A snapshot is written first and entered here after, in one transaction with what is known then: whoever is killed in
+between leaves nothing but waste.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from agentgit.errors import Unavailable
+from agentgit.workspace.known import Known, Seen, Skipped, Stamp
+from agentgit.workspace.trees import Entry
+from agentgit.workspace.values import UNDO, FileCheckpoint, when
+
+LEFT_OUT = "left_out"
+"""What the catalog calls the list of what no snapshot is to hold."""
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS snapshot (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
+    message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed INTEGER NOT NULL,
+    metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS seen (
+    path BLOB PRIMARY KEY, mode INTEGER, oid TEXT, why TEXT,
+    mtime INTEGER, ctime INTEGER, size INTEGER, ino INTEGER, looks INTEGER);
+CREATE TABLE IF NOT EXISTS restoring (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, snapshot TEXT NOT NULL, target TEXT NOT NULL, safety TEXT NOT NULL,
+    before TEXT NOT NULL, paths TEXT, status TEXT NOT NULL, created_at INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS holding (snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder));
+CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+PATIENCE = 30.0
+"""For how long another process is waited for, in seconds."""
+
+PINNED = "pinned OR EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
+
+COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, {PINNED}, seq"
+
+DIRECTORY = 0o040000
+
+INODES = (1 << 64) - 1
+"""Inodes have 64 bits and no sign; SQLite's integers have one."""
+
+
+class Row(NamedTuple):
+    """A snapshot, and the key of its tree."""
+
+    snapshot: FileCheckpoint
+    tree: str
+    seq: int
+
+
+class Restoring(NamedTuple):
+    """A restore that was begun: the keys of the trees between which it goes, and the paths it is limited to."""
+
+    id: int
+    snapshot: str
+    target: str
+    safety: str
+    before: str
+    paths: tuple[bytes, ...] | None
+
+
+class Catalog:
+    """The catalog in one file.
+
+    Args:
+        path: of the file; it is made if it is not there.
+
+    Raises:
+        Unavailable: it cannot be opened or written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._process = path, 0
+        self._lock = threading.RLock()
+        self._held: sqlite3.Connection | None = None
+        self._closing: Callable[[], object] | None = None
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise Unavailable(f"{path}: {error.strerror}. Free some space or give the permission.") from error
+        with self._open() as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(SCHEMA)
+
+    def known(self, before: Known | None) -> Known:
+        """Give what is known of the files.
+
+        Args:
+            before: what this process knew last; it is given again if nobody has changed it since.
+        """
+        with self._open() as db:
+            state = dict(db.execute("SELECT name, value FROM state"))
+            if before is not None and before.generation == state.get("generation", ""):
+                return before
+            known = Known(state.get("key") or None, state.get("settings", ""), generation=state.get("generation", ""))
+            for path, mode, oid, why, *stamp in db.execute("SELECT * FROM seen"):
+                looks = None if stamp[0] is None else (stamp[0], stamp[1], stamp[2], stamp[3] & INODES, stamp[4])
+                if why is not None:
+                    known.skipped[path] = Skipped(why, looks or (0, 0, 0, 0, 0))
+                elif mode & 0o170000 == DIRECTORY:
+                    known.folders[path] = Seen(Entry(mode), looks)
+                else:
+                    known.files[path] = Seen(Entry(mode, oid), looks)
+            return known
+
+    def enter(self, snapshot: FileCheckpoint | None, known: Known) -> None:
+        """Enter a snapshot, if there is one, and what is known.
+
+        Args:
+            snapshot: the new one.
+            known: what is known now; `known.key` is its tree.
+        """
+        with self._write() as db:
+            if snapshot is not None:
+                _insert(db, snapshot, known.key or "")
+            if known.dirty or snapshot is not None:
+                known.generation = str(time.time_ns())
+                _save(db, known)
+        known.dirty.clear()
+
+    def rows(self, *, limit: int | None = None, oldest_first: bool = False) -> list[Row]:
+        """Give the snapshots, newest first."""
+        order = "ASC" if oldest_first else "DESC"
+        query = f"SELECT {COLUMNS} FROM snapshot ORDER BY seq {order} LIMIT ?"  # noqa: S608
+        with self._open() as db:
+            return [_row(found) for found in db.execute(query, (-1 if limit is None else limit,))]
+
+    def find(self, ref: str) -> list[Row]:
+        """Give the snapshot with this id; else the newest with this name; else all whose id begins so."""
+        with self._open() as db:
+            for where in ("id = ?", "name = ?", "substr(id, 1, length(?)) = ?1"):
+                query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC"  # noqa: S608
+                if found := [_row(one) for one in db.execute(query, (ref,))]:
+                    return found if where.startswith("substr") else found[:1]
+        return []
+
+    def add(self, snapshot: FileCheckpoint, tree: str) -> None:
+        """Enter a snapshot of files that did not stand here."""
+        with self._write() as db:
+            _insert(db, snapshot, tree)
+
+    def of_tree(self, tree: str) -> FileCheckpoint | None:
+        """Give the newest snapshot that has this tree; None if there is none. Those of the undo stack are its own."""
+        query = f"SELECT {COLUMNS} FROM snapshot WHERE tree = ? AND kind <> ? ORDER BY seq DESC LIMIT 1"  # noqa: S608
+        with self._open() as db:
+            found = db.execute(query, (tree, UNDO)).fetchone()
+        return _row(found).snapshot if found else None
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Take snapshots out of the catalog."""
+        with self._write() as db:
+            for id in ids:
+                db.execute("INSERT OR IGNORE INTO dropped SELECT tree FROM snapshot WHERE id = ?", (id,))
+                db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
+                db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
+
+    def waste(self) -> set[str]:
+        """Give the trees that were dropped and that nothing needs any more."""
+        with self._open() as db:
+            return {tree for (tree,) in db.execute("SELECT tree FROM dropped")} - self.trees()
+
+    def gone(self, trees: Iterable[str]) -> None:
+        """Forget trees that were waste, and bring back the space of the catalog itself."""
+        with self._write() as db:
+            db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
+        with self._open() as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def pin(self, id: str, pinned: bool) -> None:
+        """Keep a snapshot however many come after it, or no longer."""
+        with self._write() as db:
+            db.execute("UPDATE snapshot SET pinned = ? WHERE id = ?", (pinned, id))
+
+    def hold(self, id: str, holder: str) -> None:
+        """Keep a snapshot as long as somebody needs it; others may need it too."""
+        with self._write() as db:
+            db.execute("INSERT OR IGNORE INTO holding VALUES (?, ?)", (id, holder))
+
+    def let_go(self, id: str, holder: str) -> None:
+        """Take note that somebody does not need a snapshot any more."""
+        with self._write() as db:
+            db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
+
+    def trees(self) -> set[str]:
+        """Give the keys of all trees that are needed."""
+        with self._open() as db:
+            found = {key for (key,) in db.execute("SELECT tree FROM snapshot")}
+            found |= {value for (value,) in db.execute("SELECT value FROM state WHERE name = 'key' AND value <> ''")}
+            for target, safety in db.execute("SELECT target, before FROM restoring WHERE status = 'running'"):
+                found |= {target, safety}
+        return found
+
+    def begin(self, snapshot: str, target: str, safety: str, before: str, paths: Iterable[bytes] | None) -> int:
+        """Note that a restore begins; give its number."""
+        limited = None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
+        values = (snapshot, target, safety, before, limited, "running", time.time_ns())
+        with self._write() as db:
+            query = (
+                "INSERT INTO restoring (snapshot, target, safety, before, paths, status, created_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)"
+            )
+            return int(db.execute(query, values).lastrowid or 0)
+
+    def end(self, id: int, status: str) -> None:
+        """Note how a restore ended: `done` or `failed`."""
+        with self._write() as db:
+            db.execute("UPDATE restoring SET status = ? WHERE id = ?", (status, id))
+
+    def unfinished(self) -> list[Restoring]:
+        """Give the restores that were killed on the way."""
+        query = "SELECT id, snapshot, target, safety, before, paths FROM restoring WHERE status = 'running' ORDER BY id"
+        with self._open() as db:
+            return [
+                Restoring(id, snapshot, target, safety, before, _paths(paths))
+                for id, snapshot, target, safety, before, paths in db.execute(query)
+            ]
+
+    def get(self, name: str) -> str:
+        """Give a value by its name; an empty one if there is none."""
+        with self._open() as db:
+            found = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
+            return found[0] if found else ""
+
+    def set(self, name: str, value: str) -> None:
+        """Keep a value under a name."""
+        with self._write() as db:
+            _set(db, name, value)
+
+    def left_out(self) -> list[str]:
+        """Give the paths that no snapshot is to hold and no restore to touch, relative to the workspace."""
+        return list(json.loads(self.get(LEFT_OUT) or "[]"))
+
+    def close(self) -> None:
+        """Let go of the file; it is opened again when it is needed."""
+        with self._lock:
+            if self._closing is not None:
+                self._closing()
+            self._held = self._closing = None
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Have the one connection: who closes the last brings the whole file to the disk."""
+        with self._lock:
+            try:
+                yield self._connection()
+            except sqlite3.Error as error:
+                raise Unavailable(
+                    f"{self._path}: {error}. Free some space or give the permission, then again."
+                ) from error
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._held is None or self._process != os.getpid():  # a connection must not go along with a fork
+            self._held = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._held.execute("PRAGMA synchronous=NORMAL")
+            self._process, self._closing = os.getpid(), weakref.finalize(self, self._held.close)
+        return self._held
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._open() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except BaseException:
+                db.rollback()
+                raise
+            db.commit()
+
+
+def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str) -> None:
+    query = (
+        "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, metadata, pinned)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    created = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
+    values = (snapshot.id, tree, snapshot.name, snapshot.message, created, snapshot.kind, snapshot.files_changed)
+    db.execute(query, (*values, json.dumps(dict(snapshot.metadata)), snapshot.pinned))
+
+
+def _save(db: sqlite3.Connection, known: Known) -> None:
+    """Write what is known of those paths of which it is new."""
+    rows: list[tuple[Any, ...]] = []
+    gone: list[tuple[bytes]] = []
+    for path in known.dirty:
+        if seen := known.files.get(path) or known.folders.get(path):
+            rows.append((path, seen.entry.mode, seen.entry.oid, None, *_stored(seen.stamp)))
+        elif skipped := known.skipped.get(path):
+            rows.append((path, None, None, skipped.why, *_stored(skipped.stamp)))
+        else:
+            gone.append((path,))
+    db.executemany("DELETE FROM seen WHERE path = ?", gone)
+    db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    for name, value in (("key", known.key or ""), ("settings", known.settings), ("generation", known.generation)):
+        _set(db, name, value)
+
+
+def _stored(stamp: Stamp | None) -> tuple[int | None, ...]:
+    if stamp is None:
+        return (None,) * 5
+    inode = stamp[3] - (1 << 64) if stamp[3] >> 63 else stamp[3]
+    return *stamp[:3], inode, stamp[4]
+
+
+def _set(db: sqlite3.Connection, name: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+
+
+def _row(found: tuple[Any, ...]) -> Row:
+    id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq = found
+    snapshot = FileCheckpoint(
+        id, name, message, when(created_at), files_changed, json.loads(metadata), kind, bool(pinned)
+    )
+    return Row(snapshot, tree, seq)
+
+
+def _paths(stored: str | None) -> tuple[bytes, ...] | None:
+    return None if stored is None else tuple(path.encode("latin-1") for path in json.loads(stored))

@@ -1,0 +1,209 @@
+"""How a container was made, read from what the engine tells of it: as the options that make another one like it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Inspected = Mapping[str, Any]
+"""One container as `docker inspect` or `podman inspect` tells it."""
+
+TEXTS = {
+    "NetworkMode": "--network",
+    "CgroupnsMode": "--cgroupns",
+    "IpcMode": "--ipc",
+    "PidMode": "--pid",
+    "UTSMode": "--uts",
+    "UsernsMode": "--userns",
+    "CpusetCpus": "--cpuset-cpus",
+    "CpusetMems": "--cpuset-mems",
+    "VolumeDriver": "--volume-driver",
+}
+"""Settings that are one word."""
+
+NUMBERS = {
+    "Memory": "--memory",
+    "MemoryReservation": "--memory-reservation",
+    "MemorySwap": "--memory-swap",
+    "CpuShares": "--cpu-shares",
+    "CpuPeriod": "--cpu-period",
+    "CpuQuota": "--cpu-quota",
+    "BlkioWeight": "--blkio-weight",
+    "OomScoreAdj": "--oom-score-adj",
+    "PidsLimit": "--pids-limit",
+    "ShmSize": "--shm-size",
+}
+"""Settings that are a number; 0 and null mean that they were not given."""
+
+SWITCHES = {
+    "AutoRemove": "--rm",
+    "Init": "--init",
+    "OomKillDisable": "--oom-kill-disable",
+    "Privileged": "--privileged",
+    "PublishAllPorts": "--publish-all",
+    "ReadonlyRootfs": "--read-only",
+}
+
+LISTS = {
+    "Binds": "--volume",
+    "CapAdd": "--cap-add",
+    "CapDrop": "--cap-drop",
+    "Dns": "--dns",
+    "DnsOptions": "--dns-option",
+    "DnsSearch": "--dns-search",
+    "ExtraHosts": "--add-host",
+    "GroupAdd": "--group-add",
+    "Links": "--link",
+    "SecurityOpt": "--security-opt",
+    "VolumesFrom": "--volumes-from",
+}
+
+MAPPINGS = {"Sysctls": "--sysctl", "StorageOpt": "--storage-opt"}
+
+HOST_NAMED = ("host", "container:")
+"""Networks in which a container has no host name of its own."""
+
+COMPARED = (
+    "Cmd",
+    "Domainname",
+    "Entrypoint",
+    "Env",
+    "Hostname",
+    "OpenStdin",
+    "StopSignal",
+    "Tty",
+    "User",
+    "WorkingDir",
+)
+"""What of the part that a snapshot's image carries must be the same in a container of it."""
+
+VOLATILE = frozenset({"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolation", "LogConfig", "Mounts"})
+"""What differs from container to container and is no setting, and what `Mounts` of the container says better."""
+
+
+def options(container: Inspected) -> list[str]:
+    """Give the options of `create` that make a container with the settings of this one.
+
+    Command, environment variables, labels, user and working directory are not among them: the image of a snapshot
+    carries those.
+
+    Args:
+        container: what the engine tells of it.
+    """
+    return list(_options(container))
+
+
+def mounts(container: Inspected) -> tuple[str, ...]:
+    """Give the paths in a container that no image of it holds: volumes, mounted directories, memory.
+
+    Args:
+        container: what the engine tells of it.
+    """
+    memory = container["HostConfig"].get("Tmpfs") or {}
+    return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(memory)))
+
+
+def differences(before: Inspected, after: Inspected) -> tuple[str, ...]:
+    """Name the settings that two containers do not share.
+
+    Args:
+        before, after: what the engine tells of them.
+    """
+    one, other = _comparable(before), _comparable(after)
+    return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
+
+
+def _options(container: Inspected) -> Iterator[str]:
+    host = container["HostConfig"]
+    for key, option in TEXTS.items():
+        if host.get(key) not in (None, "", "default"):
+            yield f"{option}={host[key]}"
+    for key, option in NUMBERS.items():
+        if host.get(key) and not (key == "ShmSize" and host.get("IpcMode", "").startswith(HOST_NAMED)):
+            yield f"{option}={host[key]}"
+    yield from (option for key, option in SWITCHES.items() if host.get(key))
+    for key, option in LISTS.items():
+        yield from (f"{option}={value}" for value in host.get(key) or ())
+    for key, option in MAPPINGS.items():
+        yield from (f"{option}={name}={value}" for name, value in (host.get(key) or {}).items())
+    yield from _shaped(host)
+    yield from _volumes(container)
+    yield from _process(container["Config"], host)
+
+
+def _shaped(host: Mapping[str, Any]) -> Iterator[str]:
+    """Visit the settings that have a form of their own."""
+    if host.get("NanoCpus"):
+        yield f"--cpus={host['NanoCpus'] / 1e9:g}"
+    if host.get("Runtime") not in (None, "", "oci"):  # podman's is chosen for the whole command
+        yield f"--runtime={host['Runtime']}"
+    restart = host.get("RestartPolicy") or {}
+    if restart.get("Name") not in (None, "", "no"):
+        most = restart.get("MaximumRetryCount")
+        yield f"--restart={restart['Name']}" + (f":{most}" if most else "")
+    for limit in host.get("Ulimits") or ():
+        yield f"--ulimit={limit['Name'].removeprefix('RLIMIT_').lower()}={limit['Soft']}:{limit['Hard']}"
+    for port, places in (host.get("PortBindings") or {}).items():
+        for place in places or ():
+            address = f"{place['HostIp']}:" if place.get("HostIp") else ""
+            yield f"--publish={address}{place.get('HostPort', '')}:{port}"
+    for device in host.get("Devices") or ():
+        rights = device.get("CgroupPermissions")
+        yield f"--device={device['PathOnHost']}:{device['PathInContainer']}" + (f":{rights}" if rights else "")
+    for path, how in (host.get("Tmpfs") or {}).items():
+        yield f"--tmpfs={path}:{how}" if how else f"--tmpfs={path}"
+
+
+def _volumes(container: Inspected) -> Iterator[str]:
+    """Visit the mounts that are not among the binds; a volume without a name is given on by the one it got."""
+    host = container["HostConfig"]
+    known = {part for bind in host.get("Binds") or () for part in bind.split(":")}
+    for mount in host.get("Mounts") or ():
+        known.add(mount["Target"])
+        fields = [f"type={mount['Type']}", f"target={mount['Target']}"]
+        fields += [f"source={mount['Source']}"] if mount.get("Source") else []
+        yield "--mount=" + _comma_separated(fields + (["readonly"] if mount.get("ReadOnly") else []))
+    for mount in container.get("Mounts") or ():
+        if mount["Type"] == "volume" and mount["Destination"] not in known:
+            yield f"--volume={mount['Name']}:{mount['Destination']}" + ("" if mount["RW"] else ":ro")
+
+
+def _process(config: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("Tty"):
+        yield "--tty"
+    if config.get("OpenStdin"):
+        yield "--interactive"
+    if config.get("StopTimeout") is not None:
+        yield f"--stop-timeout={config['StopTimeout']}"
+    if config.get("StopSignal"):
+        yield f"--stop-signal={config['StopSignal']}"
+    shared = (host.get("NetworkMode") or "").startswith(HOST_NAMED) or host.get("UTSMode") == "host"
+    if config.get("Hostname") and not shared:
+        yield f"--hostname={config['Hostname']}"
+    if config.get("Domainname"):
+        yield f"--domainname={config['Domainname']}"
+
+
+def _comma_separated(fields: list[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def _comparable(container: Inspected) -> dict[str, Any]:
+    host = {key: _plain(value) for key, value in container["HostConfig"].items() if key not in VOLATILE}
+    config = {key: _plain(container["Config"].get(key)) for key in COMPARED}
+    places = [
+        (mount["Type"], mount.get("Name") or mount.get("Source"), mount["Destination"], mount["RW"])
+        for mount in container.get("Mounts") or ()
+    ]
+    return host | config | {"Mounts": _plain(places)}
+
+
+def _plain(value: Any) -> Any:
+    """Give a value in a form in which what means the same is the same."""
+    if isinstance(value, list):
+        return sorted(map(repr, value)) or None
+    return value or None

@@ -1,0 +1,76 @@
+"""What is told of a container: its snapshots, and what a restore did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ContainerSnapshot:
+    """The files of a container at one moment, as an image.
+
+    Args:
+        id: what `restore` and `delete` take.
+        message: what its user said of it.
+        created_at: UTC.
+        kind: `manual`, or `safety` if a restore took it.
+        image: the tag of the image.
+        size: of the image with the layers that it shares, in bytes.
+        running: True if the container ran then.
+        settings: the options that a container of it is made with, if the container itself is gone.
+    """
+
+    id: str
+    message: str
+    created_at: datetime
+    kind: str
+    image: str
+    size: int
+    running: bool
+    settings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        return {
+            "id": self.id,
+            "message": self.message,
+            "created_at": self.created_at.isoformat(),
+            "kind": self.kind,
+            "image": self.image,
+            "size": self.size,
+            "running": self.running,
+        }
+
+
+@dataclass(frozen=True)
+class ContainerRestored:
+    """What a restore did to a container.
+
+    Args:
+        snapshot: the id of the snapshot that the container is of now.
+        safety: the id of the snapshot that was taken of it before; None if there was no container.
+        not_included: paths in the container that are in no image, so that they are as they were: volumes, mounts.
+        not_kept: settings that the engine did not give the new container as the old one had them.
+    """
+
+    snapshot: str
+    safety: str | None
+    not_included: tuple[str, ...]
+    not_kept: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"restored {self.snapshot}"]
+        lines += [f"{self.safety} is how it was before"] if self.safety else []
+        lines += [f"left as it is: {path} is a volume or a mount, which no image holds" for path in self.not_included]
+        return "\n".join(lines + [f"not the same as before: {name}" for name in self.not_kept])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        return {
+            "snapshot": self.snapshot,
+            "safety": self.safety,
+            "not_included": list(self.not_included),
+            "not_kept": list(self.not_kept),
+        }

@@ -1,0 +1,105 @@
+"""What is known of the files of a workspace: what the last snapshot holds, and how each file looked then."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from agentgit.workspace.trees import Entry
+
+Stamp = tuple[int, int, int, int, int]
+"""Times of modification and of change in nanoseconds, size, inode, mode: while they stay, so does the content."""
+
+WHOLE_SECOND = 1_000_000_000
+
+RECENT, RECENT_COARSE = 20_000_000, 2_000_000_000
+"""For so long a file may change without a new time, in nanoseconds; the latter where times are whole seconds."""
+
+PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
+
+
+class Seen(NamedTuple):
+    """A captured file, link or directory.
+
+    Args:
+        entry: what it is.
+        stamp: how it looked; None if it may have changed since without looking otherwise.
+    """
+
+    entry: Entry
+    stamp: Stamp | None
+
+
+class Skipped(NamedTuple):
+    """A path that no snapshot holds: why, and how it looked."""
+
+    why: str
+    stamp: Stamp
+
+
+@dataclass
+class Known:
+    """All that is known, by path.
+
+    Args:
+        key: of the snapshot that holds just this; None before the first.
+        settings: what was to be left out when this was looked up.
+        files: regular files and links.
+        folders: every directory that is not left out, the workspace itself as `b""`.
+        skipped: what is left out.
+        dirty: paths of which something else is known now than is stored.
+        generation: changes whenever something else is stored.
+    """
+
+    key: str | None = None
+    settings: str = ""
+    files: dict[bytes, Seen] = field(default_factory=dict)
+    folders: dict[bytes, Seen] = field(default_factory=dict)
+    skipped: dict[bytes, Skipped] = field(default_factory=dict)
+    dirty: set[bytes] = field(default_factory=set)
+    generation: str = ""
+
+    def copy(self) -> Known:
+        """Give one that may be changed by itself."""
+        return replace(
+            self,
+            files=dict(self.files),
+            folders=dict(self.folders),
+            skipped=dict(self.skipped),
+            dirty=set(self.dirty),
+        )
+
+    def directories(self) -> dict[bytes, Entry]:
+        """Give those directories that a snapshot must name: with nothing captured below, or with odd modes."""
+        parents = {path.rpartition(b"/")[0] for path in self.files}
+        parents |= {path.rpartition(b"/")[0] for path in self.folders}
+        return {
+            path: seen.entry
+            for path, seen in self.folders.items()
+            if path and (seen.entry.mode != PLAIN_DIRECTORY or path not in parents)
+        }
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Tell how a file looks."""
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
+    """Give the stamp if a later change is sure to show in it, else None.
+
+    Args:
+        stamp: how the file looks.
+        now: when that was, in nanoseconds; None is now.
+    """
+    newest = max(stamp[:2])
+    recent = RECENT if newest % WHOLE_SECOND else RECENT_COARSE
+    return stamp if newest < (time.time_ns() if now is None else now) - recent else None
+
+
+def mode_of(stamp: Stamp) -> int:
+    """Give what a snapshot keeps of a mode: a link has none of its own."""
+    return stat.S_IFLNK | 0o777 if stat.S_ISLNK(stamp[4]) else stamp[4]

@@ -1,0 +1,49 @@
+"""One at a time, across threads and processes; a lock goes with the process that holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentgit.errors import Unavailable
+
+PAUSE = 0.002
+"""How long to wait before looking again, in seconds."""
+
+
+@contextmanager
+def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> Iterator[None]:
+    """Keep all others out until the block ends.
+
+    Args:
+        path: of a file that stands for what is locked; it is made if it is not there, and stays.
+        patience: how long to wait for others, in seconds.
+        what: is locked, for the message.
+
+    Raises:
+        Unavailable: another one took longer than that, or the file cannot be opened.
+    """
+    end = time.monotonic() + patience
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Unavailable(f"{what} cannot be locked: {path}: {error.strerror}. Give the permission.") from error
+    try:
+        while not _taken(lock):
+            if time.monotonic() > end:
+                raise Unavailable(f"Another process uses {what}; try again later.")
+            time.sleep(PAUSE)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

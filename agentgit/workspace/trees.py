@@ -1,0 +1,134 @@
+"""What a snapshot is: paths and what stands there; and the protocol of what keeps snapshots.
+
+Paths are bytes, relative to the workspace, with `/` between their parts, as the system has them: any name can be kept.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import sha1
+from typing import NamedTuple, Protocol
+
+PLAIN_MODES = (0o644, 0o755)
+"""Permission bits that git itself can tell apart."""
+
+
+class Entry(NamedTuple):
+    """What stands at a path.
+
+    Args:
+        mode: as `os.lstat` gives it: the kind (a regular file, a symbolic link, a directory) and the permission bits.
+        oid: the hash of a file's contents or of a link's target, as `digest` gives it; empty for a directory.
+    """
+
+    mode: int
+    oid: str = ""
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return stat.S_ISLNK(self.mode)
+
+
+class Written(NamedTuple):
+    """One change on the way into a snapshot.
+
+    Args:
+        path: what changed.
+        entry: what stands there now; None if nothing does, or a directory that need not be named any more. Taking away
+            a directory leaves what is below it, which has changes of its own.
+        data: the contents of a file, or the target of a link; empty for all else.
+    """
+
+    path: bytes
+    entry: Entry | None
+    data: bytes = b""
+
+
+class Change(NamedTuple):
+    """One path at which two snapshots differ: what stands there in the first, and in the second."""
+
+    before: Entry | None
+    after: Entry | None
+
+
+class Trees(Protocol):
+    """What keeps snapshots, each under a key. It knows files, and nothing of the workspace that they came from.
+
+    A directory is an entry of its own only where its files do not say it all: if nothing below it is captured, or if
+    its permission bits are not 0755. One process at a time writes or collects; any number may read.
+    """
+
+    def write(self, key: str, base: str | None, changes: Iterable[Written]) -> None:
+        """Keep a snapshot: that of another key, with changes.
+
+        Args:
+            key: of the new one, made of `0-9a-f`; killed on the way, there is no snapshot under it, or a whole one.
+            base: the key of the one to begin with; None begins with nothing.
+            changes: what to take away first, then what to put there; each path once.
+
+        Raises:
+            NotFound: there is no snapshot `base`.
+            Unavailable: it cannot be written; the error says why.
+        """
+        ...
+
+    def tree(self, key: str) -> dict[bytes, Entry]:
+        """Give all that stands in a snapshot.
+
+        Raises:
+            NotFound: there is none under this key.
+        """
+        ...
+
+    def directories(self, key: str) -> dict[bytes, Entry]:
+        """Give the directories that a snapshot names, at little cost.
+
+        Raises:
+            NotFound: there is none under this key.
+        """
+        ...
+
+    def differences(self, before: str, after: str) -> dict[bytes, Change]:
+        """Give the paths at which two snapshots differ, at little cost if most is the same.
+
+        Raises:
+            NotFound: there is none under one of the keys.
+        """
+        ...
+
+    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, bytes]]:
+        """Read files and links of a snapshot, one after the other; each comes with its contents.
+
+        Raises:
+            Corrupt: the contents are gone or are not what was written.
+        """
+        ...
+
+    def collect(self, keep: Collection[str]) -> int:
+        """Remove all snapshots but these, and whatever a killed process left; give how many bytes that freed."""
+        ...
+
+
+def digest(data: bytes) -> str:
+    """Give the hash of contents, as git names them.
+
+    Example:
+        >>> digest(b"")
+        'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
+    """
+    return digest_of([data], len(data))
+
+
+def digest_of(parts: Iterable[bytes], size: int) -> str:
+    """Give the hash of contents that are read part by part; of so many bytes, or it is the hash of nothing else."""
+    found = sha1(b"blob %d\0" % size, usedforsecurity=False)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()

@@ -1,0 +1,174 @@
+"""What a workspace tells: snapshots, what a restore did, how two snapshots differ. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+UNDO = "undo"
+"""The kind of a snapshot that belongs to the undo stack."""
+
+
+def plain(text: str) -> str:
+    r"""Give a text that can be stored and printed: what is no Unicode in it, as in some names of files, is `\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+@dataclass(frozen=True)
+class FileCheckpoint:
+    """A snapshot of the files of a workspace.
+
+    Args:
+        id: what `restore`, `diff`, `get` and `delete` take; so is any beginning of it that no other has.
+        name: what its user called it; None if nothing. Several may have the same name.
+        message: what its user said of it.
+        timestamp: UTC.
+        files_changed: how many files differ from the snapshot before it.
+        metadata: what its user gave with it.
+        kind: `manual`, `auto` (before a tool or at a checkpoint), `safety` (before a restore) or `undo`.
+        pinned: whether it is kept however many come after it.
+    """
+
+    id: str
+    name: str | None
+    message: str
+    timestamp: datetime
+    files_changed: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "manual"
+    pinned: bool = False
+
+    @property
+    def description(self) -> str:
+        """The same as `message`."""
+        return self.message
+
+    @property
+    def time(self) -> str:
+        """When it was taken, in local time, as `2030-01-31 13:59:00`."""
+        return self.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+    def __str__(self) -> str:
+        about = " ".join(part for part in (self.name, self.message) if part)
+        return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {about}".rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        found = asdict(self)
+        return found | {"timestamp": self.timestamp.isoformat(), "metadata": dict(self.metadata)}
+
+
+@dataclass(frozen=True)
+class WorkspaceDiff:
+    """How two snapshots differ. A file with a new name is one deleted and one added.
+
+    Args:
+        from_id: of the first snapshot; None if it is that of no file at all.
+        to_id: of the second; None if it is the workspace as it is now.
+        added_files: paths, sorted.
+        modified_files: paths, sorted: contents, kind or permission bits.
+        deleted_files: paths, sorted.
+        diff_content: as a unified diff; files that are no text are only named.
+    """
+
+    from_id: str | None
+    to_id: str | None
+    added_files: tuple[str, ...] = ()
+    modified_files: tuple[str, ...] = ()
+    deleted_files: tuple[str, ...] = ()
+    diff_content: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.added_files or self.modified_files or self.deleted_files)
+
+    def __str__(self) -> str:
+        lines = [f"added:    {path}" for path in self.added_files]
+        lines += [f"modified: {path}" for path in self.modified_files]
+        lines += [f"deleted:  {path}" for path in self.deleted_files]
+        return plain("\n".join(lines)) or "no difference"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a restore would do, if nothing changed until then.
+
+    Args:
+        to_id: of the snapshot.
+        restore: paths of files that would be written.
+        delete: paths of files that would go.
+        changed: paths of files that changed since they were last saved or restored, so they are in no snapshot yet; or
+            since the snapshot that was asked about.
+    """
+
+    to_id: str
+    restore: tuple[str, ...] = ()
+    delete: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"restore: {path}" for path in self.restore] + [f"delete:  {path}" for path in self.delete]
+        return plain("\n".join(lines)) or "nothing to restore"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore did.
+
+    Args:
+        id: of the snapshot that was restored.
+        safety: of the snapshot that holds what stood there before.
+        restored: paths of files and links that were written.
+        deleted: paths of files and links that went.
+        created_directories: paths.
+        deleted_directories: paths.
+        moved_aside: what was in no snapshot and stood in the way: its path, and where it is now.
+        skipped: paths that no snapshot holds, each with the reason; they were left as they are.
+        conflicts: paths that somebody changed meanwhile, each with the reason; they were left as they are.
+    """
+
+    id: str
+    safety: str | None = None
+    restored: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    created_directories: tuple[str, ...] = ()
+    deleted_directories: tuple[str, ...] = ()
+    moved_aside: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    conflicts: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"restored: {path}" for path in self.restored]
+        lines += [f"deleted:  {path}" for path in (*self.deleted, *self.deleted_directories)]
+        lines += [f"created:  {path}" for path in self.created_directories]
+        lines += [f"moved:    {path} -> {to}" for path, to in self.moved_aside]
+        lines += [f"conflict: {path} ({why})" for path, why in self.conflicts]
+        return plain("\n".join(lines)) or "nothing to restore"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        pairs = ("moved_aside", "skipped", "conflicts")
+        return found | {name: [list(pair) for pair in getattr(self, name)] for name in pairs}
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What `gc` did: how many bytes came back, and how many snapshots are left."""
+
+    bytes: int
+    snapshots: int
+
+
+def when(nanoseconds: int) -> datetime:
+    """Give a moment, in nanoseconds since 1970, as UTC."""
+    return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)

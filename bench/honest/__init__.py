@@ -1,0 +1,1 @@
+"""What agents leave in the world: counts, not times."""

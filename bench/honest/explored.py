@@ -1,0 +1,86 @@
+"""Exploring n steps with a choices each: turns and tokens, beside running each way from its beginning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+
+import agentgit
+from agentgit.demo import ScriptedModel
+from bench.graphs import Graph
+from bench.measure import Counts
+from bench.stage import Stage
+
+TITLE = "Exploring from shared beginnings"
+
+NOTE = (
+    "Each of n steps is gone in a ways, one model call a step. From scratch each of the a^n ways is run whole, in a\n"
+    "thread of its own, with LangGraph alone. A call costs ten tokens here."
+)
+
+COST = 10
+"""Tokens of one call."""
+
+
+@dataclass
+class Spent:
+    """What was spent.
+
+    Args:
+        calls: how often the model was called.
+        tokens: what that cost.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+
+    def graph(self, checkpointer: InMemorySaver | None = None) -> Graph:
+        """Build a chat that counts what it costs."""
+
+        def rule(messages: Sequence[BaseMessage]) -> AIMessage:
+            self.calls += 1
+            self.tokens += COST
+            usage = {"input_tokens": COST - 1, "output_tokens": 1, "total_tokens": COST}
+            return AIMessage("yes", usage_metadata=usage)
+
+        model = ScriptedModel(rule=rule)
+        graph = StateGraph(MessagesState)
+        graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+        graph.add_edge(START, "model")
+        return graph.compile(checkpointer=checkpointer)
+
+
+def explored(choices: int, steps: int, folder: Path) -> Spent:
+    """Explore with agentgit."""
+    spent = Spent()
+    with agentgit.open(folder / f"explored-{choices}-{steps}.db") as repo:
+        found = repo.wrap(spent.graph(), session="s").explore([f"step {n}" for n in range(steps)], choices)
+    if len(found.leaves) != choices**steps:
+        raise AssertionError(f"{len(found.leaves)} leaves, and not {choices**steps}")
+    return spent
+
+
+def from_scratch(choices: int, steps: int) -> Spent:
+    """Run each way from its beginning, with LangGraph alone."""
+    spent = Spent()
+    graph = spent.graph(InMemorySaver())
+    for way in itertools.product(range(choices), repeat=steps):
+        for n in range(steps):
+            graph.invoke({"messages": [("user", f"step {n}")]}, {"configurable": {"thread_id": str(way)}})
+    return spent
+
+
+def measure(stage: Stage) -> Counts:
+    """Count calls and tokens of both."""
+    rows = []
+    for choices, steps in stage.scale.explored:
+        once, again = explored(choices, steps, stage.where), from_scratch(choices, steps)
+        for name, one, other in (("calls", once.calls, again.calls), ("tokens", once.tokens, again.tokens)):
+            rows.append((f"a = {choices}, n = {steps}", name, f"{one:,}", f"{other:,}", f"{other / one:.2f}x"))
+    return Counts(TITLE, NOTE, ("agentgit", "from scratch", "saved"), rows)

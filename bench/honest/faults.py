@@ -1,0 +1,221 @@
+"""Steps of several calls of which some fail: what each policy leaves in the world."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolCall
+from langchain_core.tools import BaseTool, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+import agentgit
+from agentgit import RollbackIncomplete, reversible
+from agentgit.demo import ScriptedModel
+from agentgit.tools import ToolInvocation
+from bench.graphs import Graph
+from bench.measure import Counts
+from bench.stage import Stage
+
+TITLE = "Steps whose calls fail"
+
+NOTE = (
+    "Each step makes three calls at once. Three in ten calls fail, and three in ten undo functions, half of them\n"
+    "before they acted and half of them after. A step should leave all three effects, or none."
+)
+
+WANTED = ("book", "reserve", "charge")
+
+ATTEMPTS = 60
+"""How often a policy tries a step, or a rollback, before it gives up."""
+
+
+class Broken(RuntimeError):
+    """What a call raises that fails."""
+
+
+class World:
+    """What stands, and how often calls fail.
+
+    Args:
+        rate: of the calls, from 0 to 1.
+        seed: the same one makes the same calls fail.
+    """
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self.rate, self.seed = rate, seed
+        self.orders: dict[int, tuple[str, int]] = {}
+        self._numbers = count(1)
+        self._asked: Counter[tuple[str, int]] = Counter()
+        self._lock = threading.Lock()
+
+    def do(self, name: str, step: int, act: Callable[[], Any]) -> Any:
+        """Act, unless it fails before; it may also fail after that."""
+        with self._lock:
+            self._asked[name, step] += 1
+            dice = random.Random(f"{self.seed} {name} {step} {self._asked[name, step]}").random()  # noqa: S311  # a script
+            if dice < self.rate / 2:
+                raise Broken(f"{name} of step {step} was refused")
+            result = act()
+            if dice < self.rate:
+                raise Broken(f"the answer to {name} of step {step} was lost")
+            return result
+
+    def tools(self) -> list[BaseTool]:
+        """Make the tools."""
+
+        def made(name: str) -> Callable[[int], dict[str, int]]:
+            def order(step: int) -> dict[str, int]:
+                """Order something for a step."""
+                return self.do(name, step, lambda: self._order(name, step))  # type: ignore[no-any-return]  # act gives it
+
+            return order
+
+        return [tool(name)(made(name)) for name in WANTED]
+
+    def _order(self, name: str, step: int) -> dict[str, int]:
+        number = next(self._numbers)
+        self.orders[number] = (name, step)
+        return {"order": number}
+
+    def cancel(self, args: Any, result: Any, invocation: ToolInvocation) -> None:
+        """Undo an order; one that is cancelled already stays so."""
+        name = f"cancel {invocation.tool_name}"
+        self.do(name, args["step"], lambda: self.orders.pop(result["order"], None))
+
+    def look(self, invocation: ToolInvocation) -> dict[str, int] | bool:
+        """Look whether an order is there."""
+        if invocation.result is not None:
+            return invocation.result["order"] in self.orders
+        wanted = (invocation.tool_name, invocation.args["step"])
+        found = [number for number, order in self.orders.items() if order == wanted]
+        return {"order": found[-1]} if found else False
+
+    def of(self, step: int) -> Counter[str]:
+        """Count what stands of a step."""
+        return Counter(name for name, of in self.orders.values() if of == step)
+
+
+def build(world: World, checkpointer: Any = None) -> Graph:
+    """Build the graph: a model that makes the three calls of the step that it is told, and tools that may raise."""
+
+    def rule(messages: Sequence[BaseMessage]) -> AIMessage:
+        if messages[-1].type != "human":
+            return AIMessage("Done.")
+        args = {"step": int(str(messages[-1].content))}
+        return AIMessage("", tool_calls=[ToolCall(name=name, args=args, id=None) for name in WANTED])
+
+    model = ScriptedModel(rule=rule)
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode(world.tools(), handle_tool_errors=False))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph.compile(checkpointer=checkpointer)
+
+
+def say(step: int) -> Any:
+    """Write the input of a step."""
+    return {"messages": [("user", str(step))]}
+
+
+# -- the policies; each does one step after the other
+
+
+def none(world: World, steps: int, folder: Path) -> None:
+    """Leave a step that failed as it is."""
+    graph: Graph = build(world, InMemorySaver())
+    for step in range(steps):
+        try:
+            graph.invoke(say(step), {"configurable": {"thread_id": "t"}})
+        except Broken:
+            continue
+
+
+def retry(world: World, steps: int, folder: Path) -> None:
+    """Go on with a step that failed until it succeeds, as LangGraph does it."""
+    graph, config = build(world, InMemorySaver()), {"configurable": {"thread_id": "t"}}
+    for step in range(steps):
+        given = say(step)
+        for _ in range(ATTEMPTS):
+            try:
+                graph.invoke(given, config)
+                break
+            except Broken:
+                given = None
+
+
+def blind(world: World, steps: int, folder: Path) -> None:
+    """Roll back before each new attempt, with tools that cannot look."""
+    _roll_back(world, steps, folder, looks=False)
+
+
+def looking(world: World, steps: int, folder: Path) -> None:
+    """Roll back before each new attempt, with tools that can look whether a call happened."""
+    _roll_back(world, steps, folder, looks=True)
+
+
+def _roll_back(world: World, steps: int, folder: Path, *, looks: bool) -> None:
+    undo = reversible(world.cancel, verify=world.look if looks else None)
+    graph = build(world)
+    with agentgit.open(folder / "agentgit.db") as repo:
+        agent = repo.wrap(graph, session="s", effects=dict.fromkeys(WANTED, undo))
+        for step in range(steps):
+            before = agent.checkpoint()
+            for _ in range(ATTEMPTS):
+                try:
+                    agent.invoke(say(step))
+                    break
+                except Broken:
+                    agent = _whole(repo, agent, before)
+
+
+def _whole(repo: Any, agent: Any, before: Any) -> Any:
+    """Roll back, and resume until everything is reversed."""
+    try:
+        return agent.rollback(before)
+    except RollbackIncomplete as stopped:
+        operation = stopped.operation
+    for _ in range(ATTEMPTS):
+        try:
+            report = repo.resume(operation)
+        except RollbackIncomplete:
+            continue
+        return agent.switch(report.branch)
+    raise RuntimeError(f"operation {operation} was not whole after {ATTEMPTS} times")
+
+
+POLICIES: dict[str, Callable[[World, int, Path], None]] = {
+    "none": none,
+    "naive retry": retry,
+    "agentgit, tools that cannot look": blind,
+    "agentgit, tools that can look": looking,
+}
+
+
+def judged(world: World, steps: int) -> tuple[int, int, int, int]:
+    """Count the steps that are whole, those of which nothing is left, the others, and the effects that are too many."""
+    found = [world.of(step) for step in range(steps)]
+    whole = sum(one == Counter(WANTED) for one in found)
+    nothing = sum(not one for one in found)
+    extra = sum(max(0, number - 1) for one in found for number in one.values())
+    return whole, nothing, steps - whole - nothing, extra
+
+
+def measure(stage: Stage) -> Counts:
+    """Count what each policy leaves."""
+    rows = []
+    for name, policy in POLICIES.items():
+        world, folder = World(0.3, seed=1), stage.where / f"faults-{len(rows)}"
+        folder.mkdir()
+        policy(world, stage.scale.steps, folder)
+        rows.append((f"{stage.scale.steps} steps", name, *map(str, judged(world, stage.scale.steps))))
+    return Counts(TITLE, NOTE, ("whole", "nothing left", "worse than before", "effects too many"), rows)

@@ -1,0 +1,1 @@
+"""Measurements of the files: `python -m bench --only workspace`."""

@@ -1,0 +1,69 @@
+"""A bank that can be charged only in ways that cannot be taken back, and a model that invents a reference each time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tools import BaseTool, tool
+from scripted import call, calls
+
+from agentgit.demo import ScriptedModel
+from agentgit.tools import Effect
+from agentgit.tools.effects import effect
+
+_references = itertools.count()
+
+
+def pay(to: str = "Ann", amount: int = 5, call_id: str | None = None) -> Any:
+    """Ask for a payment, with a reference that was never used before."""
+    return call("pay", call_id, to=to, amount=amount, reference=f"ref-{next(_references)}")
+
+
+def says(*replies: Any) -> ScriptedModel:
+    """Make a model that says one of these after the other, whatever the conversation: after a rollback it goes on."""
+    left = iter(replies)
+
+    def rule(messages: Sequence[BaseMessage]) -> AIMessage:
+        reply = next(left)
+        return calls(reply) if isinstance(reply, dict) else AIMessage(reply) if isinstance(reply, str) else reply
+
+    return ScriptedModel(rule=rule)
+
+
+def payments(*wanted: Any) -> AIMessage:
+    """Ask for several payments at once."""
+    return calls(*wanted)
+
+
+class Bank:
+    """What was really paid: `ledger` has (to, amount, reference) of each payment, `used` each ticket that was used."""
+
+    def __init__(self) -> None:
+        self.ledger: list[tuple[str, int, str]] = []
+        self.used: list[str] = []
+
+    def tools(self) -> list[BaseTool]:
+        """Make the tools: pay, use."""
+
+        def pay(to: str, amount: int, reference: str) -> dict[str, Any]:
+            """Pay somebody."""
+            self.ledger.append((to, amount, reference))
+            return {"receipt": len(self.ledger), "reference": reference}
+
+        def use(ticket: str) -> str:
+            """Use a ticket, which works once."""
+            self.used.append(ticket)
+            return f"used {ticket}"
+
+        return [tool(pay), tool(use)]
+
+    def effects(self, **more: Effect | str) -> dict[str, Effect | str]:
+        """Declare the tools; `more` adds or replaces."""
+        declared: dict[str, Effect | str] = {
+            "pay": effect("irreversible", identity_args=["to", "amount"]),
+            "use": effect("irreversible", once=True),
+        }
+        return declared | more

@@ -1,0 +1,117 @@
+"""What the tests of exports share: how two sessions are compared, and how a file is forged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from agentgit.exports.lines import Sealer
+from agentgit.store.journal import INVOCATION, WORLD
+from agentgit.store.sessions import BRANCH
+from agentgit.store.tables import METADATA
+
+ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
+"""What a call has otherwise where it was imported."""
+
+
+def carried(source: Any, ref: Any, target: Any, name: str | None = None, **how: Any) -> Any:
+    """Export something from one repository, and import it into another."""
+    file = BytesIO()
+    source.export(ref, file, **how)
+    return target.import_(BytesIO(file.getvalue()), session=name)
+
+
+def written(repo: Any, ref: Any, **how: Any) -> bytes:
+    """Give an export as bytes."""
+    file = BytesIO()
+    repo.export(ref, file, **how)
+    return file.getvalue()
+
+
+def call(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a call what an import makes anew."""
+    return {name: value for name, value in found.items() if name not in ITS_OWN}
+
+
+def point(checkpoint: Any) -> dict[str, Any]:
+    """Leave out of a checkpoint what an import makes anew."""
+    found = checkpoint.to_dict()
+    calls = [call(one) for one in found["tool_invocations"]]
+    metadata = {name: value for name, value in found["metadata"].items() if name != "workspace_snapshot"}
+    return {**found, "id": 0, "internal_session_id": 0, "user_id": 0, "tool_invocations": calls, "metadata": metadata}
+
+
+def path(repo: Any, session: Any, branch: str) -> list[dict[str, Any]]:
+    """Give all that the checkpoints on a branch hold, and its tool track."""
+    return [
+        *map(point, repo.checkpoints(session, branch)),
+        *(call(c.to_dict()) for c in repo.tool_track(session, branch)),
+    ]
+
+
+def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
+    """Give the world log of a session, and each call that was ever made there."""
+    session_id = repo.session(session).id
+    with repo.store.database.reading() as connection:
+        of = INVOCATION.c.external_session_id == session_id
+        names = {row.id: row.name for row in connection.execute(select(BRANCH.c.id, BRANCH.c.name))}
+        rows = connection.execute(select(INVOCATION).where(of).order_by(INVOCATION.c.id)).all()
+        known = {row.id: (names[row.internal_session_id], row.arrival) for row in rows}
+        of = WORLD.c.external_session_id == session_id
+        found = connection.execute(select(WORLD).where(of).order_by(WORLD.c.seq))
+        log = [(known[row.invocation_id], row.action) for row in found]
+    facts = [
+        (known[row.id], row.tool_name, row.status, row.effect, row.kind, row.identity, row.idempotency_key,
+         known.get(row.replay_of), row.args, row.result, row.answers)
+        for row in rows
+    ]  # fmt: skip
+    return [*facts, *log]
+
+
+def everything(repo: Any, session: Any) -> dict[str, Any]:
+    """Give all that people can see of a session."""
+    branches = repo.branches(session)
+    return {
+        "branches": [(b.name, b.is_current, b.status, b.session_state, b.conversation_history) for b in branches],
+        "paths": {b.name: path(repo, session, b.name) for b in branches},
+        "world": world(repo, session),
+        "tree": str(repo.tree(session)).partition(":")[2],
+        "operations": [(one.kind, one.status, one.request_id) for one in repo.operations(session)],
+    }
+
+
+def rows(repo: Any) -> dict[str, int]:
+    """Count the rows of each table."""
+    with repo.store.database.reading() as connection:
+        return {name: len(connection.execute(select(table)).all()) for name, table in METADATA.tables.items()}
+
+
+def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> BytesIO:
+    """Change the records of an export, and seal them again as if nothing had happened."""
+    records = [json.loads(line) for line in data.splitlines()]
+    for record in records:
+        del record["hash"]
+    change(records)
+    counts = records[-1].get("counts")
+    if isinstance(counts, dict):
+        for kind in counts:
+            counts[kind] = sum(record.get("record") == kind for record in records)
+    sealer = Sealer()
+    return BytesIO(b"".join(sealer.line(record) for record in records))
+
+
+def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Give the records of one kind."""
+    return [record for record in records if record.get("record") == kind]
+
+
+def file_of(folder: Path, data: bytes) -> Path:
+    """Write a file."""
+    place = folder / "session.jsonl"
+    place.write_bytes(data)
+    return place

@@ -1,0 +1,77 @@
+"""A directory, the tools that work in it, and a model that does what the user's message says; for tests with files."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tools import BaseTool, tool
+from scripted import Graph, World, call, calls, tool_node_graph
+
+from agentgit.demo import ScriptedModel
+
+
+class Desk:
+    """A directory with tools: `write_file`, `delete_file`, `shell`, and `add`, which changes a world of lists.
+
+    Args:
+        root: the directory; it is made if it is not there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.world = World()
+        root.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What is in the directory: each file with its text."""
+        return {
+            path.relative_to(self.root).as_posix(): path.read_text("utf-8")
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file()
+        }
+
+    def graph(self) -> Graph:
+        """Build a graph that does orders like `write a.txt hello; delete b.txt; shell mkdir c; add chair`."""
+        return tool_node_graph(ScriptedModel(rule=_obey), self.tools())
+
+    def tools(self) -> list[BaseTool]:
+        def write_file(path: str, text: str) -> str:
+            """Write a file."""
+            target = self.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, "utf-8")
+            return f"wrote {path}"
+
+        def delete_file(path: str) -> str:
+            """Delete a file."""
+            (self.root / path).unlink()
+            return f"deleted {path}"
+
+        def shell(command: str) -> str:
+            """Run a command in the directory."""
+            done = subprocess.run(command, shell=True, cwd=self.root, capture_output=True, text=True, check=True)  # noqa: S602  # the test's own
+            return done.stdout
+
+        return [tool(write_file), tool(delete_file), tool(shell), self.world.tool("add")]
+
+
+def _obey(messages: Sequence[BaseMessage]) -> AIMessage:
+    last = messages[-1]
+    if last.type != "human":
+        return AIMessage("done")
+    wanted = [_wanted(*order.split(maxsplit=2)) for order in str(last.content).split(";")]
+    return calls(*(one for one in wanted if one is not None), text="hm")
+
+
+def _wanted(name: str = "", first: str = "", rest: str = ""):
+    if name == "write":
+        return call("write_file", path=first, text=rest)
+    if name == "delete":
+        return call("delete_file", path=first)
+    if name == "shell":
+        return call("shell", command=f"{first} {rest}")
+    return call("add", item=first) if name == "add" else None

@@ -1,0 +1,260 @@
+"""`repo.fsck`: every kind of damage that a hand or a disk can do is found, at its level, and named (W13)."""
+
+import os
+import threading
+
+import pytest
+from scripted import GRAPHS, World, obedient, tool_node_graph
+from sqlalchemy import text
+
+import agentgit
+from agentgit.agents.saver import SQLModelSaver
+from agentgit.sessions.upkeep import Finding
+from agentgit.store import fsck
+
+JUNK = bytes(range(32))
+MESSAGE = "type = 'message' AND size > 100"
+
+
+@pytest.fixture
+def lived(repo):
+    """A session with two branches, calls, a rollback, a name, values of every kind."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(4):
+        agent.run(f"add i{n}")
+    agent.checkpoint("named", data={"a": 1})
+    agent.tag("named", "v1")
+    agent.rollback("main#3").run("add x")
+    saver = SQLModelSaver(repo.store.database)
+    graph = GRAPHS["functional"](obedient(), world.tools(), checkpointer=saver)
+    graph.invoke({"messages": [("user", "hm")], "n": os.urandom(600_000).hex()}, {"configurable": {"thread_id": "t"}})
+    assert repo.fsck(level=3).findings == ()
+    return repo
+
+
+def damage(repo, *statements):
+    """Do what no program of ours does: without any check of the database, as a disk or a hand would."""
+
+    def work(connection):
+        if not repo.store.database.is_sqlite:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for statement in statements:
+            statement = statement.replace("{message}", MESSAGE)
+            done = connection.execute(text(statement), {"junk": JUNK} if ":junk" in statement else {})
+            assert done.rowcount != 0, f"nothing was damaged by {statement}"
+
+    if not repo.store.database.is_sqlite:
+        repo.store.database.write(work)
+        return
+    with repo.store.database.engine.connect() as connection:
+        connection.connection.dbapi_connection.execute("PRAGMA foreign_keys=OFF")
+        work(connection)
+        connection.connection.dbapi_connection.commit()
+        connection.connection.dbapi_connection.execute("PRAGMA foreign_keys=ON")
+
+
+def of(repo, level):
+    """What is found up to a level."""
+    return repo.fsck(level=level).findings
+
+
+S, B, C, P = "external_session", "internal_session", "tool_invocation", "checkpoint"
+G, W, L, DOING, V = "graph_checkpoint", "graph_write", "world_log", "operation", "blob"
+DAMAGES = {
+    "a value is gone": (1, "DELETE FROM blob WHERE {message}", V, "its item"),
+    "a list is gone": (1, "DELETE FROM blob WHERE type = 'list' AND size = 8", G, "its value"),
+    "a record is gone": (1, "DELETE FROM blob WHERE type = 'record'", "graph_", "its value"),
+    "a chunk is gone": (1, "DELETE FROM blob WHERE type = 'chunk'", V, "its chunk"),
+    "a value has other bytes": (2, "UPDATE blob SET data = :junk WHERE {message}", V, ""),
+    "a chunk has other bytes": (2, "UPDATE blob SET data = :junk WHERE type = 'chunk'", V, ""),
+    "a value has another type": (2, "UPDATE blob SET type = 'json' WHERE {message}", V, "match"),
+    "a value has another size": (2, "UPDATE blob SET size = 7777 WHERE {message}", V, "7777 bytes"),
+    "a value is packed nobody knows how": (1, "UPDATE blob SET codec = 77 WHERE {message}", V, "(77)"),
+    "a value wants a dictionary": (1, "UPDATE blob SET codec = 3 WHERE {message}", V, ""),
+    "a list has other bytes": (1, "UPDATE blob SET data = :junk WHERE type = 'list'", V, "no list of hashes"),
+    "a list is cut": (1, "UPDATE blob SET data = substr(data, 1, 40) WHERE type = 'list' AND size = 8", V, ""),
+    "a list has other items": (
+        2,
+        "UPDATE blob SET data = (SELECT data FROM blob b WHERE b.type = 'list' AND b.size = 2 LIMIT 1) "
+        "WHERE type = 'list' AND size = 8",
+        V,
+        "does not match its items",
+    ),
+    "a record has other bytes": (1, "UPDATE blob SET data = :junk WHERE type = 'record'", V, ""),
+    "a graph checkpoint is gone": (
+        1, "DELETE FROM graph_checkpoint WHERE checkpoint_id IN (SELECT graph_checkpoint_id FROM checkpoint "
+        "WHERE name = 'named')", P, "its graph checkpoint",
+    ),
+    "channels cannot be read": (1, "UPDATE graph_checkpoint SET channels = :junk", G, "channels"),
+    "a header cannot be read": (2, "UPDATE graph_checkpoint SET header = :junk", G, "header"),
+    "metadata cannot be read": (2, "UPDATE graph_checkpoint SET meta = :junk", G, "metadata"),
+    "a state hash is another": (2, "UPDATE graph_checkpoint SET state_hash = :junk", G, "state_hash"),
+    "a count is another": (2, "UPDATE graph_checkpoint SET message_count = 99", G, "99 messages"),
+    "a write's value is gone": (1, "UPDATE graph_write SET value = :junk", W, "its value"),
+    "a session has no owner": (1, "UPDATE external_session SET user_id = 5", S, "its user 5"),
+    "a session continues nowhere": (1, "UPDATE external_session SET current_branch_id = 5", S, "branch 5"),
+    "a session's metadata is torn": (2, "UPDATE external_session SET meta = :junk", S, "meta"),
+    "a branch has no session": (1, "UPDATE internal_session SET external_session_id = 5", B, "session 5"),
+    "a branch has no head": (1, "UPDATE internal_session SET head_id = 5", B, "head 5"),
+    "a branch has another's head": (
+        1, "UPDATE internal_session SET head_id = (SELECT min(id) FROM checkpoint) WHERE name = 'main-2'",
+        B, "of another branch",
+    ),
+    "a branch has no parent": (1, "UPDATE internal_session SET parent_id = 5 WHERE name = 'main-2'", B, "parent 5"),
+    "a branch has no branch point": (
+        1, "UPDATE internal_session SET branch_point_id = 5 WHERE name = 'main-2'", B, "branch point 5",
+    ),
+    "a branch is its own ancestor": (
+        1, "UPDATE internal_session SET parent_id = id", B, "its own ancestor",
+    ),
+    "a branch has an odd status": (1, "UPDATE internal_session SET status = 'odd'", B, "'odd'"),
+    "a branch's thread is gone": (
+        1, "DELETE FROM graph_checkpoint WHERE thread_id LIKE 'agentgit-%'", P, "its graph checkpoint",
+    ),
+    "a checkpoint has no branch": (
+        1, "UPDATE checkpoint SET internal_session_id = 5 WHERE kind = 'named'", P, "branch 5",
+    ),
+    "a checkpoint has an odd kind": (1, "UPDATE checkpoint SET kind = 'odd'", P, "'odd'"),
+    "a checkpoint has no files": (1, "UPDATE checkpoint SET workspace_snapshot_id = 5", P, "files 5"),
+    "a checkpoint's hash is another": (
+        2, "UPDATE checkpoint SET state_hash = :junk WHERE graph_checkpoint_id IS NOT NULL", P, "state_hash",
+    ),
+    "a checkpoint's data is torn": (2, "UPDATE checkpoint SET data = :junk WHERE name = 'named'", P, "data"),
+    "a tag has no checkpoint": (1, "UPDATE tag SET checkpoint_id = 5", "tag 'v1'", "checkpoint 5"),
+    "a tag has no session": (1, "UPDATE tag SET external_session_id = 5", "tag 'v1'", "session 5"),
+    "a text has no branch": (1, "UPDATE search_text SET internal_session_id = 5", "search_text", "branch 5"),
+    "a call has no branch": (
+        1, "UPDATE tool_invocation SET internal_session_id = 5, arrival = id % 1000000", C, "branch 5",
+    ),
+    "a call is of another session": (1, "UPDATE tool_invocation SET external_session_id = 5", C, "session 5"),
+    "a call replays nothing": (1, "UPDATE tool_invocation SET replay_of = 5", C, "earlier call 5"),
+    "a call has an odd status": (1, "UPDATE tool_invocation SET status = 'odd'", C, "'odd'"),
+    "a call has an odd effect": (1, "UPDATE tool_invocation SET effect = 'odd'", C, "'odd'"),
+    "a call has an odd kind": (1, "UPDATE tool_invocation SET kind = 'odd'", C, "'odd'"),
+    "a call's arguments are torn": (2, "UPDATE tool_invocation SET args = :junk", C, "args"),
+    "a call's result is torn": (2, "UPDATE tool_invocation SET result = :junk", C, "result"),
+    "an operation has no session": (1, "UPDATE operation SET external_session_id = 5", DOING, "session 5"),
+    "an operation has no branch": (1, "UPDATE operation SET internal_session_id = 5", DOING, "branch 5"),
+    "an operation came from nowhere": (1, "UPDATE operation SET source_id = 5", DOING, "source 5"),
+    "an operation leads nowhere": (1, "UPDATE operation SET target_id = 5", DOING, "checkpoint 5"),
+    "an operation has an odd status": (1, "UPDATE operation SET status = 'odd'", DOING, "'odd'"),
+    "an operation's request is torn": (2, "UPDATE operation SET request = :junk", DOING, "request"),
+    "the world tells of no call": (1, "UPDATE world_log SET invocation_id = 5", L, "call 5"),
+    "the world tells of no operation": (1, "UPDATE world_log SET operation_id = 5", L, "operation 5"),
+    "the world tells an odd thing": (1, "UPDATE world_log SET action = 'odd'", L, "'odd'"),
+    "the world is of no session": (1, "UPDATE world_log SET external_session_id = 5", L, "session 5"),
+    "the head's thread was emptied": (
+        3,
+        "DELETE FROM graph_checkpoint WHERE thread_id = (SELECT thread_id FROM internal_session WHERE name = 'main-2')",
+        B, "is empty",
+    ),
+}  # fmt: skip
+"""What is done, with the level that finds it, the table that is named, and what is said."""
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_w13_every_damage_is_found_and_named(lived, name):
+    """W13: damage is found at its level and at those above, the row is named, and it is said what to do."""
+    level, statement, table, said = DAMAGES[name]
+    damage(lived, statement)
+    for deep in range(level, 4):
+        found = [one for one in of(lived, deep) if one.row.startswith(table) and said in one.what]
+        assert found, (deep, of(lived, deep))
+        assert all(one.todo.endswith(".") and len(one.todo) > 10 for one in found)
+    if level > 1:
+        assert not [one for one in of(lived, level - 1) if one.row.startswith(table) and said in one.what]
+
+
+def test_w13_lists_that_lead_in_a_circle_are_found(lived):
+    """W13: lists that continue each other and never end are found, and the check ends."""
+    rows = lived._read(
+        lambda c: (
+            c.execute(text("SELECT hash FROM blob WHERE type = 'list' AND size > 2 ORDER BY size")).scalars().all()
+        )
+    )
+    one, other = rows[-1], rows[-2]
+    change = text("UPDATE blob SET data = :data WHERE hash = :key")
+    for key, base in ((one, other), (other, one)):
+        made = {"data": b"\1" + base + (1).to_bytes(4, "big") * 2 + base, "key": key}
+        lived.store.database.write(lambda c, made=made: c.execute(change, made))
+    assert any("never end" in found.what for found in of(lived, 2))
+
+
+def test_w13_a_dictionary_that_is_damaged_or_gone_is_found(repo):
+    """W13: a dictionary is checked, and the values that are packed with it are named when it is gone."""
+    saver = SQLModelSaver(repo.store.database)
+    graph = tool_node_graph(obedient(), [], checkpointer=saver)
+    say = "a chair, a table, two lamps and a sofa were ordered by somebody who lives in house number {}"
+    for thread in ("t", "u"):
+        messages = [("user", say.format(n) + thread) for n in range(150)]
+        graph.invoke({"messages": messages}, {"configurable": {"thread_id": thread}})
+        if thread == "t":
+            saver.train_dictionary()
+    assert of(repo, 3) == ()
+    damage(repo, "UPDATE dictionary SET hash = :junk")
+    assert of(repo, 1)[0].row.startswith("dictionary")
+    damage(repo, "DELETE FROM dictionary")
+    assert any("is packed with dictionary" in one.what for one in of(repo, 1))
+
+
+def test_w13_a_torn_file_is_a_finding(tmp_path):
+    """W13: where SQLite itself cannot read its file, the check says so instead of failing with a driver's error."""
+    path = tmp_path / "torn.db"
+    world = World()
+    with agentgit.open(path) as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        for n in range(20):
+            agent.run(f"add {os.urandom(500).hex()}{n}")
+        repo.gc()
+        torn = repo._read(lambda c: c.execute(text("SELECT rootpage FROM sqlite_master WHERE name = 'blob'")).scalar())
+    data = bytearray(path.read_bytes())
+    data[(torn - 1) * 4096 : (torn - 1) * 4096 + 64] = os.urandom(64)
+    path.write_bytes(bytes(data))
+    with agentgit.open(path) as repo:
+        found = repo.fsck(level=2)
+    assert not found.is_sound
+
+
+def test_w13_thousands_of_findings_are_counted(lived, monkeypatch):
+    """W13: a database where everything is damaged is told of in bounded space."""
+    monkeypatch.setattr(fsck, "MOST", 20)
+    damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
+           "UPDATE graph_write SET value = :junk")  # fmt: skip
+    found = lived.fsck(level=2)
+    assert len(found.findings) == 20
+    assert found.more > 0
+    assert found.to_dict()["is_sound"] is False
+
+
+def test_w13_a_check_beside_running_turns_finds_nothing(repo):
+    """W13: a check sees one moment, so what turns write meanwhile is no finding; it says how far it is."""
+    world, over, seen = World(), threading.Event(), []
+
+    def live():
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        for n in range(8):
+            agent.run(f"add i{n}")
+        agent.rollback("HEAD~2").run("hm")
+        over.set()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    while not over.is_set() and thread.is_alive():
+        found = repo.fsck(level=3, progress=lambda done, total: seen.append((done, total)))
+        assert found.findings == ()
+    thread.join()
+    assert all(done <= total for done, total in seen)
+    done = repo.fsck(level=3, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (done.objects, done.objects)
+
+
+def test_w13_a_check_changes_nothing_and_reads_from_no_cache(lived):
+    """W13: what this process has read before is read again, and a damage that came since is found."""
+    lived.branch("s").conversation_history  # noqa: B018  # it is read
+    damage(lived, "UPDATE blob SET data = :junk WHERE {message}")
+    first = of(lived, 2)
+    assert first
+    assert of(lived, 2) == first
+    assert isinstance(first[0], Finding)
+    assert first[0].row in str(first[0])

@@ -1,0 +1,80 @@
+"""Each call has a stable idempotency key that its tool can ask for (DESIGN 4.5)."""
+
+import asyncio
+
+import pytest
+from langchain_core.tools import tool
+from scripted import agent_graph, call, calls, scripted, tool_node_graph
+
+from agentgit import NotFound, reversible
+from agentgit.tools import idempotency_key
+
+
+@pytest.mark.parametrize("kind", [tool_node_graph, agent_graph], ids=["tool_node", "create_agent"])
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_tool_can_ask_for_its_key(repo, kind, way):
+    """Parallel calls of one message have keys of their own, and each is the one in the record."""
+    asked = {}
+
+    def pay(to: str) -> str:
+        """Pay."""
+        asked[to] = idempotency_key()
+        return "paid"
+
+    async def apay(to: str) -> str:
+        """Pay."""
+        await asyncio.sleep(0)
+        return pay(to)
+
+    made = tool("pay")(pay if way == "sync" else apay)
+    agent = repo.wrap(kind(scripted(calls(call("pay", to="Ann"), call("pay", to="Bob")), "ok"), [made]), "s")
+    agent.run("go") if way == "sync" else asyncio.run(agent.arun("go"))
+    assert asked == {c.args["to"]: c.idempotency_key for c in agent.tool_track()}
+    assert len(set(asked.values())) == 2
+
+
+def test_an_attempt_after_a_failure_has_the_same_key(repo):
+    """A call that failed and is made again by the next turn has the key it had."""
+    asked = []
+
+    @tool
+    def pay(to: str) -> str:
+        """Pay."""
+        asked.append(idempotency_key())
+        if len(asked) == 1:
+            raise ConnectionError("no answer")
+        return "paid"
+
+    agent = repo.wrap(tool_node_graph(scripted(call("pay", to="Ann"), "ok"), [pay]), "s")
+    with pytest.raises(ConnectionError):
+        agent.run("go")
+    agent.invoke(None)
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_what_runs_again_has_another_key(repo, way):
+    """A redo is another call to the service than the one that was reversed."""
+    asked = []
+
+    def put(item: str) -> str:
+        """Put."""
+        asked.append(idempotency_key())
+        return "there"
+
+    async def aput(item: str) -> str:
+        """Put."""
+        return put(item)
+
+    made = tool("put")(put if way == "sync" else aput)
+    graph = tool_node_graph(scripted(call("put", item="a"), "ok"), [made])
+    agent = repo.wrap(graph, "s", effects={"put": reversible(lambda args, result: None)})
+    asyncio.run(agent.arun("go"))
+    agent.rollback("main#1").redo()
+    assert len(asked) == len(set(asked)) == 2
+
+
+def test_outside_of_a_call_there_is_no_key():
+    """Bad input: whoever asks elsewhere is told where to ask."""
+    with pytest.raises(NotFound, match="inside of a tool"):
+        idempotency_key()

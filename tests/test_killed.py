@@ -1,0 +1,205 @@
+"""kill -9 at every named point: after reopening, each effect has one true status, and what was begun can be finished.
+
+Real processes are killed, and the world is a shop that outlives them. Without `verify` a person looks and tells with
+`repo.resolve`; with it nobody has to.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from contextlib import suppress
+from multiprocessing import forkserver
+
+import dying
+import pytest
+from dying import POINTS, wrapped
+from shop import Shop, wish
+from sqlalchemy import select
+
+import agentgit
+from agentgit import RollbackIncomplete
+from agentgit.store.journal import INVOCATION, WITH_BRANCH
+from agentgit.store.sessions import BRANCH
+
+HAPPENED, NOT = "happened", "did_not_happen"
+
+UNCLEAR = {"unknown", "reverse_unknown"}
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """The shop, which every process finds by its path."""
+    monkeypatch.setenv("SHOP", str(tmp_path / "shop.db"))
+    return Shop(tmp_path / "shop.db")
+
+
+@pytest.fixture(params=[False, True], ids=["told", "verified"])
+def verify(request):
+    """Whether the tools can look what became of a call."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """What makes processes that have everything imported, and nothing of this one open."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["dying"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Python before 3.11.9 forgets it
+        forkserver.ensure_running()
+    return made
+
+
+@pytest.fixture
+def kill(repo, verify, processes):
+    """Lets another process do something and be killed on the way."""
+    url = repo.store.database.url.render_as_string(hide_password=False)
+
+    def kill(shop, verb, point):
+        process = processes.Process(target=dying.main, args=(url, shop.path, verb, point, verify))
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL, f"it was not killed {point}"
+
+    return kill
+
+
+def journal(repo):
+    """Every call that was ever recorded."""
+    with repo.store.database.reading() as connection:
+        query = select(INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(INVOCATION.c.id)
+        return repo.store.journal.own_values(connection, connection.execute(query).all())
+
+
+def told(repo, shop):
+    """Look and tell, as a person does; give how many calls that was needed for."""
+    unclear = [call for call in journal(repo) if call.status in UNCLEAR]
+    for call in unclear:
+        there = bool(shop.look_for(call))
+        repo.resolve(call, HAPPENED if there == (call.status == "unknown") else NOT)
+    return len(unclear)
+
+
+def is_true(repo, shop):
+    """Hold the journal beside the shop: nothing is missing, and what is claimed is so."""
+    calls = journal(repo)
+    for call in calls:
+        if call.status in ("done", "reverse_failed"):
+            assert shop.look_for(call), f"{call} is said to be {call.status}"
+        elif call.status == "reversed":
+            assert call.result is None or not shop.look_for(call), f"{call} is said to be reversed"
+    may_stand = {call.args["item"] for call in calls if call.status not in ("reversed", "failed")}
+    assert set(shop.standing) <= may_stand
+    assert max(shop.standing.values(), default=0) <= 1
+    assert max(shop.asked("cancelled").values(), default=0) <= 1
+
+
+def finished(repo, shop, operation, verify):
+    """Go on with an operation, telling what is true where it asks for that; give its report."""
+    with suppress(RollbackIncomplete):
+        repo.resume(operation)
+    if operation.id in {one.id for one in repo.operations("s") if one.status != "done"}:
+        assert not verify, "verify could have told"
+        assert told(repo, shop), "it stopped, and asked for nothing that could be told"
+    report = repo.resume(operation)
+    cancelled, standing = shop.asked("cancel"), shop.standing
+    assert repo.resume(operation).to_dict() == report.to_dict(), "resuming again does nothing"
+    assert (shop.asked("cancel"), shop.standing) == (cancelled, standing)
+    return report
+
+
+@pytest.fixture
+def agent(repo, shop, verify):
+    """A branch with an order before the checkpoint `start`, and two after it, the last at `end`."""
+    agent = wrapped(repo, verify=verify)
+    agent.invoke(wish([("order", "a")]))
+    agent.checkpoint("start")
+    agent.invoke(wish([("order", "b")], [("pay", "c")]))
+    agent.checkpoint("end")
+    return agent
+
+
+def reopened(repo, verify):
+    """Open the database anew, as after a restart."""
+    again = agentgit.open(repo.store.database.url)
+    return again, wrapped(again, verify=verify)
+
+
+@pytest.mark.parametrize("point", POINTS["run"])
+def test_w1_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
+    """W1: what the turn did is told or verified, and a rollback leaves exactly what was there before the turn."""
+    kill(shop, "run", point)
+    repo, agent = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        plan = agent.plan_rollback("end")
+        assert set(shop.standing) - {"a", "b", "c"} <= {s.invocation.args["item"] for s in plan.steps}
+        if not plan.is_admissible:
+            assert not verify
+            assert told(repo, shop)
+        is_true(repo, shop)
+        agent.rollback("end")
+        assert shop.standing == dict.fromkeys("abc", 1)
+        is_true(repo, shop)
+
+
+@pytest.mark.parametrize("point", POINTS["rollback"])
+def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """W1: the branch that was left is as before, each undo takes effect once, and resume finishes."""
+    history = agent.history()
+    kill(shop, "rollback", point)
+    repo, agent = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        if point == "before the operation":
+            assert not repo.operations("s")
+            agent.rollback("start", request_id="r")
+        operation = repo.operations("s")[0]
+        report = finished(repo, shop, operation, verify)
+        assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
+        assert shop.standing == {"a": 1}
+        assert shop.asked("cancelled") == {"b": 1, "c": 1}
+        assert [item.invocation.args["item"] for item in report.reversed] == ["c", "b"]
+        assert repo.branch("s").name == report.branch == "main-2"
+        is_true(repo, shop)
+
+
+@pytest.mark.parametrize("point", POINTS["switch"])
+def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
+    """W5: what was reversed runs again once, what the other branch did is reversed once, and the branch goes on."""
+    other = agent.rollback("start")
+    other.invoke(wish([("order", "f")]))
+    kill(shop, "switch", point)
+    repo, _ = reopened(repo, verify)
+    with repo:
+        is_true(repo, shop)
+        operation = repo.operations("s")[0]
+        if operation.kind != "switch":
+            assert point == "before the operation"
+            wrapped(repo, verify=verify).switch("main", "world")
+            operation = repo.operations("s")[0]
+        finished(repo, shop, operation, verify)
+        assert shop.standing == dict.fromkeys("abc", 1)
+        assert shop.asked("cancelled") == {"b": 1, "c": 1, "f": 1}
+        assert repo.branch("s").name == "main"
+        is_true(repo, shop)
+        wrapped(repo, verify=verify).invoke(wish([("order", "g")]))
+        assert shop.standing == dict.fromkeys("abcg", 1)
+
+
+@pytest.mark.parametrize("point", POINTS["execute"])
+def test_w1_a_track_that_runs_again_is_finished_once(point, repo, agent, verify, kill, tmp_path, monkeypatch):
+    """W1: killed while the calls of the past run again in a fresh world, each of them is there once in the end."""
+    monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
+    fresh = Shop(tmp_path / "fresh.db")
+    kill(fresh, "execute", point)
+    repo, agent = reopened(repo, verify)
+    with repo:
+        finished(repo, fresh, repo.operations("s")[0], verify)
+        assert fresh.standing == dict.fromkeys("abc", 1)
+        back = repo.wrap(agent.graph, "s", effects=dying.shop.imported(verify=verify)).rollback("start")
+        assert fresh.standing == {"a": 1}
+        assert len(back.tool_track()) == 1

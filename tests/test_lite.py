@@ -1,0 +1,72 @@
+"""SQLite's connections: kept between transactions, one for each that runs, and clean whatever happened before."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from sqlalchemy import text
+
+from agentgit.store.database import Database
+from agentgit.store.lite import KEPT
+
+
+@pytest.fixture(params=["file", ":memory:"])
+def database(request, tmp_path):
+    """A database with one table."""
+    with closing(Database(tmp_path / "x.db" if request.param == "file" else ":memory:")) as database:
+        database.write(lambda connection: connection.execute(text("CREATE TABLE t (n INTEGER)")))
+        yield database
+
+
+def count(database) -> int:
+    """Count the rows of the table."""
+    with database.reading() as connection:
+        return connection.execute(text("SELECT count(*) FROM t")).scalar_one()
+
+
+@pytest.mark.parametrize("way", ["SQLAlchemy", "driver"])
+def test_a_transaction_that_raises_leaves_nothing(database, way):
+    """D1: what a failed transaction did is taken back, and the next one on the same connection begins clean."""
+
+    def add(connection, fails):
+        if way == "SQLAlchemy":
+            connection.execute(text("INSERT INTO t VALUES (1)"))
+        else:
+            connection.connection.dbapi_connection.execute("INSERT INTO t VALUES (1)")
+        if fails:
+            raise LookupError
+
+    for fails in (True, False, True):
+        try:
+            database.write(lambda connection: add(connection, fails))  # noqa: B023  # it runs at once
+        except LookupError:
+            assert fails
+    assert count(database) == 1
+
+
+def test_only_what_must_survive_a_loss_of_power_waits_for_the_disk(database):
+    """W1: `synchronous` is FULL in a durable transaction and NORMAL in the next one on the same connection."""
+
+    def asked(connection):
+        return connection.execute(text("PRAGMA synchronous")).scalar_one()
+
+    assert [database.write(asked, durable=durable) for durable in (False, True, True, False)] == [1, 2, 2, 1]
+
+
+def test_many_readers_at_once_do_not_wait_for_each_other(tmp_path):
+    """W14: more threads than connections are kept each have one of their own; afterwards the rest are closed."""
+    readers = 3 * KEPT
+    together = threading.Barrier(readers, timeout=30)
+
+    def read(_):
+        with database.reading() as connection:
+            together.wait()
+            return connection, connection.execute(text("SELECT 1")).scalar_one()
+
+    with closing(Database(tmp_path / "x.db")) as database:
+        with ThreadPoolExecutor(readers) as threads:
+            read_by = list(threads.map(read, range(readers)))
+        assert len({id(connection) for connection, _ in read_by}) == readers
+        assert sum(not connection.closed for connection, _ in read_by) == KEPT
+    assert all(connection.closed for connection, _ in read_by)

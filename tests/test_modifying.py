@@ -1,0 +1,135 @@
+"""Which tool calls modify files, and which files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from langchain_core.tools import tool
+
+from agentgit import effect
+from agentgit.errors import InvalidInput
+from agentgit.workspace.modifying import EVERYTHING, Modifies, modifies_files, paths_of
+
+PATCH = """*** Begin Patch
+*** Add File: new.txt
++hello
+*** Update File: src/old.py
+*** Move to: src/moved.py
+@@
+-x
+*** Delete File: gone.txt
+*** End Patch"""
+
+UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n@@ -1 +1 @@\n-x\n+y\n--- /dev/null\n+++ b/three.txt\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "paths"),
+    [
+        ("write_file", {"file_path": "a", "text": "x"}, ["a"]),
+        ("write_file", {"path": "a", "content": "path"}, ["a"]),
+        ("Write", {"file_path": "/w/a", "content": "x"}, ["/w/a"]),
+        ("edit_file", {"target_file": "a", "code_edit": "x"}, ["a"]),
+        ("MultiEdit", {"file_path": "a", "edits": [{"old_string": "x", "new_string": "y"}]}, ["a"]),
+        ("NotebookEdit", {"notebook_path": "n.ipynb", "new_source": "x"}, ["n.ipynb"]),
+        ("create_file", {"filename": Path("a")}, ["a"]),
+        ("delete_file", {"file_path": "a"}, ["a"]),
+        ("move_file", {"source_path": "a", "destination_path": "b"}, ["a", "b"]),
+        ("copy_file", {"source": "a", "destination": "b"}, ["a", "b"]),
+        ("rename_file", {"old_path": "a", "new_path": "b"}, ["a", "b"]),
+        ("replace_in_file", {"path": "a", "diff": "@@"}, ["a"]),
+        ("str_replace_based_edit_tool", {"command": "str_replace", "path": "a"}, ["a"]),
+        ("mcp__filesystem__write_file", {"path": "a"}, ["a"]),
+        ("filesystem_write_file", {"path": "a"}, ["a"]),
+        ("filesystem.edit_file", {"path": "a"}, ["a"]),
+        ("write_files", {"paths": ["a", "b"]}, ["a", "b"]),
+        ("add_file", {"files": [{"path": "a", "content": "x"}, {"path": "b"}, {"path": "a"}]}, ["a", "b"]),
+        ("apply_patch", {"input": PATCH}, ["new.txt", "src/old.py", "src/moved.py", "gone.txt"]),
+        ("apply_patch", {"patch": UNIFIED}, ["one.txt", "two.txt", "three.txt"]),
+        ("str_replace_editor", {"command": "view", "path": "a"}, None),
+        ("read_file", {"path": "a"}, None),
+        ("search", {"query": "write_file"}, None),
+        ("find_and_replace_order", {"order": "a"}, None),
+    ],
+)
+def test_a_call_names_the_files_that_it_modifies(name, args, paths):
+    """C8: file tools are known by name, and their arguments say which files; reading tools modify none."""
+    assert paths_of(name, None, args) == (Modifies(tuple(paths)) if paths is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("bash", {"command": "rm -r x"}),
+        ("Bash", {"command": "ls"}),
+        ("terminal", {"commands": ["ls"]}),
+        ("Python_REPL", {"query": "1"}),
+        ("python_repl_ast", {"query": "1"}),
+        ("execute", {"command": "ls"}),
+        ("run_shell_command", {"command": "ls"}),
+        ("mcp__shell__run_command", {"command": "ls"}),
+        ("create_directory", {"path": "d"}),
+        ("write_file", {"__arg1": "a.txt, text"}),
+        ("write_file", {"path": ""}),
+        ("apply_patch", {"patch": "no patch"}),
+    ],
+)
+def test_what_cannot_be_told_counts_as_everything(name, args):
+    """C8: shell tools, and file tools that name no file, may modify the whole workspace."""
+    assert paths_of(name, None, args) == EVERYTHING
+
+
+def test_a_tool_says_itself_which_arguments_hold_paths():
+    """C8: a decorator names the arguments, on a function, on a tool, or on a tool that is out of sight later."""
+
+    @tool
+    @modifies_files("report", "assets")
+    def publish(report: str, assets: list[str], path: str) -> str:
+        """Publish."""
+        return ""
+
+    @modifies_files("report")
+    @tool
+    def publish_again(report: str) -> str:
+        """Publish."""
+        return ""
+
+    assert paths_of("publish", publish, {"report": "a", "assets": ["b", "c"], "path": "x"}) == Modifies(("a", "b", "c"))
+    assert paths_of("publish_again", publish_again, {"report": "a"}) == Modifies(("a",))
+    assert paths_of("publish_again", None, {"report": "a"}) == Modifies(("a",))
+    assert paths_of("publish", publish, {"path": "x"}) == EVERYTHING
+
+
+def test_a_tool_may_modify_anything():
+    """C8: a decorator without names declares that any file may be modified."""
+
+    @modifies_files()
+    def build() -> str: ...
+
+    assert paths_of("build", build, {}) == EVERYTHING
+
+
+def test_a_tool_declared_read_only_modifies_nothing():
+    """C8: what a tool declares of its effect counts more than its name."""
+
+    @effect("read_only")
+    def execute(query: str) -> str: ...
+
+    assert paths_of("execute", execute, {"query": "select 1"}) is None
+
+
+def test_a_wrong_declaration_is_refused():
+    """C8: an argument that the tool does not have is a typed error at once, and so is a thing that is no tool."""
+    with pytest.raises(InvalidInput, match="publish has no argument pth"):
+
+        @modifies_files("pth")
+        def publish(path: str) -> str: ...
+
+    with pytest.raises(InvalidInput, match="cannot be declared"):
+        modifies_files()(3)
+
+    @modifies_files("anything")
+    def flexible(**arguments: str) -> str: ...
+
+    assert paths_of("flexible", flexible, {"anything": "a"}) == Modifies(("a",))

@@ -1,0 +1,72 @@
+"""Snapshots of files, their differences, plans and restores as text (P3, S6)."""
+
+from datetime import UTC, datetime
+
+from agentgit.render import files
+from agentgit.render.lines import plain
+from agentgit.workspace.undo import Undone
+from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+
+WILD = "\x1b[31mred\n\u202e.txt"
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def styles(lines):
+    """Give the style of the first span of each line."""
+    return [line[0].style for line in lines]
+
+
+def test_snapshots_are_one_line_each():
+    """P1: a list shows the id, the time, why it was taken, how many files changed, its name and message."""
+    named = FileCheckpoint("a" * 32, "before", "all is well", NOON, 3)
+    safety = FileCheckpoint("b" * 32, None, "before a restore", NOON, kind="safety")
+    assert plain(files.snapshot_lines([named, safety])).splitlines() == [
+        "aaaaaaaaaa  2026-01-02 12:00  manual  3 changed  before - all is well",
+        "bbbbbbbbbb  2026-01-02 12:00  safety  0 changed  before a restore",
+    ]
+
+
+def test_a_diff_has_a_style_for_each_sign():
+    """P3: added, changed and removed lines are told apart, and headings from lines that begin alike."""
+    text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n"
+    diff = WorkspaceDiff("a", None, added_files=("n",), modified_files=("x",), deleted_files=("o",), diff_content=text)
+    lines = files.diff_lines(diff)
+    assert plain(lines).startswith("added  n\nmodified  x\ndeleted  o\n--- a/x\n+++ b/x\n")
+    assert styles(lines)[3:] == ["heading", "heading", "changed", "removed", "added", ""]
+    assert plain(files.diff_lines(WorkspaceDiff("a", "b"))) == "no difference"
+
+
+def test_a_restore_tells_everything_that_it_did_not_do():
+    """P4: what was moved aside, skipped or in conflict is told with its reason, and where the state before is."""
+    done = Restored(
+        "a", "b" * 32, restored=("x",), deleted=("y",), created_directories=("d",), deleted_directories=("e",),
+        moved_aside=(("z", "/aside/z"),), skipped=(("big", "too big"),), conflicts=(("c", "changed meanwhile"),),
+    )  # fmt: skip
+    assert plain(files.restored_lines(done)).splitlines() == [
+        "restored  x", "deleted  y", "deleted  e", "created  d", "moved aside  z -> /aside/z", "skipped  big: too big",
+        "conflict  c: changed meanwhile", "What stood there before is snapshot bbbbbbbbbb.",
+    ]  # fmt: skip
+    assert plain(files.restored_lines(Restored("a"))) == "There was nothing to restore."
+    plan = RestorePlan("a", restore=("x",), delete=("y",), changed=("x",))
+    assert plain(files.plan_lines(plan)).splitlines() == [
+        "restore  x", "delete  y", "changed since the last snapshot  x", "1 file to restore, 1 to delete",
+    ]  # fmt: skip
+    assert plain(files.plan_lines(RestorePlan("a"))) == "There is nothing to restore."
+    undone = Undone(labels=("edit x",), restored=("x",), deleted=("y",), left=(("z", "changed since"),))
+    assert plain(files.undone_lines(undone)).splitlines() == [
+        "undone  edit x", "  restored  x", "  deleted  y", "  left  z: changed since",
+    ]  # fmt: skip
+    assert plain(files.undone_lines(Undone())) == "There is nothing to undo."
+
+
+def test_wild_names_of_files_write_no_escapes():
+    """P3, C7: names, messages and contents of files cannot obey, reorder or overwrite anything in a terminal."""
+    drawn = [
+        files.snapshot_lines([FileCheckpoint(WILD, WILD, WILD, NOON, kind=WILD)]),
+        files.diff_lines(WorkspaceDiff("a", "b", (WILD,), (WILD,), (WILD,), f"+\x1b[31mred\r\n+{WILD}\n")),
+        files.plan_lines(RestorePlan("a", (WILD,), (WILD,), (WILD,))),
+        files.restored_lines(Restored("a", WILD, (WILD,), (WILD,), (WILD,), (WILD,), *[((WILD, WILD),)] * 3)),
+        files.undone_lines(Undone((WILD,), (WILD,), (WILD,), ((WILD, WILD),))),
+    ]
+    for lines in drawn:
+        assert all(span.text.isprintable() for line in lines for span in line)

@@ -1,0 +1,287 @@
+"""`repo.stats`: figures of sessions, branches and users, and what models have used, without a manual call (B6, W12)."""
+
+import operator
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.func import entrypoint
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from puts import on, put
+from scripted import GRAPHS, World, obedient, tool_node_graph
+
+import agentgit
+from agentgit.agents.saver import SQLModelSaver
+from agentgit.demo import ScriptedModel
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.sessions.stats import Tokens, added, beyond, cost_of
+from agentgit.store import usage
+
+
+def said(text="ok", into=10, out=5, model="m", **more):
+    """An answer that says what it used."""
+    used = {"input_tokens": into, "output_tokens": out, "total_tokens": into + out}
+    return AIMessage(text, usage_metadata=used, response_metadata={"model_name": model}, **more)
+
+
+def talking(**how):
+    """A model whose answers say what they used: ten tokens in for each message, five out."""
+    return ScriptedModel(rule=lambda messages: said(into=10 * len(messages), **how))
+
+
+def wrap(repo, session="s", model=None, kind="tool_node", **how):
+    """An agent whose model says what it used."""
+    world = World()
+    return repo.wrap(GRAPHS[kind](model or talking(), world.tools()), session, effects=world.effects(), **how)
+
+
+# -- figures
+
+
+def test_b6_the_figures_of_a_session(repo):
+    """B6: total, unique names, count per name, first, last, duration; branches, rollbacks, reversals, calls."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(3):
+        agent.run(f"add i{n}")
+        agent.checkpoint("cart")
+    agent.checkpoint("paid")
+    retry = agent.rollback("main#3")
+    retry.run("add x")
+    agent.fork("main#2")
+    found = repo.stats("s")
+    total, points = found.total, [p for b in repo.branches("s") for p in _own(repo, b)]
+    assert (total.checkpoints, total.automatic, total.named) == (14, 10, 4)
+    assert (found.names, found.unique_names) == ({"cart": 3, "paid": 1}, 2)
+    assert total.first == min(p.created_at for p in points)
+    assert total.last == max(p.created_at for p in points)
+    assert total.duration_seconds == (total.last - total.first).total_seconds()
+    assert total.calls == {"done": 2, "reversed": 2}
+    assert (total.rollbacks, total.operations) == (1, {"fork": 1, "rollback": 1})
+    assert (total.reversals, total.reversal_success) == (2, 1.0)
+    assert [(one.name, one.figures.checkpoints, one.figures.rollbacks) for one in found.branches] == [
+        ("main", 10, 1), ("main-2", 3, 0), ("main-3", 1, 0),
+    ]  # fmt: skip
+    assert repo.stats("s", branch="main-2").total.calls == {"done": 1}
+    assert repo.stats("s", branch="main-2").subject == "branch main-2 of session s"
+
+
+def _own(repo, branch):
+    return [p for p in repo.checkpoints("s", branch.name) if p.internal_session_id == branch.id]
+
+
+def test_b6_a_reversal_that_failed_counts(repo):
+    """B6: the success of reversals is the share of the effects to reverse that were reversed."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for item in ("a", "b", "c"):
+        agent.run(f"add {item}")
+    world.broken.add("a")
+    with pytest.raises(agentgit.RollbackIncomplete):
+        agent.rollback("main#1")
+    assert repo.stats("s").total.reversal_success == pytest.approx(2 / 3)
+
+
+def test_b6_the_figures_of_a_user_and_of_nobody(repo):
+    """B6: a user's figures are those of all his sessions and of no other user's; an empty session has zeros."""
+    wrap(repo, "a").run("hi")
+    wrap(repo, "b").run("hi")
+    with agentgit.open(repo.store.database.url, user="other") as other:
+        wrap(other, "c").run("hi")
+        assert other.stats(other.user).sessions == 1
+        with pytest.raises(NotFound):
+            other.stats(repo.user)
+        with pytest.raises(NotFound):
+            other.stats("a")
+    found = repo.stats(repo.user)
+    assert (found.sessions, found.total.checkpoints, found.total.tokens["m"].messages) == (2, 4, 2)
+    repo.ensure_session("empty")
+    empty = repo.stats("empty")
+    assert empty.total.to_dict()["checkpoints"] == 0
+    assert (empty.total.duration_seconds, empty.total.reversal_success, empty.total.tokens) == (0.0, None, {})
+    assert empty.to_dict()["branch_count"] == 1
+
+
+def test_b6_counting_reads_no_state(repo, monkeypatch):
+    """B6: figures come from columns; no value is read."""
+    wrap(repo).run("hi")
+
+    def never(*_):
+        raise AssertionError("a value was read")
+
+    monkeypatch.setattr(type(repo.store.graphs.content.blobs), "get_many", never)
+    assert repo.stats("s", prices={"m": (1, 1)}).total.tokens
+
+
+# -- tokens
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_w12_tokens_are_counted_by_themselves_on_every_kind_of_graph(repo, kind):
+    """W12: what each answer says is counted once on its branch, and costs what the prices say."""
+    agent = wrap(repo, kind=kind)
+    for _ in range(3):
+        agent.run("hi")
+    expected = Tokens(3, 10 + 30 + 50, 15)
+    assert repo.stats("s").total.tokens == {"m": expected}
+    retry = agent.rollback("main#3")
+    assert repo.stats("s", branch="main-2").total.tokens == {}
+    retry.run("again")
+    assert repo.stats("s", branch="main-2").total.tokens == {"m": Tokens(1, 30, 5)}
+    found = repo.stats("s", prices={"m": (1, 10)})
+    assert found.total.tokens == {"m": Tokens(4, 120, 20)}
+    assert found.cost == pytest.approx((120 + 200) / 1e6)
+    assert found.to_dict()["branches"][0]["cost"] == pytest.approx((90 + 150) / 1e6)
+    assert repo.stats("s", prices={"other": (1, 1)}).cost is None
+    assert repo.stats("s", prices={"*": (0, 0)}).cost == 0
+    assert repo.stats("s").cost is None
+
+
+def test_w12_a_fork_of_a_fork_counts_only_its_own(repo):
+    """W12: each branch has what was used on it, however deep it lies; together they are all that was used."""
+    agent = wrap(repo)
+    agent.run("one")
+    for depth in range(4):
+        agent = agent.fork(name=f"f{depth}")
+        agent.run("more")
+    own = [one.figures.tokens["m"].input for one in repo.stats("s").branches]
+    assert own == [10, 30, 50, 70, 90]
+
+
+def test_w12_what_was_summed_up_or_changed_is_not_counted_twice(repo):
+    """W12: messages that are deleted stay counted, and one that is changed under its id is counted once."""
+    agent = wrap(repo)
+    agent.run("one")
+    agent.run("two")
+    known = repo.stats("s").total.tokens
+    messages = agent.messages()
+    last = messages[-1]
+    changed = AIMessage("edited", id=last.id, usage_metadata=last.usage_metadata, response_metadata={"model_name": "m"})
+    agent.update_state(None, {"messages": [changed]})
+    assert repo.stats("s").total.tokens == known
+    agent.update_state(None, {"messages": [RemoveMessage(id=m.id) for m in messages[:2]]})
+    assert repo.stats("s").total.tokens == known
+    agent.update_state(None, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), HumanMessage("summary")]})
+    assert repo.stats("s").total.tokens == known
+    agent.run("three")
+    assert repo.stats("s").total.tokens["m"] == Tokens(3, known["m"].input + 20, 15)
+
+
+def test_w12_several_models_have_each_their_own_tokens(repo):
+    """W12: tokens are counted by model; one that does not name itself is unknown."""
+    names = iter(["a", "b", None, "a"])
+
+    def rule(_):
+        name = next(names)
+        return said(model=name) if name else AIMessage("x", usage_metadata=said().usage_metadata)
+
+    agent = wrap(repo, model=ScriptedModel(rule=rule))
+    for _ in range(4):
+        agent.run("hi")
+    assert {model: tokens.messages for model, tokens in repo.stats("s").total.tokens.items()} == {
+        "a": 2, "b": 1, "unknown": 1,
+    }  # fmt: skip
+
+
+def test_w12_answers_that_no_model_callback_saw_are_counted(repo):
+    """W12: a node that calls a provider itself and returns its answer is counted too."""
+    graph = StateGraph(MessagesState)
+    graph.add_node("own", lambda state: {"messages": [said(into=7)]})
+    graph.add_edge(START, "own")
+    repo.wrap(graph.compile(), "s").run("hi")
+    assert repo.stats("s").total.tokens == {"m": Tokens(1, 7, 5)}
+
+
+def test_w12_a_state_without_a_conversation_counts_nothing(repo):
+    """W12: graphs whose state is a number have no tokens, and are counted all the same."""
+
+    class Numbers(MessagesState):
+        n: Annotated[int, operator.add]
+
+    graph = StateGraph(Numbers)
+    graph.add_node("one", lambda state: {"n": 1})
+    graph.add_edge(START, "one")
+    repo.wrap(graph.compile(), "s").invoke({"n": 1})
+
+    @entrypoint()
+    def double(n: int) -> int:
+        return 2 * n
+
+    repo.wrap(double, "t").invoke(3)
+    assert repo.stats("s").total.tokens == repo.stats("t").total.tokens == {}
+
+
+HOSTILE = [
+    {"input_tokens": -5, "output_tokens": 5},
+    {"input_tokens": 2**70, "output_tokens": 5},
+    {"input_tokens": "9", "output_tokens": 5},
+    {"input_tokens": True, "output_tokens": 5},
+    {"input_tokens": None, "output_tokens": 5},
+    {"output_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("used", HOSTILE, ids=str)
+def test_bad_input_what_a_provider_says_is_no_number(repo, used):
+    """Bad input: a number of tokens that cannot be one counts as zero, and the turn is saved as it is."""
+    message = said(model="\0\ud800" * 300)
+    object.__setattr__(message, "usage_metadata", used)
+    saver = SQLModelSaver(repo.store.database)
+    put(saver, "t", {"messages": [message]})
+    with repo.store.database.reading() as connection:
+        at = saver.store.newest(connection, "t")
+    ((model, tokens),) = usage.read(at.header).items()
+    assert tokens == Tokens(1, 0, 5)
+    assert len(model) <= usage.LONGEST
+    assert saver.get_tuple(on("t")) is not None
+
+
+@pytest.mark.parametrize(
+    "prices", [{"m": 5}, {"m": (1,)}, {"m": (1, -1)}, {"m": (1, float("nan"))}, {"m": ("1", "2")}], ids=str
+)
+def test_bad_input_a_price_that_is_none(repo, prices):
+    """Bad input: what is no price is refused, with an example of one."""
+    repo.ensure_session("s")
+    with pytest.raises(InvalidInput, match=r"1\.25"):
+        repo.stats("s", prices=prices)
+
+
+def test_bad_input_a_branch_of_a_user(repo):
+    """Bad input: a branch belongs to a session, not to a user."""
+    with pytest.raises(InvalidInput, match="one session"):
+        repo.stats(repo.user, branch="main")
+
+
+COUNTS = st.dictionaries(st.text(max_size=3), st.builds(Tokens, *[st.integers(0, 10**9)] * 3), max_size=4)
+
+
+@given(COUNTS, COUNTS)
+def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
+    """W12: usage adds up, and taking the earlier part away leaves the later one."""
+    together = added([before, after])
+    assert beyond(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
+    assert cost_of(together, {"*": (2, 3)}) == pytest.approx(
+        cost_of(before, {"*": (2, 3)}) + cost_of(after, {"*": (2, 3)})
+    )
+
+
+# -- storage
+
+
+def test_w13_storage_of_its_own_and_shared(repo):
+    """W13: a fork shares what it left from and owns what came since; a session shares nothing with a stranger."""
+    agent = wrap(repo)
+    for n in range(10):
+        agent.run(f"{n} " * 300)
+    alone = repo.stats("s", storage=True).storage
+    assert alone.shared == 0
+    assert alone.own > 0
+    agent.fork(name="fork").run("and more " * 200)
+    branch = repo.stats("s", branch="fork", storage=True).storage
+    assert branch.shared > branch.own / 4
+    assert repo.stats("s", branch="main", storage=True).storage.shared == branch.shared
+    assert repo.stats("s").storage is None
+    assert repo.stats("s", storage=True).to_dict()["storage"]["own"] > alone.own

@@ -1,0 +1,147 @@
+"""Trajectories (W15), and the commands that carry sessions (B8)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import BytesIO
+
+import pytest
+from scripted import World, agent_graph, obedient, tool_node_graph
+
+import agentgit
+from agentgit import NotFound, cli
+
+
+@pytest.fixture
+def agent(repo):
+    """An agent with a turn that was good, and one that was taken back."""
+    shop = World()
+    agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+    agent.run("add chair; charge 5")
+    agent.checkpoint("good", data={"reward": 1.0})
+    agent.run("note it")
+    agent.checkpoint(data={"reward": -1, "label": "bad"})
+    retry = agent.rollback("good")
+    retry.run("look")
+    return retry
+
+
+def test_w15_a_step_has_what_was_seen_done_and_got(agent, repo):
+    """W15: one step for each AI message, with the messages since the last one, the calls, and their results."""
+    first, second, *_ = repo.trajectories("s", "main")
+    assert (first["session"], first["branch"], first["step"]) == ("s", "main", 0)
+    assert [m["content"] for m in first["observation"]] == ["add chair; charge 5"]
+    assert [c["name"] for c in first["action"]["tool_calls"]] == ["add", "charge"]
+    assert [(r["tool"], r["status"], r["effect"]) for r in first["results"]] == [
+        ("add", "done", "reversible"),
+        ("charge", "done", "compensable"),
+    ]
+    assert first["results"][1]["result"] == {"charged": 5}
+    assert [m["role"] for m in second["observation"]] == ["tool", "tool"]
+    assert (second["action"]["content"], second["results"]) == ("done", [])
+
+
+def test_w15_states_are_named_by_the_checkpoint_before_them(agent, repo):
+    """W15: the hash is that of the newest checkpoint until then; how much was said is the place in the conversation."""
+    for step in repo.trajectories("s", "main"):
+        place = repo.checkpoint(step["state"]["checkpoint"], "s")
+        assert step["state"]["state_hash"] == (place.metadata["state_hash"] or None)
+        assert place.metadata["message_count"] <= step["state"]["messages"]
+
+
+def test_w15_rewards_and_labels_are_those_of_checkpoints(agent, repo):
+    """W15: from the data that a person kept with a checkpoint, and its name; what nobody judged has none."""
+    judged = [(step["reward"], step["label"], step["done"]) for step in repo.trajectories("s", "main")]
+    assert judged == [(None, None, False), (1.0, "good", False), (None, None, False), (-1, "bad", True)]
+
+
+def test_w15_each_branch_is_a_trajectory_from_the_root(agent, repo):
+    """W15: branches share their beginning; together the steps of each are what its conversation says."""
+    steps = list(repo.trajectories("s"))
+    assert [step["branch"] for step in steps] == ["main"] * 4 + ["main-2"] * 4
+    for name in ("main", "main-2"):
+        own = [step for step in steps if step["branch"] == name]
+        said = [m for step in own for m in (*step["observation"], step["action"])]
+        history = repo.branch("s", name).conversation_history
+        assert [m["content"] for m in said] == [m["content"] for m in history]
+    with pytest.raises(NotFound):
+        list(repo.trajectories("s", "nobody"))
+
+
+def test_w15_an_exploration_gives_its_score_as_reward(repo):
+    """W15: to the last step of each branch that was scored."""
+    agent = repo.wrap(agent_graph(obedient(), World().tools()), "s", effects={"look": "read_only"})
+    agent.explore(["hi"], choices=2, score=lambda leaf: 0.25)
+    last = [step["reward"] for step in repo.trajectories("s") if step["done"]]
+    assert last == [0.25, 0.25]
+
+
+def test_w15_a_trajectory_is_the_same_after_an_import(agent, repo):
+    """W15: nothing of it is lost on the way to another database."""
+    file = BytesIO()
+    repo.export("s", file)
+    with agentgit.open(":memory:") as other:
+        other.import_(BytesIO(file.getvalue()))
+        assert list(other.trajectories("s")) == list(repo.trajectories("s"))
+
+
+def run(monkeypatch, *words):
+    """Run the command line."""
+    monkeypatch.setattr(sys, "argv", ["agentgit", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code or 0
+
+
+def test_w15_the_command_line_writes_json_lines(tmp_path, monkeypatch, capsys):
+    """W15: a line for each step, or one list; text that UTF-8 refuses is written out."""
+    place = tmp_path / "a.db"
+    with agentgit.open(place) as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
+        agent.run(f"add {chr(0xD800)}")
+        steps = json.loads(json.dumps(list(repo.trajectories("s"))))
+    assert run(monkeypatch, "trajectory", "s@main", "--db", place) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == steps
+    assert run(monkeypatch, "trajectory", "--json", "--db", place) == 0
+    assert json.loads(capsys.readouterr().out) == steps
+
+
+def test_b8_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
+    """B8: a session, a branch and a place; counts for people and for programs; failures by their exit codes."""
+    monkeypatch.chdir(tmp_path)
+    with agentgit.open("a.db") as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
+        agent.run("add chair")
+        agent.fork()
+    assert run(monkeypatch, "export", "s", "s.jsonl", "--db", "a.db") == 0
+    assert capsys.readouterr().out.startswith("exported  s  2 branches, 3 checkpoints, ")
+    assert run(monkeypatch, "export", "s@main", "HEAD~1", "point.jsonl", "--db", "a.db", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["of"], told["place"], told["checkpoints"]) == ("checkpoint", "main#1", 2)
+    assert run(monkeypatch, "import", "s.jsonl", "--session", "copy", "--db", "b.db") == 0
+    assert capsys.readouterr().out.startswith("imported  copy  2 branches, 3 checkpoints, ")
+    assert run(monkeypatch, "import", "s.jsonl", "--session", "copy", "--db", "b.db") == 6
+    (tmp_path / "cut.jsonl").write_bytes((tmp_path / "s.jsonl").read_bytes()[:-10])
+    assert run(monkeypatch, "import", "cut.jsonl", "--db", "b.db") == 12
+    assert run(monkeypatch, "import", "a.db", "--db", "b.db") == 2
+    assert run(monkeypatch, "export", "s", "--db", "a.db") == 2
+    assert run(monkeypatch, "export", "s", "main#1", "more", "x", "--db", "a.db") == 2
+    assert run(monkeypatch, "export", "nobody", "x", "--db", "a.db") == 3
+
+
+def test_b8_an_export_goes_through_a_pipe(tmp_path, monkeypatch, capsysbinary):
+    """B8: standard output has the export alone, and standard input is read like a file."""
+    with agentgit.open(tmp_path / "a.db") as repo:
+        repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
+    assert run(monkeypatch, "export", "s", "-", "--db", tmp_path / "a.db") == 0
+    written = capsysbinary.readouterr()
+    assert written.err.startswith(b"exported  s  ")
+
+    class Pipe:
+        buffer = BytesIO(written.out)
+
+    monkeypatch.setattr(sys, "stdin", Pipe())
+    assert run(monkeypatch, "import", "-", "--db", tmp_path / "b.db") == 0
+    with agentgit.open(tmp_path / "b.db") as other:
+        assert len(other.tool_track("s")) == 1

@@ -1,0 +1,332 @@
+"""What keeps snapshots, by git and by copies: whole, apart from each other, and sharing what did not change."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgit.errors import Corrupt, NotFound, Unavailable
+from agentgit.workspace import copies
+from agentgit.workspace.copies import Copies
+from agentgit.workspace.git_trees import GitTrees
+from agentgit.workspace.trees import Change, Entry, Trees, Written, digest
+
+
+def file(path, data, mode=0o644):
+    """A file on its way into a snapshot."""
+    return Written(path, Entry(stat.S_IFREG | mode, digest(data)), data)
+
+
+def link(path, target):
+    return Written(path, Entry(stat.S_IFLNK | 0o777, digest(target)), target)
+
+
+def folder(path, mode=0o755):
+    return Written(path, Entry(stat.S_IFDIR | mode))
+
+
+def gone(path):
+    return Written(path, None)
+
+
+KINDS = {"git": GitTrees, "copies": Copies}
+
+
+@pytest.fixture(params=KINDS)
+def trees(request, tmp_path) -> Trees:
+    """A place for snapshots of each kind."""
+    return KINDS[request.param](str(tmp_path / "store"))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A place for snapshots as directories."""
+    return Copies(tmp_path / "store")
+
+
+def whole(trees, key):
+    """Everything in a snapshot, with contents."""
+    tree = trees.tree(key)
+    read = [(path, entry) for path, entry in tree.items() if not entry.is_directory]
+    return {path: (entry, None) for path, entry in tree.items() if entry.is_directory} | {
+        path: (entry, data) for path, entry, data in trees.contents(key, read)
+    }
+
+
+def expected(*written):
+    return {one.path: (one.entry, None if one.entry.is_directory else one.data) for one in written}
+
+
+AWKWARD = (
+    file(b"crlf", b"one\r\ntwo"),
+    file(b"binary", bytes(range(256))),
+    file(b"empty", b""),
+    file(b"secret", b"s", 0o600),
+    file(b"run", b"#!/bin/sh", 0o4755),
+    file(b"unreadable", b"u", 0),
+    file(b"a/b/c/deep", b"d"),
+    file(b"caf\xe9", b"latin-1 name"),
+    file(b"new\nline", b"n"),
+    file(b" ", b"blank"),
+    file(b"tree.json", b"not ours"),
+    file(b"files/files", b"not ours either"),
+    link(b"dangling", b"no\xffwhere"),
+    link(b"out", b"/etc"),
+    folder(b"nothing in here"),
+    folder(b"a/b/closed", 0o500),
+)
+
+
+def test_awkward_things_come_back(trees):
+    """C5: contents, modes, links, empty directories and any names are in a snapshot as they were written."""
+    trees.write("a1", None, AWKWARD)
+    assert whole(trees, "a1") == expected(*AWKWARD)
+    assert trees.directories("a1") == {one.path: one.entry for one in AWKWARD if one.entry.is_directory}
+
+
+def test_a_directory_that_is_not_named_any_more_keeps_its_files(trees):
+    """C5: a directory is named while it is empty; when a file comes into it, only the file is."""
+    trees.write("a1", None, [folder(b"d"), folder(b"e", 0o700), file(b"e/x", b"x")])
+    trees.write("b2", "a1", [gone(b"d"), gone(b"e"), file(b"d/y", b"y")])
+    assert whole(trees, "b2") == expected(file(b"e/x", b"x"), file(b"d/y", b"y"))
+    assert trees.directories("b2") == {}
+
+
+def test_a_snapshot_is_another_one_with_changes(trees):
+    """C5: edits, deletions and changes of kind go into the new snapshot, and none into the old one."""
+    trees.write("a1", None, AWKWARD)
+    changes = (
+        *(gone(b"binary"), gone(b"a/b/c/deep"), gone(b"nothing in here"), gone(b"files/files"), gone(b"dangling")),
+        *(file(b"crlf", b"changed"), file(b"secret", b"s", 0o644), file(b"a/b/c", b"a file now"), file(b"files", b"f")),
+        *(link(b"empty", b"crlf"), file(b"nothing in here/x", b"x"), folder(b"dangling"), link(b"out", b"crlf")),
+    )
+    trees.write("b2", "a1", changes)
+    assert whole(trees, "a1") == expected(*AWKWARD)
+    now = {one.path: one for one in AWKWARD} | {one.path: one for one in changes}
+    assert whole(trees, "b2") == expected(*(one for one in now.values() if one.entry is not None))
+
+
+def test_only_what_changed_takes_space(copied, tmp_path):
+    """C5: a file that did not change, or only its mode or name, is a hard link to the copy of the snapshot before."""
+    copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
+    (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
+    copied.write("b2", "a1", [file(b"changed", b"c"), Written(b"moved", entry, data)])
+    store = tmp_path / "store"
+    assert (store / "a1/files/same").samefile(store / "b2/files/same")
+    assert (store / "a1/files/same").samefile(store / "b2/files/moved")
+    assert not (store / "a1/files/changed").samefile(store / "b2/files/changed")
+    assert stat.S_IMODE((store / "b2/files/same").stat().st_mode) & 0o222 == 0
+
+
+def test_a_copy_is_not_the_workspace_s_own_file(copied, tmp_path):
+    """C5: writing to the file that was kept changes no snapshot."""
+    (tmp_path / "own").write_bytes(b"before")
+    copied.write("a1", None, [file(b"own", (tmp_path / "own").read_bytes())])
+    (tmp_path / "own").write_bytes(b"after!")
+    assert whole(copied, "a1")[b"own"][1] == b"before"
+    assert (tmp_path / "store/a1/files/own").stat().st_nlink == 1
+
+
+def test_differences_are_paths(trees):
+    """C5: two snapshots differ in what was added, changed, given another mode or taken away."""
+    before = (file(b"same", b"s"), file(b"changed", b"1"), file(b"mode", b"m"), file(b"gone", b"g"))
+    trees.write("a1", None, before)
+    after = (gone(b"gone"), file(b"changed", b"2"), file(b"mode", b"m", 0o600), file(b"new", b"n"))
+    trees.write("b2", "a1", after)
+    one, other = ({written.path: written.entry for written in side} for side in (before, after))
+    assert trees.differences("a1", "b2") == {path: Change(one.get(path), other[path]) for path in other}
+    assert trees.differences("b2", "b2") == {}
+
+
+def test_deleted_snapshots_are_gone(trees):
+    """C5: what is not kept is gone and its space is free; what others share with it stays."""
+    trees.write("a1", None, [file(b"shared", b"x"), file(b"own", os.urandom(100_000))])
+    trees.write("b2", "a1", [gone(b"own"), file(b"new", b"n")])
+    assert trees.collect({"b2"}) >= 100_000
+    assert whole(trees, "b2") == expected(file(b"shared", b"x"), file(b"new", b"n"))
+    with pytest.raises(NotFound, match="no snapshot a1"):
+        trees.tree("a1")
+    trees.write("c3", "b2", [gone(b"new")])
+    assert trees.tree("c3").keys() == {b"shared"}
+
+
+def test_collecting_takes_half_made_copies(copied, tmp_path):
+    """C5: what a killed process left goes with what is not kept, and the freed bytes are counted."""
+    copied.write("a1", None, [file(b"shared", b"x" * 1000), file(b"own", b"y" * 3000)])
+    copied.write("b2", "a1", [gone(b"own")])
+    (tmp_path / "store/.new-c3/files").mkdir(parents=True)
+    freed = copied.collect({"b2"})
+    assert 3000 <= freed < 3500
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["b2"]
+    assert whole(copied, "b2")[b"shared"][1] == b"x" * 1000
+    with pytest.raises(NotFound, match="no snapshot a1"):
+        copied.tree("a1")
+
+
+def test_an_unknown_base_is_a_typed_error(trees):
+    """C5: a snapshot that is not there can be neither read nor built on, and nothing is there after the attempt."""
+    with pytest.raises(NotFound, match="no snapshot a1"):
+        trees.write("b2", "a1", [])
+    with pytest.raises(NotFound):
+        trees.differences("a1", "b2")
+    with pytest.raises(NotFound, match="no snapshot b2"):
+        trees.tree("b2")
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "index"])
+def test_damage_is_found(copied, tmp_path, damage):
+    """C5: a copy that somebody changed or removed is never given out as what was written."""
+    copied.write("a1", None, [file(b"file", b"data")])
+    copy, entry = tmp_path / "store/a1/files/file", copied.tree("a1")[b"file"]
+    copy.chmod(0o644)
+    match damage:
+        case "changed":
+            copy.write_bytes(b"DATA")
+        case "removed":
+            copy.unlink()
+        case _:
+            (tmp_path / "store/a1/tree.json").write_bytes(b"[[")
+    with pytest.raises(Corrupt):
+        list(copied.contents("a1", [(b"file", entry)])) if damage != "index" else copied.tree("a1")
+
+
+def test_no_space_leaves_nothing_behind(copied, tmp_path, monkeypatch):
+    """C5: a snapshot that finds no space is a typed error that names the file, and nothing of it stays."""
+    copied.write("a1", None, [file(b"file", b"data")])
+
+    def full(at, data):
+        raise OSError(errno.ENOSPC, "No space left on device", at)
+
+    monkeypatch.setattr(copies, "_write", full)
+    with pytest.raises(Unavailable, match="files/other: No space left on device"):
+        copied.write("b2", "a1", [file(b"other", b"more")])
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["a1"]
+
+
+@pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV])
+def test_a_file_system_without_hard_links_will_do(copied, tmp_path, monkeypatch, code):
+    """C5: where a copy cannot be linked, or not once more, it is copied."""
+    copied.write("a1", None, AWKWARD)
+
+    def refuse(*_, **__):
+        raise OSError(code, "no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    copied.write("b2", "a1", [file(b"crlf", b"changed")])
+    assert whole(copied, "b2")[b"binary"][1] == bytes(range(256))
+    assert (tmp_path / "store/a1/files/binary").stat().st_nlink == 1
+
+
+def die_in(place, verb):
+    """Run in another process: be killed half way."""
+    trees, seen = Copies(place), []
+
+    def die(*args):
+        seen.append(args)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if verb == "write":
+        copies._write = die
+        trees.write("b2", "a1", [file(b"one", b"1"), file(b"two", b"2"), file(b"three", b"3")])
+    plain = os.unlink
+    os.unlink = lambda *args, **how: (die(), plain(*args, **how))
+    trees.collect(set())
+
+
+@pytest.mark.parametrize("verb", ["write", "collect"])
+def test_kill_9_leaves_whole_snapshots(copied, tmp_path, verb):
+    """C5: killed while it writes or removes, a snapshot is whole or not there; the next collection takes the rest."""
+    copied.write("a1", None, AWKWARD)
+    process = multiprocessing.get_context("spawn").Process(target=die_in, args=(tmp_path / "store", verb))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    if verb == "write":
+        assert whole(copied, "a1") == expected(*AWKWARD)
+        with pytest.raises(NotFound):
+            copied.tree("b2")
+    copied.collect({"a1"})
+    left = [path.name for path in (tmp_path / "store").iterdir()]
+    assert left == (["a1"] if verb == "write" else [])
+
+
+NAMES = st.sampled_from([b"a", b"b", b"d/e", b"d/f/g", b"h"])
+TREES = st.dictionaries(NAMES, st.tuples(st.binary(max_size=5), st.sampled_from([0o644, 0o600])), max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("kind", KINDS)
+@given(row=st.lists(TREES, min_size=1, max_size=5))
+def test_any_row_of_trees_is_kept(kind, row):
+    """C5: whatever trees follow each other, each snapshot stays what was written."""
+    with TemporaryDirectory() as place:
+        trees, base = KINDS[kind](place), None
+        for number, tree in enumerate(row):
+            last = row[number - 1] if number else {}
+            changes = [gone(path) for path in last if path not in tree]
+            changes += [file(path, *how) for path, how in tree.items() if last.get(path) != how]
+            trees.write(f"{number:x}", base, changes)
+            base = f"{number:x}"
+        for number, tree in enumerate(row):
+            assert whole(trees, f"{number:x}") == expected(*(file(path, *how) for path, how in tree.items()))
+
+
+def test_stale_locks_of_git_are_cleared(tmp_path):
+    """P7: what a killed git left locked does not stop the next collection."""
+    trees = GitTrees(str(tmp_path / "git"))
+    trees.write("one", None, [])
+    for name in ("packed-refs.lock", "HEAD.lock", "refs/agentgit/one.lock"):
+        (tmp_path / "git" / name).touch()
+    trees.collect([])
+    assert not list((tmp_path / "git").rglob("*.lock"))
+
+
+def test_a_half_made_repository_is_made_whole(tmp_path):
+    """P2: killed while the storage is made, the next use makes the rest."""
+    (tmp_path / "git").mkdir()
+    (tmp_path / "git/HEAD").write_text("ref: refs/heads/main\n")
+    trees = GitTrees(str(tmp_path / "git"))
+    trees.write("one", None, [])
+    assert trees.tree("one") == {}
+
+
+def test_a_storage_that_went_is_a_typed_error(tmp_path):
+    """P8: where git cannot be started because its folder is gone, the failure names the folder."""
+    trees = GitTrees(str(tmp_path / "git"))
+    (tmp_path / "git").rename(tmp_path / "elsewhere")
+    for use in (lambda: trees.write("one", None, []), lambda: trees.tree("one"), lambda: trees.collect([])):
+        with pytest.raises(Unavailable, match="git"):
+            use()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_left_as_it_was_and_can_be_emptied(tmp_path):
+    """P7: a snapshot that finds no space leaves nothing behind, and old ones give theirs back without needing any."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False).returncode:  # noqa: S603, S607
+        pytest.skip("a disk cannot be mounted here")
+    try:
+        trees = GitTrees(str(disk / "git"))
+        for key in ("one", "two", "three", "four"):
+            trees.write(key, None, [file(b"file", os.urandom(700_000))])
+        free = os.statvfs(disk).f_bavail
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="space"):
+                trees.write("five", None, [file(b"file", os.urandom(700_000))])
+        assert os.statvfs(disk).f_bavail >= free - 2
+        assert trees.collect(["three", "four"]) > 600_000
+        assert set(trees.tree("four")) == {b"file"}
+        trees.write("five", None, [file(b"file", os.urandom(700_000))])
+    finally:
+        subprocess.run(["umount", disk], check=True)  # noqa: S603, S607

@@ -1,0 +1,203 @@
+"""Awkward trees: what stands in a workspace, how it changes, and how to tell whether it is as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+Act = Callable[[Path], object]
+
+
+def picture(root: Path) -> dict[bytes, tuple[int, bytes | None]]:
+    """Every path with its mode and its contents, but what `.git` holds."""
+    found: dict[bytes, tuple[int, bytes | None]] = {}
+    for parent, folders, names in os.walk(os.fsencode(root)):
+        folders[:] = [name for name in folders if name != b".git"]
+        for name in folders + names:
+            path = os.path.join(parent, name)
+            mode = os.lstat(path).st_mode
+            data = None
+            if stat.S_ISLNK(mode):
+                data = os.readlink(path)
+            elif stat.S_ISREG(mode):
+                data = Path(os.fsdecode(path)).read_bytes()
+            found[os.path.relpath(path, os.fsencode(root))] = (mode, data)
+    return found
+
+
+def write(name: str | bytes, data: bytes = b"data\n", mode: int = 0o644) -> Act:
+    """Write a file, and the directories on the way."""
+
+    def act(root: Path) -> None:
+        path = os.path.join(os.fsencode(root), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+        os.chmod(path, mode)
+
+    return act
+
+
+def folder(name: str, mode: int = 0o755) -> Act:
+    """Make a directory."""
+
+    def act(root: Path) -> None:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name).chmod(mode)
+
+    return act
+
+
+def link(name: str, to: str) -> Act:
+    """Make a symbolic link."""
+
+    def act(root: Path) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(to)
+
+    return act
+
+
+def gone(name: str | bytes) -> Act:
+    """Remove whatever stands there."""
+
+    def act(root: Path) -> None:
+        path = os.path.join(os.fsencode(root), os.fsencode(name))
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(os.fsdecode(path))
+        else:
+            os.unlink(path)
+
+    return act
+
+
+def mode(name: str, bits: int) -> Act:
+    """Set permission bits."""
+    return lambda root: (root / name).chmod(bits)
+
+
+def move(name: str, to: str) -> Act:
+    """Move a file or a directory."""
+    return lambda root: (root / name).rename(root / to)
+
+
+def git(*arguments: str) -> Act:
+    """Run the user's git, in a directory that is the first argument."""
+    return (
+        lambda root: subprocess.run(  # noqa: S603
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments[1:]],  # noqa: S607
+            cwd=root / arguments[0],
+            check=True,
+            capture_output=True,
+        )
+    )
+
+
+def listening(name: str) -> Act:
+    """Make a socket."""
+
+    def act(root: Path) -> None:
+        before = os.getcwd()
+        os.chdir(root)
+        try:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(name)
+        finally:
+            os.chdir(before)
+
+    return act
+
+
+def both(*acts: Act) -> Act:
+    """Do one after the other."""
+
+    def act(root: Path) -> None:
+        for one in acts:
+            one(root)
+
+    return act
+
+
+CASES: dict[str, tuple[Act, Act]] = {
+    "a file that changed": (write("a"), write("a", b"other")),
+    "a file that went": (write("a"), gone("a")),
+    "a file that came": (write("a"), write("b")),
+    "the last file that went": (write("d/a"), gone("d")),
+    "an empty workspace": (both(), write("a")),
+    "an empty file": (write("a", b""), write("a", b"not empty")),
+    "an empty file that went": (write("a", b""), gone("a")),
+    "a file that became empty": (write("a"), write("a", b"")),
+    "the same size": (write("a", b"one"), write("a", b"two")),
+    "CRLF": (write("a", b"1\r\n2\r\n"), write("a", b"1\n2\n")),
+    "no end of line": (write("a", b"1\n2"), write("a", b"1\n2\n")),
+    "binary": (write("a", bytes(range(256))), write("a", bytes(256))),
+    "latin-1": (write("a", "äöü".encode("latin-1")), write("a", "äöü".encode())),
+    "a byte order mark": (write("a", b"\xef\xbb\xbfa"), write("a", b"a")),
+    "a name that is no UTF-8": (write(b"\xff\xfe", b"1"), both(gone(b"\xff\xfe"), write(b"\xfe", b"2"))),
+    "a name with a line end": (write("a\nb", b"1"), write("a\nb", b"2")),
+    "a name with quotes": (write("a\"b'c", b"1"), gone("a\"b'c")),
+    "a name with a backslash": (write("a\\nb", b"1"), write("a\\nb", b"2")),
+    "a name with a tab and spaces": (write(" a\t b ", b"1"), gone(" a\t b ")),
+    "a name like an option": (write("-rf", b"1"), write("-rf", b"2")),
+    "a name with a glob": (both(write("*"), write("b")), gone("*")),
+    "a name with a colon": (write(":(top)a", b"1"), write(":(top)a", b"2")),
+    "a long name": (write("n" * 255), gone("n" * 255)),
+    "a deep path": (write("/".join("d" * 60) + "/a"), gone("d")),
+    "accents in both forms": (both(write("é"), write("e\u0301")), both(gone("é"), write("e\u0301", b"2"))),
+    "names that differ in case": (both(write("A"), write("a", b"2")), both(gone("A"), write("a", b"3"))),
+    "an executable": (write("a", mode=0o755), mode("a", 0o644)),
+    "a secret": (write("a", mode=0o600), mode("a", 0o644)),
+    "a secret that went": (write("a", mode=0o600), gone("a")),
+    "a secret that changed": (write("a", mode=0o600), write("a", b"2", 0o600)),
+    "only to be read": (write("a", mode=0o444), both(gone("a"), write("a", b"2"))),
+    "group bits": (write("a", mode=0o664), mode("a", 0o640)),
+    "setuid": (write("a", mode=0o4755), mode("a", 0o755)),
+    "a directory of one's own": (both(write("d/a"), mode("d", 0o700)), mode("d", 0o755)),
+    "a directory that is opened": (both(write("d/a"), mode("d", 0o755)), mode("d", 0o777)),
+    "a directory with odd bits that went": (both(write("d/a"), mode("d", 0o750)), gone("d")),
+    "an empty directory": (folder("d/e"), gone("d")),
+    "an empty directory that came": (write("a"), folder("d/e")),
+    "an empty directory that was filled": (folder("d"), write("d/a")),
+    "a directory that was emptied": (write("d/a"), gone("d/a")),
+    "an empty directory with odd bits that was filled": (folder("d", 0o700), write("d/a")),
+    "a directory that moved": (both(write("d/a"), write("d/e/b")), move("d", "f")),
+    "a link": (link("l", "nowhere"), both(gone("l"), link("l", "elsewhere"))),
+    "a link that went": (link("l", "nowhere"), gone("l")),
+    "a link out of the workspace": (link("l", "/etc/passwd"), gone("l")),
+    "a link that leads to itself": (link("l", "l"), both(gone("l"), write("l"))),
+    "a file became a link": (write("a"), both(gone("a"), link("a", "b"))),
+    "a link became a file": (link("a", "b"), both(gone("a"), write("a"))),
+    "a file became a directory": (write("a"), both(gone("a"), write("a/b/c"))),
+    "a directory became a file": (both(write("a/b/c"), write("a/d")), both(gone("a"), write("a"))),
+    "a directory became a link": (both(write("a/b"), write("c/b", b"2")), both(gone("a"), link("a", "c"))),
+    "a link became a directory": (both(write("c/b"), link("a", "c")), both(gone("a"), write("a/b", b"3"))),
+    "an empty directory became a file": (folder("d"), both(gone("d"), write("d"))),
+    "a file became an empty directory": (write("d"), both(gone("d"), folder("d"))),
+    "two files that swapped": (
+        both(write("a", b"1"), write("b", b"2")),
+        both(move("a", "c"), move("b", "a"), move("c", "b")),
+    ),
+    "an ignore file that changed": (
+        both(write(".gitignore", b"*.log\n"), write("a")),
+        both(write(".gitignore", b""), write("a", b"2")),
+    ),
+    "a nested repository": (
+        both(write("n/a"), git("n", "init", "-q"), git("n", "add", "a"), git("n", "commit", "-qm", "1")),
+        write("n/a", b"2"),
+    ),
+    "a nested repository without a commit": (both(write("n/a"), git("n", "init", "-q")), gone("n/a")),
+    "a submodule": (both(write("s/.git", b"gitdir: ../../elsewhere\n"), write("s/a")), write("s/a", b"2")),
+    "a repository of its own": (both(write("a"), git(".", "init", "-q"), git(".", "add", "a")), write("a", b"2")),
+    "attributes that change bytes": (
+        both(write(".gitattributes", b"* text eol=crlf ident\n"), write("a", b"$Id$\n")),
+        write("a", b"2\r\n"),
+    ),
+    "a notebook": (write("a.ipynb", b'{"cells": [],\n "x": 1}'), write("a.ipynb", b"{}")),
+    "many files": (both(*(write(f"d{n % 7}/{n}") for n in range(200))), gone("d3")),
+}
+"""What stands when the snapshot is taken, and what happens then."""
