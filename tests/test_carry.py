@@ -174,6 +174,37 @@ def test_w7_merged_again_only_what_is_new_comes(pair):
     assert agent.plan_merge("retry").is_empty
 
 
+def test_w7_what_came_through_a_third_branch_does_not_come_again(pair):
+    """W7: what ours has of theirs through another branch is the base: a list is not added to twice, nothing clashes."""
+    agent, retry = pair
+    third = agent.fork(name="third")
+    told(retry, "theirs", cart=["sofa"], note="b")
+    agent.merge("retry")
+    third.merge("main")
+    assert third.plan_merge("retry").is_empty
+    told(retry, "more", cart=["lamp"], note="c")
+    plan = third.plan_merge("retry")
+    assert (plan.base, plan.conflicts) == ("retry#3", [])
+    third.merge("retry")
+    assert values(third) == values(retry)
+    assert said(third) == said(retry)
+
+
+def test_w7_of_a_branch_that_left_before_what_was_merged_only_the_rest_comes(pair):
+    """W7: a branch that left from the middle of what was merged is compared with where it left."""
+    agent, retry = pair
+    told(retry, "theirs", cart=["sofa"])
+    told(retry, "more", cart=["lamp"])
+    agent.merge("retry")
+    second = agent.fork("retry#3", name="second")
+    told(second, "other", cart=["bed"], note="b")
+    assert agent.plan_merge("second").base == "retry#3"
+    agent.merge("second")
+    assert agent.state["cart"] == ["chair", "sofa", "lamp", "bed"]
+    assert agent.state["note"] == "b"
+    assert said(agent)[2:] == ["theirs", "to theirs", "more", "to more", "other", "to other"]
+
+
 def test_w7_nothing_is_destroyed(repo, pair):
     """W7: the branch that was merged, and the checkpoints before the merge, are as they were; going back works."""
     agent, retry = pair

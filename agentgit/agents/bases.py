@@ -1,0 +1,78 @@
+"""What two sides of a merge are compared with: the newest checkpoint that both have on their way, or have merged.
+
+Each merge notes in the data of its checkpoint what it merged. So the history of a branch is no line: what came to it in
+a merge, and what had come there, is behind it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import Connection, and_, or_
+
+from agentgit.store.comparing import Comparing
+from agentgit.store.lookup import is_id
+from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.store import Store
+from agentgit.values import from_json
+
+MERGED = "merged"
+"""Where the data of a checkpoint says what was merged with it."""
+
+Behind = dict[int, int]
+"""What is behind a checkpoint: branches, each with the number of its last checkpoint there."""
+
+
+class Bases:
+    """Finds what the sides of a merge have in common.
+
+    Args:
+        store: where.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.checkpoints = store.checkpoints
+        self.comparing = Comparing(store)
+
+    def find(self, connection: Connection, ours: Found, theirs: Found) -> Found | None:
+        """Find the newest checkpoint that is behind both; None if they are of two sessions.
+
+        Args:
+            connection: any.
+            ours: the row of one side.
+            theirs: the row of the other.
+        """
+        one, other = (self._behind(connection, row) for row in (ours, theirs))
+        common = [
+            and_(CHECKPOINT.c.internal_session_id == branch, CHECKPOINT.c.number == min(one[branch], other[branch]))
+            for branch in one.keys() & other.keys()
+        ]
+        found = self.checkpoints.find(connection, or_(*common)) if common else []
+        return max(found, key=lambda row: int(row.id), default=None)
+
+    def _behind(self, connection: Connection, row: Found) -> Behind:
+        """Tell what is behind a checkpoint, by its own way and by merges."""
+        behind: Behind = {}
+        todo = [row]
+        while todo:
+            at = todo.pop()
+            for branch, number in self.comparing.ends(connection, at).items():
+                behind[branch] = max(number, behind.get(branch, 0))
+            merged = self._merged(connection, self.comparing.noted(connection, at), at.external_session_id)
+            todo += [one for one in merged if one.number > behind.get(one.internal_session_id, 0)]
+        return behind
+
+    def _merged(self, connection: Connection, noted: Sequence[Found], session_id: int) -> Sequence[Found]:
+        """Read the checkpoints that were merged; one that was deleted since is forgotten."""
+        ids = set(_noted_ids(noted))
+        rows = self.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids)) if ids else []
+        return [row for row in rows if row.external_session_id == session_id]
+
+
+def _noted_ids(noted: Sequence[Found]) -> Iterator[int]:
+    for row in noted:
+        data = from_json(row.data)
+        merged = data.get(MERGED) if isinstance(data, dict) else None
+        source = merged.get("checkpoint") if isinstance(merged, dict) else None
+        if type(source) is int and is_id(source):
+            yield source
