@@ -11,11 +11,13 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.channels import DeltaChannel
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
+from langgraph.types import Overwrite
 from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
 from test_delta import chat as delta_chat
-from test_delta import delta
+from test_delta import delta, joined
 
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
@@ -115,6 +117,64 @@ def test_w7_lists_that_both_added_to_have_both(pair):
     told(agent, "ours", plan=[1, 2])
     told(retry, "theirs", plan=[1, 3])
     assert [one.key for one in agent.plan_merge("retry").conflicts] == ["plan"]
+
+
+def capped(before, more):
+    """Add to a list, and keep its newest three."""
+    return [*before, *more][-3:]
+
+
+def refusing(before, more):
+    """Take nothing but the first list."""
+    if before:
+        raise TypeError(more)
+    return more
+
+
+@pytest.mark.parametrize("reducer", [lambda before, more: more or before, capped, refusing])
+def test_w7_a_reducer_that_does_not_only_add_makes_a_conflict(repo, reducer):
+    """W7: a list whose reducer replaces, drops or refuses items is not taken for one that both only added to."""
+
+    class Own(MessagesState):
+        items: Annotated[list, reducer]
+
+    def node(state):
+        return {"messages": [AIMessage("ok")]}
+
+    agent = repo.wrap(StateGraph(Own).add_node("node", node).set_entry_point("node").compile(), "s")
+    agent.invoke({"messages": [HumanMessage("start")], "items": [1, 2]})
+    retry = agent.fork(name="retry")
+    for one, last in ((agent, 3), (retry, 4)):
+        one.update_state(None, {"items": Overwrite([1, 2, last])}, "node")
+        one.run("on")
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["items"]
+    agent.merge("retry", resolve=lambda clash: [*clash.ours, clash.theirs[-1]])
+    assert agent.state["items"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [operator.or_, DeltaChannel(joined, snapshot_frequency=2)])
+def test_w7_dicts_that_both_added_to_have_both(repo, kind):
+    """W7: where a reducer joins dicts, keys that only one side added or changed come; one that both changed clashes."""
+
+    class Own(MessagesState):
+        files: Annotated[dict, kind]
+
+    def node(state):
+        last = state["messages"][-1]
+        return {"messages": [AIMessage("ok")], **last.additional_kwargs}
+
+    agent = repo.wrap(StateGraph(Own).add_node("node", node).set_entry_point("node").compile(), "s")
+    told(agent, "start", files={"a": "1", "b": "1"})
+    retry = agent.fork(name="retry")
+    told(agent, "ours", files={"a": "2", "c": "1"})
+    told(retry, "theirs", files={"b": "2", "d": "1"})
+    plan = agent.plan_merge("retry")
+    assert [(one.key, one.how, one.value) for one in plan.values] == [("files", "append", {"b": "2", "d": "1"})]
+    agent.merge("retry")
+    assert agent.state["files"] == {"a": "2", "b": "2", "c": "1", "d": "1"}
+    told(agent, "ours", files={"d": "2"})
+    told(retry, "theirs", files={"d": "3"})
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["files"]
 
 
 def test_w7_conflicts_are_named_and_nothing_is_done(pair):

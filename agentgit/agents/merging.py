@@ -28,11 +28,11 @@ from agentgit.checkpoints.merge import (
     added,
     choice,
     decide,
+    extra,
     whole,
 )
 from agentgit.errors import InvalidInput
 from agentgit.sessions.history import from_stored, text_of
-from agentgit.values import to_json
 
 REDUCED = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
@@ -71,8 +71,17 @@ class Coming:
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = (lambda: Overwrite(value())) if reduced else value
 
-    def append(self, key: str, tail: Callable[[], list[Any]]) -> None:
-        """Let items come behind those that are here, through the reducer if there is one."""
+    def adds(self, key: str, more: Any) -> bool:
+        """Tell whether the reducer of a list or a dict puts `more` to what is here, and does nothing else."""
+        here = self.ours.live(key)
+        try:
+            made = self.ours.after(key, more)
+        except Exception:  # noqa: BLE001  # it is the user's: what it does not take, a person decides about
+            return False
+        return bool(made == ({**here, **more} if isinstance(here, dict) else [*here, *more]))
+
+    def append(self, key: str, tail: Callable[[], Any]) -> None:
+        """Let items come to those that are here, through the reducer if there is one."""
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = tail if reduced else lambda: [*(self.ours.live(key) or ()), *tail()]
 
@@ -148,17 +157,17 @@ class Merge:
         self.coming.set(key, lambda: self.theirs.live(key))
 
     def _append(self, key: str) -> bool:
-        """Add what they added to a list, if both only added to it and its reducer is made for that."""
-        if not isinstance(self.coming.ours.graph.channels[key], BinaryOperatorAggregate):
+        """Add what they added to a list or a dict, if both only added to it and its reducer does nothing else."""
+        if not isinstance(self.coming.ours.graph.channels[key], REDUCED):
             return False
         base, ours, theirs = (side.shown(key) for side in (self.base, self.coming.ours, self.theirs))
-        if not all(isinstance(value, list) for value in (ours, theirs)):
+        more, live = extra(base, ours, theirs), self.theirs.live(key)
+        if more is None or not (type(live) is list or (type(live) is dict and theirs.keys() == live.keys())):
+            return False  # what is shown of it is not what it is
+        if not self.coming.adds(key, part := more.of(live)):
             return False
-        begin = len(base or ())
-        if any(to_json(value[:begin]) != to_json(base or []) for value in (ours, theirs)):
-            return False
-        self.coming.plan.values.append(Taken(key=key, how=APPEND, value=theirs[begin:]))
-        self.coming.append(key, lambda: self.theirs.live(key)[begin:])
+        self.coming.plan.values.append(Taken(key=key, how=APPEND, value=more.of(theirs)))
+        self.coming.append(key, lambda: part)
         return True
 
     # -- the conversation
