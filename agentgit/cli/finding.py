@@ -120,7 +120,7 @@ def search(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by their words, the newest first."""
+    """Find messages, tool calls and named checkpoints by their words: names first, then the newest."""
     with repository(db) as repo:
         session, branch, text = places.last(repo, words)
         found = repo.search(text, session, branch, all_branches=all_branches, limit=limit, after=after)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentgit.render.diff import patch
 from agentgit.render.lines import Line, Span, table
-from agentgit.render.text import clean, clock, count, visible
+from agentgit.render.text import clean, clock, count
 
 if TYPE_CHECKING:
     from agentgit.workspace.undo import Undone
