@@ -40,6 +40,9 @@ REDUCED = (BinaryOperatorAggregate, DeltaChannel)
 FREE = (LastValue, AnyValue)
 """Channels that take a write as it is."""
 
+PICKED = "a result of it is here already; pick its other calls one by one"
+"""Why a message does not come, one of whose tool calls was picked before."""
+
 
 @dataclass
 class Coming:
@@ -96,7 +99,10 @@ class Coming:
         shown = side.messages(places)
         fresh = [(at, message) for at, message in zip(places, shown, strict=True) if message["id"] not in self.here]
         kept, left = whole([message for _, message in fresh])
-        self.plan.left_out.extend(LeftOut(what=in_words(fresh[n][1]), why=why) for n, why in left.items())
+        known = {message["tool_call_id"] for message in shown if message["id"] in self.here}
+        for n, why in left.items():
+            calls = {call["id"] for call in fresh[n][1]["tool_calls"]}
+            self.plan.left_out.append(LeftOut(what=in_words(fresh[n][1]), why=PICKED if calls & known else why))
         if kept:
             chosen = [fresh[n][0] for n in kept]
             self.plan.messages.extend(fresh[n][1] for n in kept)

@@ -99,6 +99,6 @@ class Side:
 
     def after(self, name: str, write: Any) -> Any:
         """Give what a value would be after one more write; it stays as it is."""
-        channel = self.graph.channels[name].from_checkpoint(copy(self.live(name)))
+        channel = self._channels[name].from_checkpoint(copy(self.live(name)))
         channel.update([write])
         return channel.get()

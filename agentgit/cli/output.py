@@ -114,7 +114,7 @@ def _hint(error: AgentGitError) -> str:
     if isinstance(error, RollbackBlocked | WorkspaceChanged):
         return " On the command line: --force."
     if isinstance(error, MergeConflict):
-        return " In the chat: --resolve ours, or --resolve theirs."
+        return " On the command line: --resolve ours, or --resolve KEY=theirs."
     if isinstance(error, RollbackIncomplete):
         return f" On the command line: agentgit resume {error.operation}."
     return ""
