@@ -225,6 +225,16 @@ def test_w6_a_page_shows_files_as_they_are():
     assert "+\treturn\\x0c2\\u2028\\r</span></pre>" in page
 
 
+def test_w6_a_page_of_a_large_difference_is_small():
+    """W6: in HTML the first thousand lines are shown, and how many more there are; text and JSON have all."""
+    found = diff(Checkpoint(), Checkpoint(session_state={f"key{n}": n for n in range(5_000)}))
+    page = found._repr_html_()
+    assert "/key998 " in page
+    assert "/key1000 " not in page
+    assert "… and 4,001 more lines" in page
+    assert "/key4999 " in str(found)
+
+
 def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch):
     """P3, W6: a diff and a comparison tell added, changed and deleted files, with their difference in lines."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))

@@ -68,7 +68,7 @@ FORMS = (
     Form("tree", help="Draw the branches."),
     Form("log", ("[N]",), help="List the checkpoints, or the newest N."),
     Form("track", ("[N]",), help="List the tool calls, or the last N."),
-    Form("search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find what was said, called or named, by its words."),
+    Form("search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find what was said, called or named."),
     Form("tag", ("[PLACE]", "NAME"), help="Name a checkpoint, this one or that at PLACE, and keep it."),
     Form("untag", ("NAME",), help="Take a tag away; the checkpoint stays."),
     Form("tags", help="List the tags of the session."),

@@ -16,8 +16,8 @@ STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
 _FILE_STYLES = {"+": "added", "-": "removed", "@": "changed"}
 _HEADINGS = ("diff ", "--- ", "+++ ")
 
-_LONGEST = 100_000
-"""How many characters of the files' difference a page shows."""
+_MOST, _LONGEST = 1_000, 100_000
+"""How many lines, and how many characters of the files' difference, a page shows."""
 
 
 def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
@@ -64,7 +64,10 @@ def side_by_side(value: Comparison) -> str:
 def _content(value: Diff, empty: str = "no difference") -> str:
     if value.is_empty:
         return f"<p>{empty}</p>"
-    content = html.pre(_lines(value.parts()))
+    parts = list(value.parts())
+    rest = len(parts) - _MOST
+    more = [(Span(f"… and {rest:,} more lines", "dim"),)] if rest > 0 else []
+    content = html.pre([*_lines(parts[:_MOST]), *more])
     if not value.diff_content:
         return content
     return content + html.fold("the files' difference", html.pre(_files(value)))
