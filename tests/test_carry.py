@@ -311,6 +311,19 @@ def test_w7_a_conversation_that_was_rewritten_is_a_conflict(pair):
     assert said(agent) == ["summary", "to summary", "ours", "to ours"]
 
 
+def test_w7_what_both_edited_alike_is_no_conflict(pair):
+    """W7: the same edit, or the same message taken out, on both sides leaves what each side added."""
+    agent, retry = pair
+    first, second = (message["id"] for message in agent.history())
+    for one in pair:
+        edit = [HumanMessage("edited", id=first), RemoveMessage(second)]
+        one.update_state(None, {"messages": edit}, "node")
+    told(agent, "ours")
+    told(retry, "theirs")
+    agent.merge("retry")
+    assert said(agent) == ["edited", "ours", "to ours", "theirs", "to theirs"]
+
+
 # -- tool calls
 
 

@@ -179,7 +179,10 @@ class Merge:
     # -- the conversation
 
     def _talk(self, key: str, verdict: str) -> None:
-        new = added(self.base.message_hashes, self.theirs.message_hashes)
+        here, there = set(self.coming.ours.message_hashes), set(self.theirs.message_hashes)
+        # What both took out, as where both edited a message alike, is no change of theirs.
+        base = [one for one in self.base.message_hashes if one in here or one in there]
+        new = added(base, self.theirs.message_hashes)
         if new is not None and not self._edited(new):
             self.coming.bring(key, self.theirs, new)
         elif verdict == CLASH:
