@@ -714,3 +714,26 @@ def test_w7_what_a_person_keeps_with_a_checkpoint_misleads_no_merge(repo, pair):
         agent.checkpoint("mine", data=data)
     assert agent.plan_merge("retry").base == "main#2"
     assert len(agent.plan_merge("retry").messages) == 2
+
+
+def test_w7_an_import_remembers_what_was_merged(repo, pair, tmp_path):
+    """W7, B8: in an imported session only what is new comes with the next merge, and data of a person stays."""
+    agent, retry = pair
+    told(agent, "ours", note="mine")
+    told(retry, "theirs", note="yours", cart=["sofa"])
+    agent.merge("retry", resolve="ours")
+    kept = [{"merged": 7}, {"merged": {"checkpoint": 5}}]
+    for data in kept:
+        agent.checkpoint("mine", data=data)
+    told(retry, "more", cart=["lamp"])
+    repo.export("s", tmp_path / "s.jsonl")
+    brought = repo.import_(tmp_path / "s.jsonl", session="there").session
+    there = repo.wrap(state_graph(), brought.session_name, branch="main")
+    assert [p.metadata["data"] for p in there.log(name="mine")] == kept[::-1]
+    plan = there.plan_merge("retry")
+    assert (plan.base, plan.conflicts, len(plan.messages)) == ("retry#3", [], 2)
+    there.merge("retry")
+    assert there.state["cart"] == ["chair", "sofa", "lamp"]
+    repo.export("there", tmp_path / "main.jsonl", branch="main")
+    alone = repo.import_(tmp_path / "main.jsonl", session="alone").session
+    assert repo.wrap(state_graph(), alone.session_name).plan_merge("main#3").base == "main#3"

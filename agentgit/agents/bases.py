@@ -6,18 +6,14 @@ a merge, and what had come there, is behind it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, and_, or_
 
+from agentgit.store.checkpoints import merged_by
 from agentgit.store.comparing import Comparing
-from agentgit.store.lookup import is_id
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Store
-from agentgit.values import from_json
-
-MERGED = "merged"
-"""Where the data of a checkpoint says what was merged with it."""
 
 Behind = dict[int, int]
 """What is behind a checkpoint: branches, each with the number of its last checkpoint there."""
@@ -64,15 +60,6 @@ class Bases:
 
     def _merged(self, connection: Connection, noted: Sequence[Found], session_id: int) -> Sequence[Found]:
         """Read the checkpoints that were merged; one that was deleted since is forgotten."""
-        ids = set(_noted_ids(noted))
+        ids = {source for row in noted if (source := merged_by(row.data)) is not None}
         rows = self.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids)) if ids else []
         return [row for row in rows if row.external_session_id == session_id]
-
-
-def _noted_ids(noted: Sequence[Found]) -> Iterator[int]:
-    for row in noted:
-        data = from_json(row.data)
-        merged = data.get(MERGED) if isinstance(data, dict) else None
-        source = merged.get("checkpoint") if isinstance(merged, dict) else None
-        if type(source) is int and is_id(source):
-            yield source

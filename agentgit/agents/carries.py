@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from agentgit.across import What
 from agentgit.agents.arriving import Arriving
-from agentgit.agents.bases import MERGED, Bases
+from agentgit.agents.bases import Bases
 from agentgit.agents.merging import Coming, Merge, counted
 from agentgit.agents.picking import Picking
 from agentgit.agents.sides import Side
@@ -18,6 +18,7 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound
 from agentgit.rollback.takeover import take_back_all
+from agentgit.store.checkpoints import MERGED
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment
