@@ -94,7 +94,7 @@ class Rows:
     def _data(self, data: bytes | None) -> bytes | None:
         """Give what was kept with a checkpoint; what a merge brought to it has another id here."""
         source = merged_by(data)
-        if data is None or source not in self.ids["checkpoint"]:
+        if data is None or source is None or source not in self.ids["checkpoint"]:
             return data  # that branch is not in the export: it cannot be merged again here
         facts = as_object(data)
         return to_json({**facts, MERGED: {**facts[MERGED], "checkpoint": self.ids["checkpoint"][source]}})
