@@ -2,6 +2,7 @@
 
 import operator
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -263,6 +264,68 @@ def test_w7_of_a_branch_that_left_before_what_was_merged_only_the_rest_comes(pai
     assert agent.state["cart"] == ["chair", "sofa", "lamp", "bed"]
     assert agent.state["note"] == "b"
     assert said(agent)[2:] == ["theirs", "to theirs", "more", "to more", "other", "to other"]
+
+
+def test_w7_a_branch_that_began_later_is_no_newer_base(pair):
+    """W7: what both have merged is the base, also if a branch began after it from an older point."""
+    agent, _ = pair
+    told(agent, "ours", cart=["sofa"])
+    late = agent.fork("main#2", name="late")
+    other = late.fork(name="other")
+    other.merge("main")
+    told(agent, "more", cart=["lamp"])
+    late.merge("main")
+    assert late.plan_merge("other").is_empty
+    told(other, "last", cart=["bed"])
+    late.merge("other", resolve=lambda clash: [*clash.ours, "bed"])
+    assert sorted(late.state["cart"]) == ["bed", "chair", "lamp", "sofa"]
+    assert len(late.history()) == len({message["id"] for message in late.history()}) == 8
+
+
+def test_w7_branches_that_merged_each_other_agree_or_clash(pair):
+    """W7: of several newest common points none is taken alone: what they do not agree about is a conflict."""
+    agent, retry = pair
+    told(agent, "ours", cart=["sofa"])
+    told(retry, "theirs", cart=["lamp"])
+    third = agent.fork(name="third")
+    third.merge("retry")
+    agent.merge("retry")
+    retry.merge("main#4")
+    told(retry, "more", note="b")
+    plan = third.plan_merge("retry")
+    assert plan.base == "retry#3 and main#4"
+    assert ([one.key for one in plan.values], len(plan.messages)) == (["note"], 2)
+    assert [one.key for one in plan.conflicts] == ["cart"]
+    third.merge("retry", resolve="ours")
+    assert sorted(third.state["cart"]) == ["chair", "lamp", "sofa"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_w7_whatever_is_merged_nothing_is_lost_and_nothing_comes_twice(seed):
+    """W7: after any forks and merges a branch has what both sides had, once; lists are joined by hand."""
+    chance = random.Random(seed)  # noqa: S311  # the same each time
+    with agentgit.open(":memory:") as repo:
+        agents = [repo.wrap(state_graph(), "s")]
+        told(agents[0], "0", cart=["0"])
+        for number in range(1, 16):
+            agent, what = chance.choice(agents), chance.random()
+            if what < 0.4:
+                told(agent, str(number), cart=[str(number)])
+            elif what < 0.55 and len(agents) < 4:
+                agents.append(agent.fork(chance.choice(agent.checkpoints()), name=f"fork-{number}"))
+            else:
+                other = chance.choice([one for one in agents if one is not agent] or agents)
+                both = [{*one.state.get("cart", []), *told_to(one)} for one in (agent, other)]
+                agent.merge(other.branch.name, resolve=joined_once)
+                assert sorted(agent.state.get("cart", [])) == sorted(told_to(agent)) == sorted({*both[0], *both[1]})
+
+
+def told_to(agent):
+    return [message["content"] for message in agent.history() if message["role"] == "user"]
+
+
+def joined_once(clash):
+    return [*clash.ours, *(item for item in clash.theirs if item not in clash.ours)]
 
 
 def test_w7_nothing_is_destroyed(repo, pair):

@@ -1,7 +1,8 @@
-"""What two sides of a merge are compared with: the newest checkpoint that both have on their way, or have merged.
+"""What two sides of a merge are compared with: the newest checkpoints that are behind both.
 
 Each merge notes in the data of its checkpoint what it merged. So the history of a branch is no line: what came to it in
-a merge, and what had come there, is behind it too.
+a merge, and what had come there, is behind it too. If two branches merged each other, or both a third and a fourth one,
+there may be several newest ones, of which none is behind another.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Bases:
         self.checkpoints = store.checkpoints
         self.comparing = Comparing(store)
 
-    def find(self, connection: Connection, ours: Found, theirs: Found) -> Found | None:
-        """Find the newest checkpoint that is behind both; None if they are of two sessions.
+    def find(self, connection: Connection, ours: Found, theirs: Found) -> list[Found]:
+        """Find the newest checkpoints that are behind both, the newest first; none if they are of two sessions.
 
         Args:
             connection: any.
@@ -43,8 +44,20 @@ class Bases:
             and_(CHECKPOINT.c.internal_session_id == branch, CHECKPOINT.c.number == min(one[branch], other[branch]))
             for branch in one.keys() & other.keys()
         ]
-        found = self.checkpoints.find(connection, or_(*common)) if common else []
-        return max(found, key=lambda row: int(row.id), default=None)
+        rows = self.checkpoints.find(connection, or_(*common)) if common else []
+        # The first one of a branch stands for the one that it left from, which is older, and there too.
+        return self._newest(connection, [row for row in rows if row.kind != "branch"] or rows)
+
+    def _newest(self, connection: Connection, rows: Sequence[Found]) -> list[Found]:
+        """Leave out what is behind others."""
+        newest: list[Found] = []
+        covered: Behind = {}
+        for row in sorted(rows, key=lambda row: -row.id):
+            if row.number > covered.get(row.internal_session_id, 0):
+                newest.append(row)
+                for branch, number in self._behind(connection, row).items():
+                    covered[branch] = max(number, covered.get(branch, 0))
+        return newest
 
     def _behind(self, connection: Connection, row: Found) -> Behind:
         """Tell what is behind a checkpoint, by its own way and by merges."""

@@ -109,22 +109,23 @@ class Carries:
         with agent.store.database.reading() as connection:
             here, moment = self._stands(connection)
             theirs, label = agent._target(connection, source)
-            base = self._base(connection, here, theirs)
-        before, there = (self._side(row.thread_id, row.graph_checkpoint_id) for row in (base, theirs))
-        plan = MergePlan(kind="merge", source=label, into=here.name, base=f"{base.branch_name}#{base.number}")
-        coming = Coming(self._side(here.thread_id, moment.latest), plan, before.message_hashes)
+            bases = self._bases(connection, here, theirs)
+        *before, there = (self._side(row.thread_id, row.graph_checkpoint_id) for row in (*bases, theirs))
+        since = " and ".join(f"{base.branch_name}#{base.number}" for base in bases)
+        plan = MergePlan(kind="merge", source=label, into=here.name, base=since)
+        coming = Coming(self._side(here.thread_id, moment.latest), plan, before[0].message_hashes)
         return Merge(before, there, coming, resolve).make(), theirs
 
-    def _base(self, connection: Connection, here: Found, theirs: Found) -> Found:
-        """Find what both sides are compared with: the newest that is behind both."""
+    def _bases(self, connection: Connection, here: Found, theirs: Found) -> list[Found]:
+        """Find what both sides are compared with: the newest that is behind both; or several."""
         if here.head_id is None:
             raise InvalidInput(f"Branch {here.name} has no checkpoint to merge behind. agent.checkpoint() makes one.")
         store = self._carrying.store
         (ours,) = store.checkpoints.find(connection, CHECKPOINT.c.id == here.head_id)
-        base = Bases(store).find(connection, ours, theirs)
-        if base is None:
+        bases = Bases(store).find(connection, ours, theirs)
+        if not bases:
             raise InvalidInput("These are of two sessions, which never parted. cherry_pick() takes messages.")
-        return base
+        return bases
 
     # -- cherry-pick
 

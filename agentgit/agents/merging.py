@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,13 +115,14 @@ class Merge:
     """A merge in the making.
 
     Args:
-        base: where the branches parted, or were last merged.
+        bases: where the branches parted, or were last merged; if there are several, what they do not agree about is a
+            conflict.
         theirs: what comes.
         coming: what was found to come; it is filled.
         resolve: what to do about conflicts.
     """
 
-    base: Side
+    bases: Sequence[Side]
     theirs: Side
     coming: Coming
     resolve: Resolve = None
@@ -130,7 +132,7 @@ class Merge:
         ours, theirs = self.coming.ours, self.theirs
         talk = theirs.conversation if ours.conversation in (None, theirs.conversation) else None
         for key in theirs.hashes:
-            verdict = decide(self.base.hashes.get(key), ours.hashes.get(key), theirs.hashes[key])
+            verdict = self._verdict(key)
             if verdict == KEEP:
                 continue
             if why := self._closed(key):
@@ -140,6 +142,12 @@ class Merge:
             else:
                 self._value(key, verdict)
         return self.coming
+
+    def _verdict(self, key: str) -> str:
+        """Decide about a value."""
+        ours, theirs = self.coming.ours.hashes.get(key), self.theirs.hashes[key]
+        first, *others = {decide(base.hashes.get(key), ours, theirs) for base in self.bases}
+        return CLASH if others else first
 
     def _closed(self, key: str) -> str | None:
         """Say why a value cannot be written; None if it can."""
@@ -166,9 +174,9 @@ class Merge:
         """Add what they added to a list or a dict, if both only added to it and its reducer does nothing else."""
         if not isinstance(self.coming.ours.graph.channels[key], REDUCED):
             return False
-        base, ours, theirs = (side.shown(key) for side in (self.base, self.coming.ours, self.theirs))
-        more, live = extra(base, ours, theirs), self.theirs.live(key)
-        if more is None or not (type(live) is list or (type(live) is dict and theirs.keys() == live.keys())):
+        ours, theirs, live = self.coming.ours.shown(key), self.theirs.shown(key), self.theirs.live(key)
+        more, *others = {extra(base.shown(key), ours, theirs) for base in self.bases}
+        if more is None or others or not (type(live) is list or (type(live) is dict and theirs.keys() == live.keys())):
             return False  # what is shown of it is not what it is
         if not self.coming.adds(key, part := more.of(live)):
             return False
@@ -181,7 +189,7 @@ class Merge:
     def _talk(self, key: str, verdict: str) -> None:
         here, there = set(self.coming.ours.message_hashes), set(self.theirs.message_hashes)
         # What both took out, as where both edited a message alike, is no change of theirs.
-        base = [one for one in self.base.message_hashes if one in here or one in there]
+        base = [one for one in self._base_talk() if one in here or one in there]
         new = added(base, self.theirs.message_hashes)
         if new is not None and not self._edited(new):
             self.coming.bring(key, self.theirs, new)
@@ -189,6 +197,13 @@ class Merge:
             self._clash(key)
         else:
             self._take_talk(key, TAKE)
+
+    def _base_talk(self) -> list[bytes]:
+        """Identify the messages that any base has, each as often as the one that has it most."""
+        most: Counter[bytes] = Counter()
+        for base in self.bases:
+            most |= Counter(base.message_hashes)
+        return list(most.elements())
 
     def _edited(self, new: Sequence[int]) -> bool:
         """Tell whether one of their new messages is here with other words."""
@@ -219,7 +234,7 @@ class Merge:
             self.coming.set(key, lambda: self._asked(key, said, talk))
 
     def _conflict(self, key: str, value: Callable[[Side], Any]) -> Clash:
-        return Clash(key=key, base=value(self.base), ours=value(self.coming.ours), theirs=value(self.theirs))
+        return Clash(key=key, base=value(self.bases[0]), ours=value(self.coming.ours), theirs=value(self.theirs))
 
     def _asked(self, key: str, ask: Callable[[Clash], Any], talk: bool) -> Any:
         """Ask a function for a value.
