@@ -377,7 +377,7 @@ class TrueWorld(RuleBasedStateMachine):
             assert self.unclaimed(item) <= len(vague), f"nobody knows of {item}"
 
     def there(self, call: ToolInvocation) -> bool:
-        """Tell whether what a call made is in the world; one whose result nobody has made an order that nobody claims."""
+        """Tell whether what a call made is in the world; without its result, whether there is an order of nobody."""
         if call.result is None:
             return self.unclaimed(call.args["item"]) > 0
         return call.result["order"] in self.shop.orders(call.args["item"])
