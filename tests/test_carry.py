@@ -370,13 +370,13 @@ def test_w7_a_moved_or_running_branch_is_left_alone(repo, pair):
 
     def slow(state: State) -> Any:
         started.set()
-        go_on.wait(30)
+        assert go_on.wait(60)
         return {}
 
     running = repo.wrap(StateGraph(State).add_node("slow", slow).set_entry_point("slow").compile(), "s", branch="main")
     thread = threading.Thread(target=lambda: running.run("wait"))
     thread.start()
-    started.wait(30)
+    assert started.wait(60)
     try:
         with pytest.raises(Conflict, match="is running"):
             agent.merge("retry")

@@ -47,7 +47,7 @@ def kill(repo, verify):
     def kill(shop, verb, point):
         process = processes.forking().Process(target=dying.main, args=(url, shop.path, verb, point, verify))
         process.start()
-        process.join(60)
+        process.join(300)
         assert process.exitcode == -signal.SIGKILL, f"it was not killed {point}"
 
     return kill

@@ -396,7 +396,7 @@ def test_w9_two_processes_put_each_text_in_once(tmp_path):
             for _ in range(3)
         ]
         agent.run("needle 30")
-        counts = [int(one.communicate(timeout=60)[0]) for one in several]
+        counts = [int(one.communicate(timeout=300)[0]) for one in several]
         assert all(30 <= count <= 31 for count in counts)
         assert len(repo.search("needle", limit=1000)) == 31
 
