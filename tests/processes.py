@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PATHS = [str(HERE.parent), str(HERE), *sys.path]
 """Where a process finds modules, besides its folder."""
 
-PRELOADED = ["agentgit.cli", "carrying", "dying", "hypothesis", "pytest", "scripted"]
+PRELOADED = ["agentgit.cli", "carrying", "dying", "echoes", "hypothesis", "pytest", "scripted"]
 STREAMS = ("in", "out", "err")
 
 
