@@ -181,6 +181,11 @@ class KeepTogether(LoadScopeScheduling):
         return nodeid if file.startswith("tests/") and not file.endswith(TOGETHER) else file
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, so that no process waits for another one's last test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KeepTogether:
     """Say how `pytest -n` spreads the tests."""
