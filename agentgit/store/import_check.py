@@ -13,6 +13,7 @@ from typing import Any
 from agentgit.exports import meta
 from agentgit.exports.fields import fields, many, named, number, text, thing
 from agentgit.exports.records import COUNTED, HEADER
+from agentgit.exports.trees import KINDS, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
 from agentgit.store.graph_rows import conversation, hash_state
 from agentgit.store.import_values import ListItems, ValueReader, expect_readable
@@ -22,10 +23,10 @@ from agentgit.tools.invocation import CALL, PAUSED, REDO
 Record = Mapping[str, Any]
 
 _RANK = {
-    HEADER: 0, "session": 1, "branch": 2, "value": 3, "part": 3, "list": 3, "state": 3, "write": 3, "checkpoint": 4,
-    "tag": 4, "call": 5, "operation": 6, "log": 7, "end": 8,
+    HEADER: 0, "session": 1, "branch": 2, "value": 3, "list": 3, "state": 3, "write": 3, "checkpoint": 4, "tag": 4,
+    "file": 5, "tree": 5, "path": 5, "snapshot": 5, "call": 6, "operation": 7, "log": 8, "end": 9,
 }  # fmt: skip
-"""The order of the records; those of one rank are mixed."""
+"""The order of the records; those of one rank are mixed, and a part comes after what it is a part of."""
 
 
 @dataclass
@@ -45,14 +46,22 @@ class _Branch:
 class Checker:
     """Holds the records of one export against each other.
 
-    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, and `last_seq` the end
-    of the world log. `made` is the value or the list that the last record made whole.
+    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, `files` what is known
+    of files, `last_seq` the end of the world log, and `seal` the hash of the whole. `made` is the value or the list
+    that the last record made whole.
+
+    Args:
+        keeps: keeps the files; None only checks.
     """
 
     made: Leaf | ListItems | None
 
-    def __init__(self) -> None:
-        self.ids: dict[str, set[int]] = {kind: set() for kind in ("branch", "checkpoint", "call", "operation")}
+    def __init__(self, keeps: Keeps | None = None) -> None:
+        self.ids: dict[str, set[int]] = {
+            kind: set() for kind in ("branch", "checkpoint", "call", "operation", "snapshot")
+        }
+        self.files = FileChecker(keeps)
+        self.seal = b""
         self.counts: Counter[str] = Counter()
         self.header: Record = {}
         self.session: Record = {}
@@ -70,6 +79,7 @@ class Checker:
             HEADER: self._take_header, "session": self._take_session, "branch": self._take_branch,
             "value": self._take_value, "part": self._take_part, "list": self._take_list, "state": self._take_state,
             "write": self._take_write, "checkpoint": self._take_checkpoint, "tag": self._take_tag,
+            "file": self.files.file, "tree": self.files.tree, "path": self.files.path, "snapshot": self._take_snapshot,
             "call": self._take_call, "operation": self._take_operation, "log": self._take_log, "end": self._take_end,
         }  # fmt: skip
 
@@ -83,8 +93,9 @@ class Checker:
         Raises:
             ValueError: it does not fit to what came before.
         """
-        self._values.expect_whole(kind)
-        rank, once = _RANK[kind], kind in (HEADER, "session", "end")
+        if (kind == "part") != (self._values.is_open or self.files.is_open):
+            raise ValueError("is not where a part of a value or of a file should be")
+        rank, once = _RANK.get(kind, self._rank), kind in (HEADER, "session", "end")
         if rank < self._rank or (once and self.counts[kind]) or (rank > 1 and not self.session):
             raise ValueError(f"is a {kind} where none should be")
         self._rank = rank
@@ -136,7 +147,11 @@ class Checker:
         self._add(self._values.value(record))
 
     def _take_part(self, record: Record) -> None:
-        self._add(self._values.part(record))
+        if self.files.is_open:
+            self.made = None
+            self.files.part(record)
+        else:
+            self._add(self._values.part(record))
 
     def _add(self, value: Leaf | None) -> None:
         self.made = value
@@ -223,6 +238,12 @@ class Checker:
             raise ValueError(f"is a second tag {record['name']!r}, or is called as a branch is")
         self._tags.add(record["name"])
 
+    def _take_snapshot(self, record: Record) -> None:
+        self._expect("branch", record["branch"])
+        self._expect("checkpoint", *record["checkpoints"])
+        self._new("snapshot", record["id"])
+        self.files.snapshot(record)
+
     def _take_call(self, record: Record) -> None:
         branch = self._of(record)
         self._new("call", record["id"])
@@ -255,8 +276,8 @@ class Checker:
     # -- the end
 
     def _take_end(self, record: Record) -> None:
-        counts = {kind: self.counts[kind] for kind in COUNTED}
-        if record["counts"] != counts:
+        counts = {kind: self.counts[kind] for kind in COUNTED[self.header["format"]]}
+        if record["counts"] != counts or any(self.counts[kind] for kind in KINDS if kind not in counts):
             raise ValueError(f"counts {record['counts']}, and there are {counts}")
         self._expect("branch", self.session["current"])
         for id, replay_of in self._replays:
