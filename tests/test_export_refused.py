@@ -109,7 +109,7 @@ def test_b8_what_is_no_export_is_refused(target, data):
 
 def test_b8_a_newer_export_says_what_to_do(export, target):
     """B8: a file of a later release says to upgrade the library."""
-    newer = forged(export, lambda found: found[0].update(format=2))
+    newer = forged(export, lambda found: found[0].update(format=3))
     refused(target, newer, "pip install --upgrade", error=InvalidInput)
 
 
@@ -245,7 +245,7 @@ LIES = {
     "an operation about nothing": (change("operation", accepted=[7]), "names a call 7"),
     "a request that nobody makes": (change("operation", request={"files": {"snapshot": "x"}}), "unknown field 'files'"),
     "a log of nothing": (change("log", call=7), "names a call 7"),
-    "a record of another program": (change("log", record="file"), "no record that an export has"),
+    "a record of another program": (change("log", record="pickle"), "no record that an export has"),
     "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
     "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
     "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "and there are"),
