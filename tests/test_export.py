@@ -317,6 +317,18 @@ def test_b8_an_exploration_is_carried(repo, other):
     ]
 
 
+@pytest.mark.parametrize("cut", ["branch", "point"])
+def test_b8_one_way_of_an_exploration_is_carried_alone(repo, other, cut):
+    """B8: the branch that it was explored from is not in the export, and so it is no exploration any more."""
+    shop = World()
+    agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
+    leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
+    ref = repo.checkpoints("s", leaf.name)[-1] if cut == "point" else "s"
+    carried(repo, ref, other, **({"branch": leaf.name} if cut == "branch" else {}))
+    assert other.branch("s").conversation_history == repo.branch("s", leaf.name).conversation_history
+    assert "exploration" not in other.branch("s").metadata
+
+
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
 def test_b8_a_value_that_is_spread_over_steps_is_carried(repo, other, cut):
     """B8: with LangGraph's DeltaChannel the conversation and the state are the same, on forks of forks too."""

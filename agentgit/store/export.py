@@ -13,6 +13,7 @@ from agentgit.errors import Conflict
 from agentgit.exports.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.sessions.operation import DONE
 from agentgit.store import export_records as records
+from agentgit.store.explorations import MARK
 from agentgit.store.export_states import StateWriter
 from agentgit.store.export_values import ValueWriter, Write
 from agentgit.store.graph_rows import INTERRUPT, Place
@@ -215,7 +216,8 @@ class _Path(_Export):
         track = self._track(parts, beside=bool(points))
         self._session(branch.id)
         head = points[-1].id if points else None
-        self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head))
+        meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # that names others
+        self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
         if track.others:
             self._write_aside(branch, points[0])
         self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None)
