@@ -273,9 +273,19 @@ def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
             raise NotFound(
                 f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
             ) from error
-        with file:
-            yield file
+        with file, _again(file) as found:
+            yield found
+        return
+    with _again(path, always=True) as found:
+        yield found
+
+
+@contextmanager
+def _again(file: BinaryIO, *, always: bool = False) -> Iterator[BinaryIO]:
+    """Give what can be read more than once: a pipe, also one with a name, is kept aside."""
+    if not always and file.seekable():
+        yield file
         return
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
-        shutil.copyfileobj(path, spool)
+        shutil.copyfileobj(file, spool)
         yield spool  # type: ignore[misc]  # it is a binary file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -423,6 +424,18 @@ def test_b8_what_is_not_there_is_told(repo, tmp_path):
     with pytest.raises(NotFound):
         repo.export(agentgit.Checkpoint(id=7), tmp_path / "x")
     assert list(tmp_path.glob("x*")) == []
+
+
+def test_b8_a_pipe_with_a_name_is_read(repo, other, tmp_path):
+    """B8: `agentgit import <(gunzip -c s.jsonl.gz)`: what cannot be read twice is kept aside first."""
+    lived(repo)
+    data = written(repo, "s")
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        written_there = pool.submit((tmp_path / "pipe").write_bytes, data)
+        other.import_(tmp_path / "pipe")
+        assert written_there.result(30) == len(data)
+    assert everything(other, "s") == everything(repo, "s")
 
 
 def test_b8_an_export_grows_with_what_was_said(repo):
