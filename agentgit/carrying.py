@@ -153,7 +153,7 @@ class Carrying(Verbs):
             self.expect_name(session)
         expect_files(workspace)
         with _source(path) as file, Incoming() as files:
-            with _told():
+            with _told(path):
                 whole = check(file, files if workspace is not None else None)
             reader = Import(self.store, self.user.id, file, session)
             if workspace is None or not whole.counts["tree"]:
@@ -172,8 +172,7 @@ class Carrying(Verbs):
         """Put files into a workspace, then store what names them; if that fails, they go again."""
         database = self.store.database
         keeper = attached(workspace, holder=str(self.store.tenant_id), without=database.files)
-        with _told():
-            made = files.put_into(keeper.workspace, keeper.holder)
+        made = files.put_into(keeper.workspace, keeper.holder)
         settings = {**keeper.settings, IMPORTED: True}
         try:
             return store({tree: FilesAt(snapshot=snapshot, settings=settings) for tree, snapshot in made.items()})
@@ -233,14 +232,13 @@ def expect_files(workspace: str | Path | Workspace | None) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Say what to do where a file cannot be kept aside."""
+def _told(path: str | Path | BinaryIO) -> Iterator[None]:
+    """Say which file it was where reading fails on the way."""
     try:
         yield
     except OSError as error:
-        raise Unavailable(
-            f"The files cannot be stored: {error.strerror or error}. Free some space, then import again."
-        ) from error
+        name = path if isinstance(path, (str, Path)) else "The stream"
+        raise Unavailable(f"{name} cannot be read: {error.strerror or error}. Nothing was imported.") from error
 
 
 @contextmanager

@@ -459,11 +459,26 @@ def test_b8_an_import_that_fails_late_takes_its_files_back(export, target, monke
     with pytest.raises(Conflict):
         repo.import_(BytesIO(export), session="taken", workspace=workspace)
     assert workspace.list() == before
-    monkeypatch.setattr(type(workspace._catalog), "hold", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-    with pytest.raises(agentgit.Unavailable, match="Free some space"):
-        repo.import_(BytesIO(export), workspace=workspace)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(workspace._catalog), "hold", lambda *_: (_ for _ in ()).throw(agentgit.Unavailable("full")))
+        with pytest.raises(agentgit.Unavailable, match="full"):
+            repo.import_(BytesIO(export), workspace=workspace)
     assert workspace.list() == before
-    assert [one.session_name for one in repo.sessions()] == ["taken"]
+
+
+def test_b8_a_disk_that_is_full_is_told(export, target, monkeypatch):
+    """B8: where the files cannot be kept aside while they are checked, the failure says where, and nothing is there."""
+
+    class Full(BytesIO):
+        def write(self, data, /):
+            raise OSError(28, "No space left on device")
+
+    repo, workspace = target
+    monkeypatch.setattr("tempfile.TemporaryFile", Full)
+    with pytest.raises(agentgit.Unavailable, match=r"No space left on device.*TMPDIR"):
+        repo.import_(BytesIO(export), workspace=workspace)
+    assert repo.sessions() == []
+    assert len(workspace.list()) == 1
 
 
 def test_p7_imported_snapshots_stay_as_long_as_a_checkpoint_has_them(export, tmp_path):

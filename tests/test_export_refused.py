@@ -15,9 +15,10 @@ from scripted import World, agent_graph, call, calls, obedient, scripted, tool_n
 import agentgit
 from agentgit import Corrupt, InvalidInput
 from agentgit.exports import lines
+from agentgit.exports.fields import MOST
 from agentgit.exports.lines import Sealer
 from agentgit.store import import_
-from agentgit.store.blobs import leaf
+from agentgit.store.blobs import leaf, pack
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +206,13 @@ def double(kind, at=0):
     return lambda found: found.insert(found.index(of(found, kind)[at]) + 1, dict(of(found, kind)[at]))
 
 
+def nested(found):
+    """Put a record before the first value; make one that has it."""
+    inner = value("record", pack({}))
+    found.insert(found.index(of(found, "value")[0]), inner)
+    return value("record", pack({"x": bytes.fromhex(inner["id"])}))
+
+
 LIES = {
     "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
     "a value of another type": (change("value", type="json"), "does not match its hash"),
@@ -248,6 +256,35 @@ LIES = {
     "a record of another program": (change("log", record="pickle"), "no record that an export has"),
     "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
     "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
+    "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
+    "a header that does not say what changed": (
+        lambda found: of(found, "state")[0]["header"].pop("updated"),
+        "no field 'updated'",
+    ),
+    "versions that nobody can compare": (
+        lambda found: of(found, "state")[1]["header"]["versions"].update(x="1"),
+        "cannot be compared",
+    ),
+    "what was seen and cannot be compared": (
+        lambda found: of(found, "state")[1]["header"]["seen"].update(x={"y": "1"}),
+        "cannot be compared",
+    ),
+    "tokens that are none": (
+        lambda found: of(found, "state")[-1]["header"].update(usage={"m": ["much"]}),
+        "no whole number",
+    ),
+    "tokens that are too few": (lambda found: of(found, "state")[-1]["header"].update(usage={"m": [1]}), "tokens"),
+    "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is no whole number"),
+    "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is no text of 1 to 200"),
+    "a number after which none comes": (change("checkpoint", at=-1, number=2**31 - 1), "number is no whole number"),
+    "a call after which none comes": (change("call", at=-1, arrival=2**31 - 1), "arrival is no whole number"),
+    "a batch after which none comes": (change("call", at=-1, batch=2**31 - 1), "batch is no whole number"),
+    "a step after which none comes": (change("state", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "an entry after which none comes": (change("log", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "a record in a record": (
+        lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
+        "record in a record",
+    ),
     "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "and there are"),
 }
 
@@ -364,3 +401,20 @@ def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
     with pytest.raises(Corrupt, match="changed while it was read"):
         import_.Import(target.store, target.user.id, changing, None).run(whole)
     assert rows(target) == before
+
+
+def test_b8_what_goes_on_from_great_numbers_goes_on(repo, export):
+    """B8: on PostgreSQL too, a session whose numbers are as great as is taken has room for the next turns."""
+
+    def great(found):
+        change("checkpoint", at=-1, number=MOST)(found)
+        change("call", at=-1, arrival=MOST, batch=MOST)(found)
+        change("log", at=-1, seq=MOST)(found)
+
+    made = repo.import_(forged(export, great))
+    shop = World()
+    agent = repo.wrap(
+        tool_node_graph(obedient(), shop.tools()), made.session.session_name, branch="main", effects=shop.effects()
+    )
+    agent.run("add lamp")
+    assert shop.items == ["lamp"]

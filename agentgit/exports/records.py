@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgit.errors import InvalidInput
-from agentgit.exports import paths, trees
+from agentgit.exports import graph, paths, trees
 from agentgit.exports.fields import (
     Check,
     arguments,
@@ -22,6 +22,7 @@ from agentgit.exports.fields import (
     flag,
     ident,
     key,
+    label,
     many,
     maybe,
     named,
@@ -77,7 +78,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "format": number(), "of": one_of(SESSION, BRANCH, CHECKPOINT), "place": maybe(text), "agentgit": text,
         "made_at": time,
     },
-    "session": {"id": ident, "name": text, "created_at": time, "current": ident},
+    "session": {"id": ident, "name": label, "created_at": time, "current": ident},
     "branch": {
         "id": ident, "name": branch, "parent": maybe(ident), "point": maybe(ident), "inherited": number(),
         "head": maybe(ident), "created_at": time, "meta": thing,
@@ -87,7 +88,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
     "list": {"id": digest, "base": maybe(digest), "keep": number(), "items": many(digest)},
     "state": {
         "branch": ident, "ns": key, "id": word(64), "seq": number(1), "parent": maybe(word(64)),
-        "root": maybe(word(64)), "run": maybe(text), "messages": number(), "meta": thing, "header": thing,
+        "root": maybe(word(64)), "run": maybe(text), "messages": number(), "meta": graph.meta, "header": graph.header,
         "channels": named(digest), "state_hash": digest,
     },
     "write": {
@@ -95,7 +96,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "channel": text, "value": many(digest),
     },
     "checkpoint": {
-        "id": ident, "branch": ident, "number": number(1), "name": maybe(text), "description": maybe(text),
+        "id": ident, "branch": ident, "number": number(1), "name": maybe(label), "description": maybe(text),
         "kind": one_of("before", "after", "tools", "branch", "named"), "is_auto": flag, "created_at": time,
         "state": maybe(word(64)), "state_hash": maybe(digest), "position": number(), "messages": number(),
         "restore_point": maybe(text), "data": maybe(packed),

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgit.exports import meta
-from agentgit.exports.fields import fields, many, named, number, text, thing
 from agentgit.exports.records import COUNTED, HEADER
 from agentgit.exports.trees import KINDS, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
 from agentgit.store.graph_rows import conversation, hash_state
 from agentgit.store.import_values import ListItems, ValueReader, expect_readable
-from agentgit.store.threads import DELTA_COUNTERS
 from agentgit.tools.invocation import CALL, PAUSED, REDO
 
 Record = Mapping[str, Any]
@@ -69,6 +67,7 @@ class Checker:
         self._rank = 0
         self._known: set[bytes] = set()
         self._lists: dict[bytes, int] = {}
+        self._records: set[bytes] = set()
         self._branches: dict[int, _Branch] = {}
         self._writes: set[tuple[Any, ...]] = set()
         self._replays: list[tuple[int, int]] = []
@@ -111,8 +110,6 @@ class Checker:
         self.header = record
 
     def _take_session(self, record: Record) -> None:
-        if not record["name"].strip() or len(record["name"]) > 200:
-            raise ValueError("names its session by no text of 1 to 200 characters")
         self.session = record
 
     def _new(self, kind: str, id: int) -> None:
@@ -159,14 +156,18 @@ class Checker:
             return
         expect_readable(value)
         if value.type == RECORD:
-            self._expect_values(*unpack(value.data).values())
+            parts = unpack(value.data).values()
+            self._expect_values(*parts)
+            if not self._records.isdisjoint(parts):
+                raise ValueError("is a record in a record")
+            self._records.add(value.hash)
         self._new_value(value.hash)
 
     def _take_list(self, record: Record) -> None:
         found = self.made = self._values.list(record)
         self._expect_values(*record["items"])
-        if any(item in self._lists for item in record["items"]):
-            raise ValueError("is a list in a list")
+        if any(item in self._lists or item in self._records for item in record["items"]):
+            raise ValueError("is a list or a record in a list")
         self._new_value(found.key)
         self._lists[found.key] = len(found.items)
 
@@ -185,8 +186,12 @@ class Checker:
     def _take_state(self, record: Record) -> None:
         branch, channels = self._of(record), record["channels"]
         self._expect_values(*channels.values())
-        digests = _expect_header(record["header"], channels)
-        _expect_meta(record)
+        header = record["header"]
+        if not set(header.get("folded", [])) <= channels.keys():
+            raise ValueError("has folded values that are not there")
+        if record["root"] is not None and "" not in (record["meta"].get("parents") or {}):
+            raise ValueError("belongs to a graph checkpoint that it does not name")
+        digests = {name: bytes.fromhex(digest) for name, digest in header.get("digests", {}).items()}
         if hash_state({**channels, **digests}) != record["state_hash"]:
             raise ValueError("does not match the hash of its state")
         self._expect_messages(record)
@@ -303,22 +308,3 @@ class Checker:
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
             raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
         meta.moved(meta.checked(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()})
-
-
-def _expect_header(header: Record, channels: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Check what the header of a graph checkpoint says; give what stands for the values that are not known."""
-    needed = {"versions": thing, "seen": named(thing), "counts": named(number()), "ts": text}
-    fields({name: header[name] for name in needed if name in header}, needed)
-    folded = many(text)(header.get("folded", []))
-    if not set(folded) <= channels.keys():
-        raise ValueError("has folded values that are not there")
-    return {name: bytes.fromhex(text(digest)) for name, digest in named(text)(header.get("digests", {})).items()}
-
-
-def _expect_meta(record: Record) -> None:
-    """Check what LangGraph's metadata says of other graph checkpoints."""
-    found = record["meta"]
-    parents = named(text)(found.get("parents") or {})
-    thing(found.get(DELTA_COUNTERS) or {})
-    if record["root"] is not None and "" not in parents:
-        raise ValueError("belongs to a graph checkpoint that it does not name")

@@ -10,10 +10,10 @@ import json
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Self
 
-from agentgit.errors import InvalidInput
+from agentgit.errors import InvalidInput, Unavailable
 from agentgit.exports.trees import Item
 from agentgit.workspace.files import Files
 from agentgit.workspace.trees import Entry, Written, digest
@@ -46,7 +46,8 @@ class Incoming:
 
     def data(self, part: bytes) -> None:
         """Keep a part of the contents of a file."""
-        self._contents.write(part)
+        with _told():
+            self._contents.write(part)
 
     def file(self, id: bytes, size: int) -> None:
         """Take note that the parts since the last file are one, whose contents have this hash."""
@@ -64,7 +65,8 @@ class Incoming:
         self._note([*shown, item.mode if item is not None else None])
 
     def _note(self, values: list[Any]) -> None:
-        self._changes.write(json.dumps(values).encode() + b"\n")
+        with _told():
+            self._changes.write(json.dumps(values).encode() + b"\n")
 
     # -- into a workspace
 
@@ -104,7 +106,9 @@ class Incoming:
 
     def _trees(self) -> Iterator[tuple[int, int | None, Iterator[Written]]]:
         """Read the trees back; the changes of each are to be read before the next one."""
-        self._changes.seek(0)
+        with _told():
+            self._contents.flush()
+            self._changes.seek(0)
         lines = map(json.loads, self._changes)
         head = next(lines, None)
         while head is not None:
@@ -135,3 +139,19 @@ class Incoming:
         kept = self._kept[id]
         self._contents.seek(kept.start)
         return self._contents.read(kept.size)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say what to do where files cannot be kept aside.
+
+    Raises:
+        Unavailable: the system said no.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"The files of the export cannot be kept in {tempfile.gettempdir()}: {error.strerror}. Free some space "
+            "there, or set $TMPDIR to another folder; then import again."
+        ) from error
