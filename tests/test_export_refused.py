@@ -17,8 +17,9 @@ from agentgit import Corrupt, InvalidInput
 from agentgit.exports import lines
 from agentgit.exports.fields import MOST
 from agentgit.exports.lines import Sealer
-from agentgit.store import import_
-from agentgit.store.blobs import leaf, pack
+from agentgit.store import import_, import_check
+from agentgit.store.blobs import leaf, list_hash, pack
+from agentgit.store.graph_rows import hash_state
 
 
 @pytest.fixture(scope="module")
@@ -418,3 +419,29 @@ def test_b8_what_goes_on_from_great_numbers_goes_on(repo, export):
     )
     agent.run("add lamp")
     assert shop.items == ["lamp"]
+
+
+@pytest.mark.parametrize("where", ["a list", "a record", "a state"])
+def test_b8_a_value_that_is_named_very_often_is_a_bomb(export, target, monkeypatch, where):
+    """B8: what would unpack to far more than the file carries is refused; each value is there only once."""
+    monkeypatch.setattr(import_check, "MUCH", 200_000)
+    large = value("json", json.dumps("x" * 100_000).encode())
+    key = bytes.fromhex(large["id"])
+    made = [large]
+    if where == "a list":
+        many = tuple([key] * 4000)
+        items = [one.hex() for one in many]
+        made.append({"record": "list", "id": list_hash(many).hex(), "base": None, "keep": 0, "items": items})
+    elif where == "a record":
+        made.append(value("record", pack({f"x{n}": key for n in range(4000)})))
+
+    def bomb(found):
+        at = found.index(of(found, "value")[0])
+        found[at:at] = made
+        if where == "a state":
+            state = of(found, "state")[0]
+            state["channels"] |= {f"x{n}": large["id"] for n in range(4000)}
+            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
+            state["state_hash"] = hash_state(channels).hex()
+
+    refused(target, forged(export, bomb), "unpacks to more than", error=Corrupt)

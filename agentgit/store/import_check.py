@@ -6,13 +6,13 @@ It is one pass over the records in their order. In memory are the hashes of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentgit.exports import meta
 from agentgit.exports.records import COUNTED, HEADER
-from agentgit.exports.trees import KINDS, FileChecker, Keeps
+from agentgit.exports.trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
 from agentgit.store.graph_rows import conversation, hash_state
 from agentgit.store.import_values import ListItems, ValueReader, expect_readable
@@ -65,7 +65,8 @@ class Checker:
         self.session: Record = {}
         self._values = ValueReader()
         self._rank = 0
-        self._known: set[bytes] = set()
+        self._weights: dict[bytes, int] = {}
+        self._carried = 0
         self._lists: dict[bytes, int] = {}
         self._records: set[bytes] = set()
         self._branches: dict[int, _Branch] = {}
@@ -161,24 +162,38 @@ class Checker:
             if not self._records.isdisjoint(parts):
                 raise ValueError("is a record in a record")
             self._records.add(value.hash)
-        self._new_value(value.hash)
+            self._new_value(value.hash, self._weight(parts))
+        else:
+            self._carried += len(value.data)
+            self._new_value(value.hash, len(value.data))
 
     def _take_list(self, record: Record) -> None:
         found = self.made = self._values.list(record)
         self._expect_values(*record["items"])
         if any(item in self._lists or item in self._records for item in record["items"]):
             raise ValueError("is a list or a record in a list")
-        self._new_value(found.key)
+        self._new_value(found.key, self._weight(found.items))
         self._lists[found.key] = len(found.items)
 
-    def _new_value(self, key: bytes) -> None:
-        if key in self._known:
+    def _new_value(self, key: bytes, weight: int) -> None:
+        if key in self._weights:
             raise ValueError(f"is a second value {key.hex()}")
-        self._known.add(key)
+        self._weights[key] = weight
+
+    def _weight(self, keys: Iterable[bytes]) -> int:
+        """Tell how many bytes values take together when they are read.
+
+        Raises:
+            ValueError: far more than the export has.
+        """
+        weight = sum(map(self._weights.__getitem__, keys))
+        if weight > max(MUCH, AT_MOST * self._carried):
+            raise ValueError(f"unpacks to more than {AT_MOST} times what the export has of values")
+        return weight
 
     def _expect_values(self, *keys: bytes) -> None:
         for key in keys:
-            if key not in self._known:
+            if key not in self._weights:
                 raise ValueError(f"names a value {key.hex()} that did not come before it")
 
     # -- graph checkpoints
@@ -186,6 +201,7 @@ class Checker:
     def _take_state(self, record: Record) -> None:
         branch, channels = self._of(record), record["channels"]
         self._expect_values(*channels.values())
+        self._weight(channels.values())
         header = record["header"]
         if not set(header.get("folded", [])) <= channels.keys():
             raise ValueError("has folded values that are not there")
