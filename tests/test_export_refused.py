@@ -8,12 +8,16 @@ import pickle
 import re
 from io import BytesIO
 
+import ormsgpack
 import pytest
 from carrying import everything, forged, of, rows, written
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.graph import START, StateGraph
 from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Corrupt, InvalidInput
+from agentgit import Corrupt, InvalidInput, SQLModelSaver
+from agentgit.agents.codec import make_codec
 from agentgit.exports import lines
 from agentgit.exports.fields import MOST
 from agentgit.exports.lines import Sealer
@@ -445,3 +449,50 @@ def test_b8_a_value_that_is_named_very_often_is_a_bomb(export, target, monkeypat
             state["state_hash"] = hash_state(channels).hex()
 
     refused(target, forged(export, bomb), "unpacks to more than", error=Corrupt)
+
+
+class Cipher:
+    """A cipher that is good enough to tell what it has sealed from what it has not."""
+
+    def encrypt(self, plaintext):
+        return "swap", plaintext[::-1]
+
+    def decrypt(self, ciphername, ciphertext):
+        return ciphertext[::-1]
+
+
+CALLED: list[str] = []
+
+
+def called(text):
+    """What a hostile value names."""
+    CALLED.append(text)
+    return text
+
+
+def test_b8_what_is_not_sealed_is_not_taken_for_sealed(target, tmp_path):
+    """B8: a forged value that goes around the cipher is not read by the serializer below it, which calls anything."""
+    hostile = b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", "forged"))))
+
+    def graph(saver):
+        builder = StateGraph(dict)
+        builder.add_node("keep", lambda _: {"x": {1, 2}}).add_edge(START, "keep")
+        return builder.compile(checkpointer=saver)
+
+    with SQLModelSaver.from_conn_string(tmp_path / "a.db", serde=EncryptedSerializer(Cipher())) as saver:
+        config = {"configurable": {"thread_id": "1"}}
+        graph(saver).invoke({}, config)
+        codec = make_codec(EncryptedSerializer(Cipher()), own=False)
+        with pytest.raises(Corrupt, match="not sealed"):
+            codec.decode(leaf("serde", hostile))
+        assert saver.get_tuple(config).checkpoint["channel_values"]["__root__"] == {"x": {1, 2}}
+    assert CALLED == []
+
+
+def test_b8_a_sealed_pickle_is_refused(export, target):
+    """B8: no pickle comes in, also not as what a serializer of somebody's own may have written."""
+    hostile = value("serde", b"pickle\0" + pickle.dumps(print))
+    refused(
+        target, forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), hostile)), "pickle",
+        error=Corrupt,
+    )  # fmt: skip

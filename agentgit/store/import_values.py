@@ -16,6 +16,10 @@ TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "
 """The types of values that agentgit writes; what is of another is not taken: a pickle, for example."""
 
 
+PICKLE = b"pickle"
+"""What LangGraph's serializer calls a pickle, if somebody allows it."""
+
+
 class ListItems(NamedTuple):
     """A list that was read, with all of its items, and the list that it leans on."""
 
@@ -85,6 +89,8 @@ class ValueReader:
 def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
     if fields["type"] in (LIST, CHUNK) or fields["type"] not in TYPES:
         raise ValueError(f"has type {fields['type']!r}, which agentgit does not write")
+    if fields["type"] == SEALED and data.partition(b"\0")[0] == PICKLE:
+        raise ValueError("is a pickle, which may do anything where it is read, and is not carried")
     found = leaf(fields["type"], data)
     if found.hash != fields["id"]:
         raise ValueError("does not match its hash")
