@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from io import BytesIO
 
@@ -587,3 +591,59 @@ def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsy
     said("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
     said("rewind", "t", "HEAD", "--yes", "--db", "b.db")
     assert (tmp_path / "there" / "a.txt").read_text() == "one"
+
+
+KILLED = """
+import os, signal, sys
+import agentgit
+from agentgit.store import import_
+from agentgit.workspace.incoming import Incoming
+
+where, data, url = sys.argv[1:4]
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if where == "checked":
+    Incoming.put_into = die
+elif where == "a tree":
+    seen, plain = [], Incoming._trees
+    def trees(self):
+        for n, one in enumerate(plain(self)):
+            if n:
+                die()
+            yield one
+    Incoming._trees = trees
+elif where == "rows":
+    import_._Tables.flush = die
+else:
+    agentgit.store.import_.Import._store = die
+agentgit.open(url).import_(data, workspace=sys.argv[4])
+"""
+
+
+@pytest.mark.parametrize("where", ["checked", "a tree", "rows", "the database"])
+def test_b8_an_import_that_is_killed_changes_nothing_that_anybody_sees(export, database, tmp_path, where):
+    """B8: after kill -9 anywhere there is no session, the folder is as it was, and importing once more works."""
+    (tmp_path / "x").write_bytes(export)
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine.txt").write_text("mine")
+    url = database.url.render_as_string(hide_password=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, where, str(tmp_path / "x"), url, str(there)], check=False)  # noqa: S603  # our own
+    assert done.returncode == -signal.SIGKILL
+    with agentgit.open(database.url) as repo:
+        assert (repo.sessions(), repo.fsck(3).is_sound) == ([], True)
+        assert os.listdir(there) == ["mine.txt"]
+        assert repo.import_(tmp_path / "x", workspace=there).snapshots == 3
+        assert wrapped(repo, Desk(there)).rewind_files("HEAD", force=True).changes
+
+
+def test_b8_two_imports_at_once_into_one_workspace(export, database, tmp_path):
+    """B8: each has snapshots of its own, and both can be gone back to."""
+    with agentgit.open(database.url) as repo, ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: repo.import_(BytesIO(export), workspace=tmp_path / "there"), range(2)))
+        assert sorted(one.session.session_name for one in made) == ["s", "s-2"]
+        for one in made:
+            wrapped(repo, Desk(tmp_path / "there"), one.session.session_name).rewind_files("HEAD", force=True)
+            assert (tmp_path / "there" / "a.txt").read_text() == "three"

@@ -286,6 +286,14 @@ LIES = {
     "a batch after which none comes": (change("call", at=-1, batch=2**31 - 1), "batch is no whole number"),
     "a step after which none comes": (change("state", at=-1, seq=2**31 - 1), "seq is no whole number"),
     "an entry after which none comes": (change("log", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "an exploration whose end is not told": (
+        lambda found: of(found, "branch")[-1]["meta"]["exploration"].pop("end"),
+        "no field 'end'",
+    ),
+    "a score that is none": (
+        lambda found: of(found, "branch")[-1]["meta"]["exploration"].update(score="best"),
+        "score is no number",
+    ),
     "a record in a record": (
         lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
         "record in a record",
