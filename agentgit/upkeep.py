@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from sqlalchemy import Connection
 
@@ -111,24 +111,23 @@ class Upkeep(Verbs):
         def work(connection: Connection) -> int:
             found = self.lookup.session(connection, session)
             of = self.lookup.branch(connection, found, branch).id if branch is not None else None
-            self.store.sessions.lock(connection, found.id)
-            points = thinning.points(connection, self.store, found.id, of)
-            judged = [Verdict(point=point, goes=not point.needed, why=point.needed) for point in points]
-            return sum(one.goes for one in thinning.delete(connection, self.store, judged))
+            return sum(one.goes for one in thinning.clear(connection, self.store, found.id, branch_id=of))
 
         gone = self.store.database.write(work, durable=True)
         self._engine().files.release()
         return gone
 
-    def _deleted(self, ids: Sequence[int]) -> int:
-        """Delete those of some checkpoints of one session that nothing needs; tell how many went."""
+    def _deleted(self, ids: Collection[int]) -> list[Verdict]:
+        """Delete those of some checkpoints of one session that nothing needs; tell what became of each."""
 
-        def work(connection: Connection) -> int:
-            for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids[:1])):
-                self.store.sessions.lock(connection, row.external_session_id)  # so that nobody goes to one meanwhile
-            return self.store.checkpoints.delete(connection, ids)
+        def work(connection: Connection) -> list[Verdict]:
+            for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(list(ids)[:1])):
+                return thinning.clear(connection, self.store, row.external_session_id, ids=ids)
+            return []
 
-        return self.store.database.write(work)
+        judged = self.store.database.write(work)
+        self._engine().files.release()
+        return judged
 
     # -- space back
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection
@@ -18,17 +17,17 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound
 from agentgit.rollback.takeover import take_back_all
+from agentgit.store.checkpoints import MERGED, merged_by
 from agentgit.store.comparing import Comparing
-from agentgit.store.lookup import Place, is_id
+from agentgit.store.lookup import Place
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment
-from agentgit.values import from_json
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
-MERGED, PICKED = "merged", "picked"
-"""Where the data of a checkpoint says what came with it."""
+PICKED = "picked"
+"""Where the data of a checkpoint says what was picked."""
 
 
 class Carries:
@@ -126,7 +125,8 @@ class Carries:
         fork = comparing.meeting(connection, ours, theirs)
         if fork is None:
             raise InvalidInput("These are of two sessions, which never parted. cherry_pick() takes messages.")
-        merged = {id for row in (ours, theirs) for id in _merged(comparing.noted(connection, row))}
+        ways = (comparing.noted(connection, row) for row in (ours, theirs))
+        merged = {id for way in ways for row in way if (id := merged_by(row.data)) is not None}
         ends = [comparing.ends(connection, row) for row in (ours, theirs)]
         # What was merged of one counts where that one still has it on its way.
         known = [
@@ -204,13 +204,3 @@ class Carries:
         checkpoint_id = arriving.publish(coming, label)
         agent.seen, agent.late = arriving.made, ()
         return agent.repository.checkpoint(checkpoint_id)
-
-
-def _merged(path: Iterable[Found]) -> Iterator[int]:
-    """Tell which checkpoints were merged on a path."""
-    for row in path:
-        data = from_json(row.data)
-        merged = data.get(MERGED) if isinstance(data, dict) else None
-        source = merged.get("checkpoint") if isinstance(merged, dict) else None
-        if type(source) is int and is_id(source):
-            yield source
