@@ -241,7 +241,8 @@ class Upkeep(Verbs):
             of: a session; None is the one that moved last. `repo.user` is all your sessions.
             branch: only this branch of the session; None is all.
             prices: what a million tokens cost by the name of the model, of input and of output: `{"m": (1.25, 10)}`;
-                `*` is every other model.
+                a third and a fourth number are for input that a cache had, and that was put into one; `*` is every
+                other model.
             storage: True to also measure what it takes of the database, which looks at all that is stored.
 
         Raises:

@@ -38,6 +38,7 @@ def figures(
     ids = [branch.id for branch in branches]
     points = {row.branch: row for row in _many(connection, store, _POINTS, ids)}
     calls, operations = (_by_word(connection, store, query, ids) for query in (_CALLS, _OPERATIONS))
+    began = _beginnings(connection, store, branches)
     names = {session.id: session.session_name for session in sessions}
     return [
         BranchFigures(
@@ -50,7 +51,7 @@ def figures(
                 last=points[branch.id].last if branch.id in points else None,
                 calls=calls[branch.id],
                 operations=operations[branch.id],
-                tokens=_tokens(connection, store, branch),
+                tokens=_tokens(connection, store, branch, began.get(branch.id)),
             ),
         )
         for branch in branches
@@ -97,19 +98,25 @@ def _by_word(connection: Connection, store: Store, query: Any, ids: Sequence[int
     return counts
 
 
-def _tokens(connection: Connection, store: Store, branch: Found) -> Usage:
+def _tokens(connection: Connection, store: Store, branch: Found, began: str | None) -> Usage:
     """Tell what was used on a branch itself: what its newest state has more than the one that it began with."""
     thread = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
     now = _NEWEST.first(connection, thread)
     if now is None:
         return {}
-    point = {"tenant": store.tenant_id, "checkpoint": branch.branch_point_id}
-    began = _POINT.first(connection, point) if branch.branch_point_id is not None else None
-    if began is None or began.graph_checkpoint_id is None:
-        first = None
-    else:
-        first = _ONE.first(connection, {**thread, "checkpoint_id": began.graph_checkpoint_id})
+    first = _ONE.first(connection, {**thread, "checkpoint_id": began}) if began is not None else None
     return beyond(usage.read(from_json(now.header)), usage.read(from_json(first.header)) if first is not None else {})
+
+
+def _beginnings(connection: Connection, store: Store, branches: Sequence[Found]) -> dict[int, str]:
+    """Give the graph checkpoint that each branch began with, if it did not begin with nothing: a fork, a template."""
+    left = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
+    points = _many(connection, store, _LEFT, list(left))
+    # Where a branch is not published yet, the checkpoint where it left says the same.
+    found = {left[row.id]: row.graph_checkpoint_id for row in points}
+    own = _many(connection, store, _BEGAN, [branch.id for branch in branches])
+    found.update((row.internal_session_id, row.graph_checkpoint_id) for row in own)
+    return found
 
 
 _of_branches: Any = bindparam("branches", expanding=True)
@@ -136,6 +143,14 @@ _OPERATIONS = (
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.source_id.in_(_of_branches))
     .group_by(OPERATION.c.source_id, OPERATION.c.kind)
 )
+_BEGAN = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"),
+    CHECKPOINT.c.internal_session_id.in_(_of_branches),
+    CHECKPOINT.c.kind == "branch",
+)
+_LEFT = select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id.in_(_of_branches)
+)
 _NAMES = (
     select(CHECKPOINT.c.name, func.count().label("total"))
     .where(
@@ -152,8 +167,3 @@ _ROWS = select(func.sum(func.length(GRAPH.c.meta) + func.length(GRAPH.c.header) 
 _thread = where(GRAPH, "tenant_id", "thread_id", "ns")
 _NEWEST = Prepared(select(GRAPH.c.header).where(*_thread).order_by(GRAPH.c.seq.desc()).limit(1))
 _ONE = Prepared(select(GRAPH.c.header).where(*_thread, GRAPH.c.checkpoint_id == bindparam("checkpoint_id")))
-_POINT = Prepared(
-    select(CHECKPOINT.c.graph_checkpoint_id).where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint")
-    )
-)
