@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, select
 
-from agentgit.errors import Corrupt
 from agentgit.sessions import operation
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
-from agentgit.store.blobs import unpack
 from agentgit.store.checkpoints import OPERATION
-from agentgit.store.chunks import split_hashes
-from agentgit.store.fsck_values import RESTORE, Report, missing_from, rows
+from agentgit.store.fsck_values import RESTORE, Report, rows
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
-from agentgit.store.graph_rows import WRITE, conversation, found, hash_state
 from agentgit.store.journal import INVOCATION, LOGGED, WORLD
 from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, TAG, USER
 from agentgit.store.snapshots import SNAPSHOT
@@ -33,19 +29,16 @@ CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
 OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
 
 
-def check_rows(connection: Connection, store: Store, there: set[bytes], report: Report, *, hashes: bool) -> None:
-    """Check every row but the stored values.
+def check_rows(connection: Connection, store: Store, report: Report, *, hashes: bool) -> None:
+    """Check the rows of sessions: all but the stored values and what LangGraph saved.
 
     Args:
         connection: any.
         store: whose.
-        there: the hashes of the values that are stored.
         report: takes what is found.
         hashes: True to also compare what rows say of states, and to read their JSON.
     """
     check = _Rows(connection, store, report, hashes=hashes)
-    check.graph_checkpoints(there)
-    check.writes(there)
     check.sessions()
     check.branches()
     check.snapshots()
@@ -62,8 +55,6 @@ class _Rows:
 
     def __init__(self, connection: Connection, store: Store, report: Report, *, hashes: bool) -> None:
         self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
-        self.states: dict[tuple[str, str], tuple[bytes, int]] = {}
-        """The hash of the state and the count of messages of each graph checkpoint of a whole graph."""
         self.users = self._ids(USER)
         self.current: dict[int, int | None] = {}
         """Of each session the branch that it continues on."""
@@ -100,44 +91,6 @@ class _Rows:
                     from_json(data)
                 except ValueError:
                     self.report.add(row, f"its {name} cannot be read", RESTORE)
-
-    # -- of LangGraph
-
-    def graph_checkpoints(self, there: set[bytes]) -> None:
-        """Check the graph checkpoints: their values are stored, and their hash is that of the values."""
-        light = (GRAPH.c.thread_id, GRAPH.c.ns, GRAPH.c.checkpoint_id, GRAPH.c.channels, GRAPH.c.state_hash)
-        for row in self._rows(*(GRAPH.c if self.hashes else (*light, GRAPH.c.message_count))):
-            name = f"graph_checkpoint {row.thread_id}/{row.ns}/{row.checkpoint_id}"
-            if not row.ns:
-                self.states[row.thread_id, row.checkpoint_id] = row.state_hash, row.message_count
-            try:
-                named = self._hashed(name, row) if self.hashes else unpack(row.channels)
-                if missing := missing_from(there, named):
-                    self.report.add(name, missing, RESTORE)
-            except ValueError:
-                self.report.add(name, "its channels cannot be read", RESTORE)
-            except (Corrupt, KeyError, TypeError, AttributeError):
-                self.report.add(name, "its channels, header or metadata cannot be read", RESTORE)
-
-    def _hashed(self, name: str, row: Any) -> Mapping[str, bytes]:
-        """Compare what a graph checkpoint says of its state; give the values."""
-        at = found(row)
-        counts: Mapping[str, int] = at.header["counts"]
-        count = counts.get(conversation(counts) or "", 0)
-        if hash_state({**at.values, **at.digests}) != at.state_hash:
-            self.report.add(name, "its state_hash is not that of its values", RESTORE)
-        if count != at.message_count:
-            self.report.add(name, f"it says {at.message_count} messages, and its header {count}", RESTORE)
-        return at.values
-
-    def writes(self, there: set[bytes]) -> None:
-        """Check the pending writes: their values are stored. Their checkpoint may still be on its way."""
-        columns = (WRITE.c.thread_id, WRITE.c.ns, WRITE.c.checkpoint_id, WRITE.c.task_id, WRITE.c.idx, WRITE.c.value)
-        for *key, value in self._rows(*columns):
-            missing = [held for held in split_hashes(value) if held not in there]
-            if missing:
-                name = "/".join(map(str, key))
-                self.report.add(f"graph_write {name}", f"its value {missing[0].hex()} is not there", RESTORE)
 
     # -- sessions and branches
 
@@ -193,21 +146,20 @@ class _Rows:
 
     def checkpoints(self) -> None:
         """Check the checkpoints: their branch, their graph checkpoint and their files, and that they agree."""
-        columns = ("id", "internal_session_id", "kind", "graph_checkpoint_id", "state_hash", "message_count", "data")
-        for row in self._rows(*(CHECKPOINT.c[name] for name in columns), CHECKPOINT.c.workspace_snapshot_id):
+        for row in rows(self.connection, _with_state(self.store.tenant_id), self.report):
             name = f"checkpoint {row.id}"
             self._refers(name, "branch", row.internal_session_id, self.of_branch)
             self._one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
             todo = "Its files cannot be brought back; its conversation can, with files=False."
             self._refers(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
-            self._json(name, data=row.data)
-            if row.graph_checkpoint_id is None or row.internal_session_id not in self.of_branch:
+            if row.data is not None:
+                self._json(name, data=row.data)
+            if row.thread_id is None:  # its branch is not there, and that was told
                 continue
-            at = self.states.get((self.of_branch[row.internal_session_id][1], row.graph_checkpoint_id))
-            if at is None:
+            if row.graph_checkpoint_id is not None and row.hash_there is None:
                 todo = "Delete it with repo.delete_checkpoint(id), or restore the database from a copy."
                 self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is not there", todo)
-            elif self.hashes and at != (row.state_hash, row.message_count):
+            elif self.hashes and (row.state_hash, row.message_count) != (row.hash_there or b"", row.count_there or 0):
                 self.report.add(name, "its state_hash or message_count is not that of its graph checkpoint", RESTORE)
 
     def tags(self) -> None:
@@ -268,6 +220,24 @@ class _Rows:
             self._refers(name, "call", row.invocation_id, self.call_ids)
             self._refers(name, "operation", row.operation_id, self.operation_ids)
             self._one_of(name, "action", row.action, LOGGED)
+
+
+def _with_state(tenant_id: int) -> Any:
+    """Read the checkpoints, each beside what it points at."""
+    c, of_branch = CHECKPOINT.c, and_(BRANCH.c.tenant_id == tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    at = and_(
+        GRAPH.c.tenant_id == tenant_id,
+        GRAPH.c.thread_id == BRANCH.c.thread_id,
+        GRAPH.c.ns == "",
+        GRAPH.c.checkpoint_id == c.graph_checkpoint_id,
+    )
+    columns = (
+        c.id, c.internal_session_id, c.kind, c.data, c.workspace_snapshot_id, c.graph_checkpoint_id, c.state_hash,
+        c.message_count, BRANCH.c.thread_id, GRAPH.c.state_hash.label("hash_there"),
+        GRAPH.c.message_count.label("count_there"),
+    )  # fmt: skip
+    joined = CHECKPOINT.outerjoin(BRANCH, of_branch).outerjoin(GRAPH, at)
+    return select(*columns).select_from(joined).where(c.tenant_id == tenant_id)
 
 
 def _loops(branch_id: int, parents: Mapping[int, int | None]) -> bool:
