@@ -151,7 +151,7 @@ def _returns(connection: Connection, tenant_id: int, thread: str, ns: str, start
     """Tell whether the way back from a graph checkpoint comes to it again."""
     c = CHECKPOINT.c
     here = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
-    parents: dict[str, str | None] = dict(connection.execute(here).tuples().all())
+    parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(here)}
     seen: set[str] = set()
     at = parents.get(start)
     while at is not None and at != start and at not in seen:
