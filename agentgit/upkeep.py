@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sqlalchemy import Connection
 
@@ -11,9 +11,9 @@ from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.stats import Prices, Stats, expect_prices
-from agentgit.sessions.upkeep import Checked, Progress, Reclaimed
+from agentgit.sessions.upkeep import Checked, Parts, Progress, Reclaimed
 from agentgit.store import figures, thinning
-from agentgit.store.collect import Collected
+from agentgit.store.collect import Collected, sizes
 from agentgit.store.fsck import HASHES, HEADS, REFERENCES, fsck
 from agentgit.store.sessions import CHECKPOINT
 from agentgit.store.steps import Spare
@@ -131,7 +131,10 @@ class Upkeep(Verbs):
 
     # -- space back
 
-    def gc(self, *, dry_run: bool = False, steps: bool = True, shrink: bool = True, imports: bool = False) -> Reclaimed:
+    def gc(
+        self, *, dry_run: bool = False, steps: bool = True, shrink: bool = True, imports: bool = False,
+        progress: Progress | None = None,
+    ) -> Reclaimed:  # fmt: skip
         """Give back the space of what nothing needs any more; tell what it was.
 
         Each session that has a retention is thinned out first. Then go: the graph checkpoints between checkpoints, the
@@ -144,16 +147,21 @@ class Upkeep(Verbs):
             steps: False to keep what LangGraph saved between the checkpoints; `get_state_history` has it.
             shrink: False to keep the free space in the database, for what comes next.
             imports: True to also delete what imports have left half way.
+            progress: told how much is done, and of how much: sessions, branches, rows and values that are looked at.
         """
         before = self.store.database.size()
-        without = self._thin_all(dry_run=dry_run)
+        kept = self._read(lambda c: thinning.with_retention(c, self.store))
+        parts = Parts(progress, self._read(lambda c: self._sizes(c, kept)) if progress is not None else None)
+        without = self._thin_all(parts.over("sessions", ([one] for one in kept)), dry_run=dry_run)
 
-        def spare(connection: Connection) -> Spare:
-            return find_steps(connection, self.store.tenant_id, without if dry_run else ())
+        def spare(connection: Connection) -> Iterator[Spare]:
+            return find_steps(connection, self.store.tenant_id, without if dry_run else (), parts)
 
         def work(connection: Connection) -> Collected:
             wanted = spare if steps else None
-            return self.store.graphs.collect(connection, dry_run=dry_run, imports=imports, find_steps=wanted)
+            return self.store.graphs.collect(
+                connection, dry_run=dry_run, imports=imports, find_steps=wanted, parts=parts
+            )
 
         if dry_run:
             snapshots = self._read(lambda c: len(self.store.snapshots.free(c, without)))
@@ -162,6 +170,7 @@ class Upkeep(Verbs):
             snapshots = self._engine().files.release(collect=True)
             collected = self.store.database.write(work, durable=True)
         problem = self._shrink() if shrink and not dry_run and any((*collected, *without)) else ""
+        parts.end("space")
         return Reclaimed(
             **collected._asdict(),
             checkpoints=len(without),
@@ -172,10 +181,15 @@ class Upkeep(Verbs):
             problem=problem,
         )
 
-    def _thin_all(self, *, dry_run: bool) -> set[int]:
-        """Thin out each session that has a retention; give the checkpoints that went, or would."""
+    def _sizes(self, connection: Connection, kept: Sequence[int]) -> dict[str, int]:
+        """Count the things of each part of a collection; giving the space back copies all that is stored."""
+        found = sizes(connection, self.store.tenant_id)
+        return {"sessions": len(kept), **found, "space": found["values"]}
+
+    def _thin_all(self, kept: Iterable[int], *, dry_run: bool) -> set[int]:
+        """Thin out the sessions that have a retention; give the checkpoints that went, or would."""
         gone: set[int] = set()
-        for session_id in self._read(lambda c: thinning.with_retention(c, self.store)):
+        for session_id in kept:
 
             def work(connection: Connection, session_id: int = session_id) -> list[Verdict]:
                 keeps = thinning.read(connection, self.store, session_id)

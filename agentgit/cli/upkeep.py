@@ -120,8 +120,8 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Give back the space of what nothing needs any more."""
-    with repository(db) as repo, _progress("collecting", as_json):
-        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports)
+    with repository(db) as repo, _progress("collecting", as_json) as progress:
+        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, func, select, true
 
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.checkpoints import OPERATION
-from agentgit.store.fsck_values import AT_ONCE, RESTORE, Report, rows
+from agentgit.store.fsck_values import RESTORE, Report, rows
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
@@ -69,7 +69,7 @@ class Rows:
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
         if where is not None:
             query = query.where(where).group_by(columns[0])
-        for page in Prepared(query).pages(self.connection, AT_ONCE, raw=True):
+        for page in Prepared(query).pages(self.connection, raw=True):
             yield from page
 
     def ids(self, table: Any) -> set[int]:

@@ -28,9 +28,6 @@ from agentgit.store.store import Store
 
 RESTORE = "Restore the database from a copy."
 
-AT_ONCE = 2000
-"""How many rows are read at once, and between two reports of how far it is."""
-
 
 class Report(Protocol):
     """Takes what is found."""
@@ -47,7 +44,7 @@ class Report(Protocol):
 
 def rows(connection: Connection, query: Any, report: Report, *, raw: bool = False) -> Iterator[Any]:
     """Read many rows a part at a time, and count them; see `Prepared.pages`."""
-    for page in Prepared(query).pages(connection, AT_ONCE, raw=raw):
+    for page in Prepared(query).pages(connection, raw=raw):
         yield from page
         report.did(len(page))
 
@@ -80,7 +77,7 @@ def check_values(
         hashes: True to also unpack each value and hash it.
     """
     mine = BLOB.c.tenant_id == store.tenant_id
-    pages = Prepared(select(BLOB.c.hash).where(mine)).pages(connection, AT_ONCE, raw=True)
+    pages = Prepared(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
     there = {key for page in pages for (key,) in page}
     check = _Values(connection, store, there, dictionaries, report, hashes=hashes)
     data = BLOB.c.data

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
+from agentgit.sessions.upkeep import Parts
 from agentgit.store import fork, threads, usage
 from agentgit.store.blobs import compact, pack
 from agentgit.store.collect import Collected, collect
@@ -213,10 +214,12 @@ class GraphStore:
         *,
         dry_run: bool = False,
         imports: bool = False,
-        find_steps: Callable[[Connection], Spare] | None = None,
+        find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
+        parts: Parts | None = None,
     ) -> Collected:
         """Delete the values that nothing refers to any more; see `agentgit.store.collect`."""
-        return collect(connection, self.content.blobs, dry_run=dry_run, imports=imports, find_steps=find_steps)
+        blobs = self.content.blobs
+        return collect(connection, blobs, dry_run=dry_run, imports=imports, find_steps=find_steps, parts=parts)
 
     # -- reading
 

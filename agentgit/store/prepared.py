@@ -15,6 +15,9 @@ from sqlalchemy.types import TypeEngine
 
 Convert = Callable[[Any], Any]
 
+PAGE = 2000
+"""How many rows are in memory at a time, where there are many."""
+
 
 class Prepared:
     """A statement that is compiled once for each kind of database.
@@ -72,11 +75,14 @@ class Prepared:
         found = self.all(connection, row)
         return found[0] if found else None
 
-    def pages(self, connection: Connection, size: int, *, raw: bool = False) -> Iterator[Sequence[Any]]:
-        """Run a query without parameters of its own and give its rows a page at a time; the others are not in memory.
+    def pages(
+        self, connection: Connection, row: Mapping[str, Any] | None = None, *, size: int = PAGE, raw: bool = False
+    ) -> Iterator[Sequence[Any]]:
+        """Run a query and give its rows a page at a time; the others are not in memory.
 
         Args:
             connection: in a transaction.
+            row: by the names of the parameters.
             size: how many rows a page has at most.
             raw: True for tuples as the driver gives them, which takes a third of the time.
         """
@@ -84,9 +90,9 @@ class Prepared:
         is_sqlite = connection.dialect.name == "sqlite"
         # A server sends everything at once, unless it is asked by a cursor with a name.
         source: Any = connection.connection
-        cursor = source.cursor() if is_sqlite else source.cursor(name=f"agentgit_{id(compiled):x}")
+        cursor = source.cursor() if is_sqlite else source.cursor(f"agentgit_{id(compiled):x}")
         try:
-            cursor.execute(compiled.sql, compiled.bind({}))
+            cursor.execute(compiled.sql, compiled.bind(row or {}))
             while page := cursor.fetchmany(size):
                 yield page if raw else [compiled.read(found) for found in page]
         finally:
