@@ -285,7 +285,7 @@ class Upkeep(Verbs):
                 names=figures.names(connection, self.store, [row.id for row in rows]),
                 sessions=len(sessions),
                 prices=given,
-                storage=figures.storage(connection, self.store, {row.thread_id for row in rows}) if storage else None,
+                storage=figures.storage(connection, self.store, rows) if storage else None,
             )
 
         if isinstance(of, User) and branch is not None:

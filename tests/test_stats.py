@@ -20,6 +20,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.upkeep import stats_lines
 from agentgit.sessions.stats import Tokens, added, beyond, cost_of
 from agentgit.store import usage
+from agentgit.values import to_json
 
 
 def said(text="ok", into=10, out=5, model="m", **more):
@@ -287,6 +288,19 @@ def test_w13_storage_of_its_own_and_shared(repo):
     assert repo.stats("s", branch="main", storage=True).storage.shared == branch.shared
     assert repo.stats("s").storage is None
     assert repo.stats("s", storage=True).to_dict()["storage"]["own"] > alone.own
+
+
+def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
+    """W13: arguments and results of calls, and what a person kept with a checkpoint, are its own, too."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("hm")
+    before = repo.stats("s", storage=True).storage.own
+    agent.checkpoint("big", data="x" * 10_000)
+    assert repo.stats("s", storage=True).storage.own - before == 10_002
+    agent.run("add " + "ü" * 10_000)
+    (call,) = agent.tool_track()
+    assert repo.stats("s", storage=True).storage.own - before > 10_002 + 2 * len(to_json(call.args))
 
 
 # -- nothing twice

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, select
@@ -15,7 +17,7 @@ from agentgit.store.blobs import BLOB
 from agentgit.store.checkpoints import OPERATION
 from agentgit.store.collect import in_use
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
-from agentgit.store.graph_rows import where
+from agentgit.store.graph_rows import WRITE, where
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import CHECKPOINT, Found
@@ -66,23 +68,24 @@ def names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> di
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def storage(connection: Connection, store: Store, threads: set[str]) -> Storage:
-    """Measure what some threads take; it walks through everything that is stored, but reads no state.
+def storage(connection: Connection, store: Store, branches: Sequence[Found]) -> Storage:
+    """Measure what some branches take; it walks through everything that is stored, but reads no state.
 
     Args:
         connection: any.
         store: where.
-        threads: which.
+        branches: their rows.
     """
-    blobs = store.graphs.content.blobs
+    blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
     mine, _ = in_use(connection, blobs, lambda place: place.thread not in threads)
     others, _ = in_use(connection, blobs, lambda place: place.thread in threads)
     own = shared = 0
     for key, size in connection.execute(_SIZES, {"tenant": store.tenant_id}):
         if key in mine:
             own, shared = (own, shared + size) if key in others else (own + size, shared)
-    for part in slices(list(threads)):
-        own += connection.execute(_ROWS, {"tenant": store.tenant_id, "threads": part}).scalar_one() or 0
+    for keys, queries in ((list(threads), _OF_THREADS), ([branch.id for branch in branches], _OF_BRANCHES)):
+        for query in queries:
+            own += sum(row.bytes or 0 for row in _many(connection, store, query, keys))
     return Storage(own=own, shared=shared)
 
 
@@ -161,9 +164,23 @@ _NAMES = (
     .group_by(CHECKPOINT.c.name)
 )
 _SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == bindparam("tenant"))
-_ROWS = select(func.sum(func.length(GRAPH.c.meta) + func.length(GRAPH.c.header) + func.length(GRAPH.c.channels))).where(
-    GRAPH.c.tenant_id == bindparam("tenant"), GRAPH.c.thread_id.in_(bindparam("threads", expanding=True))
-)
+
+
+def _bytes(key: Any, *columns: Any) -> Any:
+    """Add up how long the contents of some columns are, of the rows with these keys."""
+    lengths = (func.coalesce(func.length(column), 0) for column in columns)
+    mine = key.table.c.tenant_id == bindparam("tenant")
+    return select(func.sum(reduce(add, lengths)).label("bytes")).where(mine, key.in_(_of_branches))
+
+
+_OF_THREADS = [
+    _bytes(GRAPH.c.thread_id, GRAPH.c.meta, GRAPH.c.header, GRAPH.c.channels),
+    _bytes(WRITE.c.thread_id, WRITE.c.value),
+]
+_OF_BRANCHES = [
+    _bytes(INVOCATION.c.internal_session_id, INVOCATION.c.args, INVOCATION.c.result, INVOCATION.c.answers),
+    _bytes(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.data),
+]
 _thread = where(GRAPH, "tenant_id", "thread_id", "ns")
 _NEWEST = Prepared(select(GRAPH.c.header).where(*_thread).order_by(GRAPH.c.seq.desc()).limit(1))
 _ONE = Prepared(select(GRAPH.c.header).where(*_thread, GRAPH.c.checkpoint_id == bindparam("checkpoint_id")))
