@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
-from puts import count
+from puts import BLOB, count
 from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
+from agentgit.store.graph_rows import WRITE
 from agentgit.store.steps import Step, needed
 from agentgit.store.tables import DictionaryRow
 from agentgit.workspace.workspace import Workspace
@@ -363,3 +364,20 @@ def test_bad_input_a_level_that_is_none(repo):
     for level in (0, 4, True, "2", None, 2.5):
         with pytest.raises(InvalidInput, match="no level"):
             repo.fsck(level=level)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_w13_a_collection_says_how_far_it_is(repo, dry_run):
+    """W13: it tells how much is done and of how much, from the first session to the last value, and never goes back."""
+    agent = wrap(repo)
+    for n in range(3):
+        agent.run(f"add i{n}")
+    repo.set_retention(Retention(compress_after=2, keep_last=1), "s")
+    rows = sum(count(repo.store.database, table) for table in (GRAPH, WRITE, BLOB))
+    told = []
+    repo.gc(dry_run=dry_run, progress=lambda done, total: told.append((done, total)))
+    (total,) = {total for _, total in told}
+    assert total > rows
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (total, total)
+    assert len({done for done, _ in told}) > 5

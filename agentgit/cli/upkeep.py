@@ -38,7 +38,7 @@ Size = Annotated[
 ]
 Price = Annotated[
     list[str] | None,
-    typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost; may be given several times."),
+    typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost, or IN,OUT,CACHED,INTO_CACHE."),
 ]
 
 
@@ -135,8 +135,8 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Give back the space of what nothing needs any more."""
-    with repository(db) as repo, _progress("collecting", as_json):
-        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports)
+    with repository(db) as repo, _progress("collecting", as_json) as progress:
+        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
 
 
@@ -173,15 +173,15 @@ def stats(
         output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
 
 
-def _price(text: str) -> tuple[str, tuple[float, float]]:
+def _price(text: str) -> tuple[str, list[float]]:
     model, _, numbers = text.rpartition("=")
     try:
-        of_input, of_output = map(float, numbers.split(","))
+        price = [float(number) for number in numbers.split(",")]
     except ValueError:
-        model = ""
-    if not model:
+        price = []
+    if not model or len(price) < 2:
         raise InvalidInput(f"{text!r} is no price. Write the model and what a million tokens cost: --price m=1.25,10")
-    return model, (of_input, of_output)
+    return model, price
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from datetime import UTC, tzinfo
 from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
-from agentgit.sessions.stats import Figures, Prices, Stats, cost_of
+from agentgit.sessions.stats import Figures, Prices, Stats, Tokens, cost_of
 from agentgit.sessions.upkeep import Checked, Reclaimed
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -120,7 +120,7 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
         ("calls", _words(total.calls)),
         ("operations", _words(total.operations)),
         ("reversals", _reversals(total)),
-        *((f"tokens of {clean(m)}", f"{t.input} in, {t.output} out") for m, t in sorted(total.tokens.items())),
+        *((f"tokens of {clean(m)}", _tokens(t)) for m, t in sorted(total.tokens.items())),
         ("cost", _cost(total, stats.prices)),
         ("storage", _storage(stats)),
     ]  # fmt: skip
@@ -129,6 +129,12 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
     if len(stats.branches) > 1:
         lines += table([_branch(one.session_name, one.name, one.figures, stats) for one in stats.branches], width=width)
     return lines
+
+
+def _tokens(tokens: Tokens) -> str:
+    cached = ((tokens.cache_read, "from a cache"), (tokens.cache_write, "into a cache"))
+    said = ", ".join(f"{n} {what}" for n, what in cached if n)
+    return f"{tokens.input} in{f' ({said})' if said else ''}, {tokens.output} out"
 
 
 def _branches(stats: Stats) -> str:

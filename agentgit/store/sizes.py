@@ -49,9 +49,8 @@ class Sizes:
 
     def without(self, points: Collection[int]) -> int:
         """Tell how many bytes it would take without some checkpoints, and without the steps that nothing needs then."""
-        return self._measured(
-            frozenset(find(self._connection, self._store.tenant_id, frozenset(points), self._branches).gone)
-        )
+        spare = find(self._connection, self._store.tenant_id, frozenset(points), self._branches)
+        return self._measured({place for one in spare for place in one.gone})
 
     def _measured(self, gone: Collection[Place]) -> int:
         live, lists = in_use(
