@@ -353,6 +353,24 @@ def test_b4_a_session_that_takes_too_much_of_the_database_is_thinned_out(repo):
     assert repo.fsck(level=3).is_sound
 
 
+def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
+    """B4, W13: calls stay and count; what was kept with a checkpoint goes with it, and is counted as gone."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(6):
+        agent.run(f"add {noise(n, 2000)}")
+        agent.checkpoint(f"n{n}", data=noise(n, 3000))
+    repo.gc()
+    took = repo.stats("s", storage=True).storage.own
+    most = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=took - 5000)
+    tried = repo.thin("s", most, dry_run=True)
+    assert tried.bytes_before == took
+    assert tried.gone
+    repo.thin("s", most)
+    repo.gc(shrink=False)
+    assert repo.stats("s", storage=True).storage.own == tried.bytes_after
+
+
 def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
     """B4: what is needed and the newest stay, however large the session is, and the dry run says so."""
     agent = repo.wrap(forgetful(), "s")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import add
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, select
@@ -17,10 +15,11 @@ from agentgit.store.blobs import BLOB
 from agentgit.store.checkpoints import OPERATION
 from agentgit.store.collect import in_use
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
-from agentgit.store.graph_rows import WRITE, where
+from agentgit.store.graph_rows import where
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.sizes import OF_BRANCHES, OF_THREADS, lengths
 from agentgit.store.slices import slices
 from agentgit.store.store import Store
 from agentgit.values import from_json
@@ -166,21 +165,14 @@ _NAMES = (
 _SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == bindparam("tenant"))
 
 
-def _bytes(key: Any, *columns: Any) -> Any:
+def _bytes(key: Any, columns: Sequence[Any]) -> Any:
     """Add up how long the contents of some columns are, of the rows with these keys."""
-    lengths = (func.coalesce(func.length(column), 0) for column in columns)
     mine = key.table.c.tenant_id == bindparam("tenant")
-    return select(func.sum(reduce(add, lengths)).label("bytes")).where(mine, key.in_(_of_branches))
+    return select(func.sum(lengths(columns)).label("bytes")).where(mine, key.in_(_of_branches))
 
 
-_OF_THREADS = [
-    _bytes(GRAPH.c.thread_id, GRAPH.c.meta, GRAPH.c.header, GRAPH.c.channels),
-    _bytes(WRITE.c.thread_id, WRITE.c.value),
-]
-_OF_BRANCHES = [
-    _bytes(INVOCATION.c.internal_session_id, INVOCATION.c.args, INVOCATION.c.result, INVOCATION.c.answers),
-    _bytes(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.data),
-]
+_OF_THREADS = [_bytes(table.c.thread_id, columns) for table, columns in OF_THREADS.items()]
+_OF_BRANCHES = [_bytes(table.c.internal_session_id, columns) for table, columns in OF_BRANCHES.items()]
 _thread = where(GRAPH, "tenant_id", "thread_id", "ns")
 _NEWEST = Prepared(select(GRAPH.c.header).where(*_thread).order_by(GRAPH.c.seq.desc()).limit(1))
 _ONE = Prepared(select(GRAPH.c.header).where(*_thread, GRAPH.c.checkpoint_id == bindparam("checkpoint_id")))
