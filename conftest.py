@@ -150,8 +150,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 # -- where files are put
 
 MEMORY = Path("/dev/shm")  # noqa: S108  # Linux's file system in memory
-ROOM = 2 * 2**30
-"""So many bytes must be free in memory; the tests need a tenth of it."""
+ROOM = 2**30
+"""So many bytes must be free in memory; the tests need a fifth of it."""
 
 
 def _in_memory() -> bool:
