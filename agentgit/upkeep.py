@@ -75,7 +75,7 @@ class Upkeep(Verbs):
         Args:
             session: None is the one that moved last.
             retention: what it is to keep this time; None is what `set_retention` said.
-            dry_run: True to tell only.
+            dry_run: True to tell only. With `max_bytes` it also tells whether the limit can be kept: `is_within`.
 
         Raises:
             InvalidInput: nobody said what the session keeps.
@@ -91,7 +91,14 @@ class Upkeep(Verbs):
                 )
             judge = thinning.verdicts if dry_run else thinning.thin
             judged = judge(connection, self.store, found.id, keeps)
-            return Thinned(session_name=found.session_name, retention=keeps, verdicts=tuple(judged), dry_run=dry_run)
+            return Thinned(
+                session_name=found.session_name,
+                retention=keeps,
+                verdicts=tuple(judged.verdicts),
+                dry_run=dry_run,
+                bytes_before=judged.bytes_before,
+                bytes_after=judged.bytes_after,
+            )
 
         if dry_run:
             return self._read(work)
@@ -178,12 +185,12 @@ class Upkeep(Verbs):
         gone: set[int] = set()
         for session_id in self._read(lambda c: thinning.with_retention(c, self.store)):
 
-            def work(connection: Connection, session_id: int = session_id) -> list[Verdict]:
+            def work(connection: Connection, session_id: int = session_id) -> Sequence[Verdict]:
                 keeps = thinning.read(connection, self.store, session_id)
                 if keeps is None:  # somebody has just changed it
                     return []
                 judge = thinning.verdicts if dry_run else thinning.thin
-                return judge(connection, self.store, session_id, keeps)
+                return judge(connection, self.store, session_id, keeps).verdicts
 
             judged = self._read(work) if dry_run else self.store.database.write(work)
             gone.update(one.point.id for one in judged if one.goes)

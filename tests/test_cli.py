@@ -442,6 +442,14 @@ def test_b2_log_filters_and_pages(at):
         after = ["--after", str(page[-1]["id"])]
     assert pages == whole
     assert at("log", "--until", "2000-01-01").out == "no such checkpoints\n"
+    refs = [one["reference"] for one in json.loads(at("log", "support-42@main", "--json").out)]
+    assert refs[0].startswith("main#")
+    assert [
+        one["reference"] for one in json.loads(at("log", "support-42@main", "--after", "HEAD", "--json").out)
+    ] == refs[1:]
+    own = json.loads(at("log", "support-42@retry", "--branch-only", "--json").out)
+    assert own == [one for one in json.loads(at("log", "support-42@retry", "--json").out) if one["branch"] == "retry"]
+    assert at("log", "--branch-only", "--all-branches").code == 2
 
 
 def test_w9_tags_on_the_command_line(agentgit, story, tmp_path):

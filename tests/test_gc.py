@@ -95,6 +95,16 @@ def test_p7_the_disk_space_of_what_went_comes_back(repo):
     assert repo.fsck(level=3).is_sound
 
 
+def test_w13_a_database_in_memory_is_there_after_a_collection():
+    """W13: its one connection is the database, and is not closed to give space back."""
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
+        agent.run("hi")
+        repo.clear("s")
+        assert repo.gc().values > 0
+        assert len(agent.history()) == 2
+
+
 def test_b4_a_collection_thins_out_by_age_whom_nobody_uses(repo):
     """B4: a session that sleeps is thinned out by the next collection, whoever runs it."""
     wrap(repo).run("hm")

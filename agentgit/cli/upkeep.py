@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ Last = Annotated[int | None, typer.Option("--keep-last", metavar="N", min=1, hel
 Age = Annotated[
     float | None, typer.Option("--max-age", metavar="DAYS", min=0, help="None older than that; 0 is no limit.")
 ]
+Size = Annotated[
+    str | None,
+    typer.Option("--max-size", metavar="SIZE", help="At most so much of the database, like 20MB; 0 is no limit."),
+]
 Price = Annotated[
     list[str] | None,
     typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost; may be given several times."),
@@ -53,6 +58,7 @@ def retention(
     after: After = None,
     last: Last = None,
     age: Age = None,
+    size: Size = None,
     now: Annotated[bool, typer.Option("--now", help="Thin it out at once, too.")] = False,
     dry_run: DryRun = False,
     db: Where = None,
@@ -64,8 +70,8 @@ def retention(
     with repository(db) as repo:
         found = repo.session(session)
         before = repo.retention(found)
-        changes = on or off or any(one is not None for one in (most, after, last, age))
-        keeps = _wanted(before, on, off, most, after, last, age) if changes else before
+        changes = on or off or any(one is not None for one in (most, after, last, age, size))
+        keeps = _wanted(before, on, off, most, after, last, age, size) if changes else before
         if changes and not dry_run:
             repo.set_retention(keeps, found)
         if now or dry_run:
@@ -81,13 +87,13 @@ def retention(
 
 def _wanted(
     before: Retention | None, on: bool, off: bool, most: int | None, after: int | None, last: int | None,
-    age: float | None,
+    age: float | None, size: str | None,
 ) -> Retention | None:  # fmt: skip
     """Change what was kept by what was written; what was not written stays."""
     from agentgit.checkpoints import Retention
 
     if off:
-        if on or any(one is not None for one in (most, after, last, age)):
+        if on or any(one is not None for one in (most, after, last, age, size)):
             raise InvalidInput("--off keeps everything; write it alone.")
         return None
     keeps = Retention() if on or before is None else before
@@ -99,7 +105,16 @@ def _wanted(
         keeps = replace(keeps, keep_last=last)
     if age is not None:
         keeps = replace(keeps, max_age=_age(age))
+    if size is not None:
+        keeps = replace(keeps, max_bytes=_size(size) or None)
     return keeps
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)B?", text.strip().upper())
+    if found is None:
+        raise InvalidInput(f"{text!r} is no size. Write a number of bytes, or like 500KB, 20MB, 1.5GB.")
+    return int(float(found[1]) * 1000 ** " KMGT".index(found[2] or " "))
 
 
 def _age(days: float) -> timedelta | None:

@@ -41,7 +41,19 @@ def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = U
         *(_verdict(one, "stays", "", zone) for one in thinned.kept),
     ]
     said = f"{count(len(thinned.gone), 'checkpoint')} {would}, {len(thinned.kept)} stay"
-    return [*table(rows, width=width), (Span(said, "heading"),)]
+    return [*table(rows, width=width), (Span(said, "heading"),), *_limit(thinned)]
+
+
+def _limit(thinned: Thinned) -> list[Line]:
+    """Say how large the session is and will be, and whether that is within its limit."""
+    most = thinned.retention.max_bytes if thinned.retention is not None else None
+    if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
+        return []
+    then = "it would take" if thinned.dry_run else "it takes"
+    said = f"it takes {size(thinned.bytes_before)} of its own; {then} {size(thinned.bytes_after)} after a collection"
+    if thinned.is_within:
+        return [(Span(said, "dim"),)]
+    return [(Span(said, "dim"),), (Span(f"that is more than {size(most)}: what is left is needed", "bad"),)]
 
 
 def _verdict(verdict: Verdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:

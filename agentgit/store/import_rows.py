@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,8 +11,10 @@ from agentgit.exports import meta
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import OPEN
 from agentgit.store.blobs import compact, pack
+from agentgit.store.checkpoints import MERGED, merged_by
 from agentgit.store.ids import new_id
-from agentgit.values import to_json
+from agentgit.tools.files import FilesAt
+from agentgit.values import as_object, to_json
 
 Record = Mapping[str, Any]
 
@@ -27,6 +29,8 @@ class Rows:
         session_id: its new id.
         ids: for each kind of record, the new id of each old one.
         seen: how long the world log is: every branch is up to date with it.
+        files: where each tree of files is now; None leaves them out.
+        snapshots: for each checkpoint with files, its snapshot, by their old ids.
     """
 
     tenant_id: int
@@ -34,6 +38,8 @@ class Rows:
     session_id: int
     ids: Mapping[str, Mapping[int, int]]
     seen: int
+    files: Mapping[int, FilesAt] | None = None
+    snapshots: Mapping[int, int] = field(default_factory=dict)
 
     def _id(self, kind: str, old: int | None) -> int | None:
         return None if old is None else self.ids[kind][old]
@@ -87,8 +93,30 @@ class Rows:
             "is_auto": record["is_auto"], "user_id": self.user_id, "created_at": record["created_at"],
             "graph_checkpoint_id": record["state"], "state_hash": record["state_hash"] or b"",
             "position": record["position"], "message_count": record["messages"],
-            "restore_point": record["restore_point"], "data": record["data"], "workspace_snapshot_id": None,
+            "restore_point": record["restore_point"], "data": self._data(record["data"]),
+            "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
         }  # fmt: skip
+
+    def has(self, snapshot: Record) -> bool:
+        """Tell whether the files of a snapshot came along."""
+        return self.files is not None and snapshot["tree"] is not None
+
+    def snapshot(self, record: Record) -> dict[str, Any]:
+        """Make the row of a snapshot, which nobody has looked at here."""
+        at = (self.files or {})[record["tree"]]
+        return {
+            "tenant_id": self.tenant_id, "id": self._id("snapshot", record["id"]),
+            "external_session_id": self.session_id, "internal_session_id": self._id("branch", record["branch"]),
+            "snapshot": at.snapshot, "settings": to_json(at.settings), "created_at": record["created_at"],
+        }  # fmt: skip
+
+    def _data(self, data: bytes | None) -> bytes | None:
+        """Give what was kept with a checkpoint; what a merge brought to it has another id here."""
+        source = merged_by(data)
+        if data is None or source is None or source not in self.ids["checkpoint"]:
+            return data  # that branch is not in the export: it cannot be merged again here
+        facts = as_object(data)
+        return to_json({**facts, MERGED: {**facts[MERGED], "checkpoint": self.ids["checkpoint"][source]}})
 
     def tag(self, record: Record) -> dict[str, Any]:
         """Make the row of a tag."""

@@ -44,13 +44,16 @@ class Spare(NamedTuple):
     parents: dict[Place, str | None]
 
 
-def find(connection: Connection, tenant_id: int, without: Collection[int] = ()) -> Spare:
+def find(
+    connection: Connection, tenant_id: int, without: Collection[int] = (), branches: Collection[int] | None = None
+) -> Spare:
     """Find the steps that nothing needs.
 
     Args:
         connection: any.
         tenant_id: whose.
         without: checkpoints of agentgit that are taken as gone already.
+        branches: only those of these; None is all.
     """
     spare = Spare([], {})
     named: dict[int, set[str]] = defaultdict(set)
@@ -58,6 +61,8 @@ def find(connection: Connection, tenant_id: int, without: Collection[int] = ()) 
         if row.id not in without:
             named[row.internal_session_id].add(row.graph_checkpoint_id)
     for branch in connection.execute(_BRANCHES, {"tenant": tenant_id}).all():
+        if branches is not None and branch.id not in branches:
+            continue
         if branch.id in named and IMPORTED not in as_object(branch.meta):
             _of_thread(connection, tenant_id, branch.thread_id, named[branch.id], spare)
     return spare

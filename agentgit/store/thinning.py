@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, select, update
 
@@ -15,6 +16,7 @@ from agentgit.store.graph_rows import INTERRUPT, WRITE
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, Found
+from agentgit.store.sizes import Sizes
 from agentgit.store.slices import slices
 from agentgit.store.store import Store
 from agentgit.tools.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
@@ -25,6 +27,14 @@ MARK = "retention"
 
 UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 """The statuses of effects of which somebody has still to find out or to mend something."""
+
+
+class Judged(NamedTuple):
+    """What becomes of the checkpoints of a session; and, if its bytes are limited, how many it takes and will take."""
+
+    verdicts: Sequence[Verdict]
+    bytes_before: int | None = None
+    bytes_after: int | None = None
 
 
 def read(connection: Connection, store: Store, session_id: int) -> Retention | None:
@@ -73,18 +83,25 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
     is_due = any(count > limit for limit in limits) or (retention.max_age is not None and count > retention.keep_last)
     if not is_due:
         return 0
-    return sum(one.goes for one in thin(connection, store, session_id, retention))
+    quick = replace(retention, max_bytes=None)  # to measure takes longer than a turn should
+    return sum(one.goes for one in thin(connection, store, session_id, quick).verdicts)
 
 
-def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
     """Tell what a retention would do to a session, oldest checkpoint first; nothing is done."""
-    return judge(points(connection, store, session_id), retention, datetime.now(UTC))
+    of_session, now = points(connection, store, session_id), datetime.now(UTC)
+    if retention.max_bytes is None:
+        return Judged(judge(of_session, retention, now))
+    sizes = Sizes(connection, store, session_id)
+    found = judge(of_session, retention, now, sizes.without)
+    return Judged(found, sizes.now(), sizes.without([one.point.id for one in found if one.goes]))
 
 
-def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
     """Delete the checkpoints that a retention lets go; tell what became of each."""
     store.sessions.lock(connection, session_id)
-    return delete(connection, store, verdicts(connection, store, session_id, retention))
+    judged = verdicts(connection, store, session_id, retention)
+    return judged._replace(verdicts=delete(connection, store, judged.verdicts))
 
 
 def delete(connection: Connection, store: Store, judged: Sequence[Verdict]) -> list[Verdict]:
