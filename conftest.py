@@ -11,6 +11,7 @@ In what is shown, `...` stands for any text, and times, ids and hashes need not 
 Also here: where tests put their files, and how `pytest -n` spreads them.
 """
 
+import atexit
 import doctest
 import io
 import os
@@ -149,8 +150,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 # -- where files are put
 
 MEMORY = Path("/dev/shm")  # noqa: S108  # Linux's file system in memory
-ROOM = 2 * 2**30
-"""So many bytes must be free in memory; the tests need a tenth of it."""
+ROOM = 2**30
+"""So many bytes must be free in memory; the tests need a fifth of it."""
 
 
 def _in_memory() -> bool:
@@ -163,8 +164,22 @@ def _in_memory() -> bool:
     return not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
 
 
-if _in_memory():
-    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+OURS = tempfile.mkdtemp(prefix="agentgit-", dir=MEMORY) if _in_memory() else None
+"""The folder in memory that this run has made; processes that it starts find it as $TMPDIR."""
+
+if OURS is not None:
+    os.environ["TMPDIR"] = tempfile.tempdir = OURS
+    # Registered before all that has files there, and so done after it has ended.
+    atexit.register(lambda: shutil.rmtree(OURS, ignore_errors=True) if OURS not in FAILED else None)
+
+FAILED: list[str | None] = []
+"""That folder, if somebody will want to look at what a test that failed has left there."""
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Give the memory back at the end if all went well."""
+    if exitstatus != 0:
+        FAILED.append(OURS)
 
 
 # -- how they are spread
