@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.checkpoints import Checkpoint, refs
-from agentgit.checkpoints.finding import LARGEST_PAGE, PAGE, Filter, Hits, Mark, Page, Tag, id_mark, mark, page_size
+from agentgit.checkpoints.finding import LARGEST_PAGE, PAGE, Filter, Hits, Mark, Page, Rank, Tag, mark, page_size, rank
 from agentgit.checkpoints.words import Query, query
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.sessions import ExternalSession
@@ -256,10 +256,11 @@ class Finds(Verbs):
         self, text: str, session: SessionRef = None, branch: BranchRef = None, *, all_branches: bool = False,
         limit: int = 20, after: str | None = None,
     ) -> Hits:  # fmt: skip
-        """Find messages, tool calls and named checkpoints by their words, the newest first.
+        """Find messages, tool calls and named checkpoints by their words.
 
-        All words must be in one text, whole, whatever their case and accents. What stands together in the query, like
-        `create_order` or `日本`, is found where it stands together. Nothing in it is an operator.
+        What people wrote at checkpoints (names and descriptions) comes first, then messages and calls, each the newest
+        first. All words must be in one text, whole, whatever their case and accents. What stands together in the query,
+        like `create_order` or `日本`, is found where it stands together. Nothing in it is an operator.
 
         Args:
             text: what to look for.
@@ -283,7 +284,7 @@ class Finds(Verbs):
             ...     print(hit.reference, hit.role, hit.snippet)
             main#2 user order two chairs
         """
-        wanted, size, before = query(text), page_size(limit), id_mark(after)
+        wanted, size, before = query(text), page_size(limit), rank(after)
         complete = self._take_in(session)
 
         def look(connection: Connection) -> Hits:
@@ -294,15 +295,16 @@ class Finds(Verbs):
         return self._read(look)
 
     def _hits(
-        self, connection: Connection, scope: Scope, wanted: Query, after: int, limit: int, *, complete: bool
+        self, connection: Connection, scope: Scope, wanted: Query, after: Rank, limit: int, *, complete: bool
     ) -> Hits:
         session, parts = self._parts(connection, scope, points=True)
         if not wanted.terms:  # nothing but signs, and no text is found by these
             return Hits([], complete=complete)
         whole = scope.which == "all"
-        rows = self.store.search.hits(connection, session.id, parts, wanted, after, whole=whole)
-        found = list(islice(rows, limit + 1))
-        more = str(found[limit - 1][0]) if len(found) > limit else None
+        at_once = limit + 1
+        hits = self.store.search.hits(connection, session.id, parts, wanted, after, whole=whole, at_once=at_once)
+        found = list(islice(hits, at_once))
+        more = found[limit - 1][0].cursor if len(found) > limit else None
         return Hits([hit for _, hit in found[:limit]], more, complete=complete)
 
     def _take_in(self, session: SessionRef) -> bool:

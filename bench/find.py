@@ -101,6 +101,8 @@ class _Case:
             run[f"search, {name}, all branches"] = lambda wanted=wanted: self.repo.search(
                 wanted, "long", all_branches=True
             )
+        run["search, a name"] = lambda: self.repo.search("named", "long")
+        run["search, a branch that left early"] = lambda: self.repo.search("order", "long", "early")
         return run
 
 
@@ -186,6 +188,10 @@ def _make(case: _Case) -> _Case:
         if number < BRANCHES - 1:
             branch_id = store.database.write(lambda c, b=branch_id, n=number: _branch(case, c, session.id, b, n + 2))
     store.database.write(lambda c: store.sessions.set_current(c, session.id, branch_id))
+    early = repo.checkpoint("main#50", "long")
+    store.database.write(lambda c: store.sessions.create_branch(
+        c, session.id, "early", parent_id=early.internal_session_id, branch_point_id=early.id or 0
+    ))  # fmt: skip
     repo.search("needle", "long")
     _tidy(case)
     return case

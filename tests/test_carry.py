@@ -1,21 +1,21 @@
 """Merging branches and picking from them: history comes, the world does not change (W7)."""
 
 import operator
-import os
+import random
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Annotated, Any
 
+import processes
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.channels import DeltaChannel
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
+from langgraph.types import Overwrite
 from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
 from test_delta import chat as delta_chat
-from test_delta import delta
+from test_delta import delta, joined
 
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
@@ -117,6 +117,64 @@ def test_w7_lists_that_both_added_to_have_both(pair):
     assert [one.key for one in agent.plan_merge("retry").conflicts] == ["plan"]
 
 
+def capped(before, more):
+    """Add to a list, and keep its newest three."""
+    return [*before, *more][-3:]
+
+
+def refusing(before, more):
+    """Take nothing but the first list."""
+    if before:
+        raise TypeError(more)
+    return more
+
+
+@pytest.mark.parametrize("reducer", [lambda before, more: more or before, capped, refusing])
+def test_w7_a_reducer_that_does_not_only_add_makes_a_conflict(repo, reducer):
+    """W7: a list whose reducer replaces, drops or refuses items is not taken for one that both only added to."""
+
+    class Own(MessagesState):
+        items: Annotated[list, reducer]
+
+    def node(state):
+        return {"messages": [AIMessage("ok")]}
+
+    agent = repo.wrap(StateGraph(Own).add_node("node", node).set_entry_point("node").compile(), "s")
+    agent.invoke({"messages": [HumanMessage("start")], "items": [1, 2]})
+    retry = agent.fork(name="retry")
+    for one, last in ((agent, 3), (retry, 4)):
+        one.update_state(None, {"items": Overwrite([1, 2, last])}, "node")
+        one.run("on")
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["items"]
+    agent.merge("retry", resolve=lambda clash: [*clash.ours, clash.theirs[-1]])
+    assert agent.state["items"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [operator.or_, DeltaChannel(joined, snapshot_frequency=2)])
+def test_w7_dicts_that_both_added_to_have_both(repo, kind):
+    """W7: where a reducer joins dicts, keys that only one side added or changed come; one that both changed clashes."""
+
+    class Own(MessagesState):
+        files: Annotated[dict, kind]
+
+    def node(state):
+        last = state["messages"][-1]
+        return {"messages": [AIMessage("ok")], **last.additional_kwargs}
+
+    agent = repo.wrap(StateGraph(Own).add_node("node", node).set_entry_point("node").compile(), "s")
+    told(agent, "start", files={"a": "1", "b": "1"})
+    retry = agent.fork(name="retry")
+    told(agent, "ours", files={"a": "2", "c": "1"})
+    told(retry, "theirs", files={"b": "2", "d": "1"})
+    plan = agent.plan_merge("retry")
+    assert [(one.key, one.how, one.value) for one in plan.values] == [("files", "append", {"b": "2", "d": "1"})]
+    agent.merge("retry")
+    assert agent.state["files"] == {"a": "2", "b": "2", "c": "1", "d": "1"}
+    told(agent, "ours", files={"d": "2"})
+    told(retry, "theirs", files={"d": "3"})
+    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["files"]
+
+
 def test_w7_conflicts_are_named_and_nothing_is_done(pair):
     """W7: what both changed is named with its three values; until somebody decides nothing is changed."""
     agent, retry = pair
@@ -174,6 +232,99 @@ def test_w7_merged_again_only_what_is_new_comes(pair):
     assert agent.plan_merge("retry").is_empty
 
 
+def test_w7_what_came_through_a_third_branch_does_not_come_again(pair):
+    """W7: what ours has of theirs through another branch is the base: a list is not added to twice, nothing clashes."""
+    agent, retry = pair
+    third = agent.fork(name="third")
+    told(retry, "theirs", cart=["sofa"], note="b")
+    agent.merge("retry")
+    third.merge("main")
+    assert third.plan_merge("retry").is_empty
+    told(retry, "more", cart=["lamp"], note="c")
+    plan = third.plan_merge("retry")
+    assert (plan.base, plan.conflicts) == ("retry#3", [])
+    third.merge("retry")
+    assert values(third) == values(retry)
+    assert said(third) == said(retry)
+
+
+def test_w7_of_a_branch_that_left_before_what_was_merged_only_the_rest_comes(pair):
+    """W7: a branch that left from the middle of what was merged is compared with where it left."""
+    agent, retry = pair
+    told(retry, "theirs", cart=["sofa"])
+    told(retry, "more", cart=["lamp"])
+    agent.merge("retry")
+    second = agent.fork("retry#3", name="second")
+    told(second, "other", cart=["bed"], note="b")
+    assert agent.plan_merge("second").base == "retry#3"
+    agent.merge("second")
+    assert agent.state["cart"] == ["chair", "sofa", "lamp", "bed"]
+    assert agent.state["note"] == "b"
+    assert said(agent)[2:] == ["theirs", "to theirs", "more", "to more", "other", "to other"]
+
+
+def test_w7_a_branch_that_began_later_is_no_newer_base(pair):
+    """W7: what both have merged is the base, also if a branch began after it from an older point."""
+    agent, _ = pair
+    told(agent, "ours", cart=["sofa"])
+    late = agent.fork("main#2", name="late")
+    other = late.fork(name="other")
+    other.merge("main")
+    told(agent, "more", cart=["lamp"])
+    late.merge("main")
+    assert late.plan_merge("other").is_empty
+    told(other, "last", cart=["bed"])
+    late.merge("other", resolve=lambda clash: [*clash.ours, "bed"])
+    assert sorted(late.state["cart"]) == ["bed", "chair", "lamp", "sofa"]
+    assert len(late.history()) == len({message["id"] for message in late.history()}) == 8
+
+
+def test_w7_branches_that_merged_each_other_agree_or_clash(pair):
+    """W7: of several newest common points none is taken alone: what they do not agree about is a conflict."""
+    agent, retry = pair
+    told(agent, "ours", cart=["sofa"])
+    told(retry, "theirs", cart=["lamp"])
+    third = agent.fork(name="third")
+    third.merge("retry")
+    agent.merge("retry")
+    retry.merge("main#4")
+    told(retry, "more", note="b")
+    plan = third.plan_merge("retry")
+    assert plan.base == "retry#3 and main#4"
+    assert ([one.key for one in plan.values], len(plan.messages)) == (["note"], 2)
+    assert [one.key for one in plan.conflicts] == ["cart"]
+    third.merge("retry", resolve="ours")
+    assert sorted(third.state["cart"]) == ["chair", "lamp", "sofa"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_w7_whatever_is_merged_nothing_is_lost_and_nothing_comes_twice(seed):
+    """W7: after any forks and merges a branch has what both sides had, once; lists are joined by hand."""
+    chance = random.Random(seed)  # noqa: S311  # the same each time
+    with agentgit.open(":memory:") as repo:
+        agents = [repo.wrap(state_graph(), "s")]
+        told(agents[0], "0", cart=["0"])
+        for number in range(1, 16):
+            agent, what = chance.choice(agents), chance.random()
+            if what < 0.4:
+                told(agent, str(number), cart=[str(number)])
+            elif what < 0.55 and len(agents) < 4:
+                agents.append(agent.fork(chance.choice(agent.checkpoints()), name=f"fork-{number}"))
+            else:
+                other = chance.choice([one for one in agents if one is not agent] or agents)
+                both = [{*one.state.get("cart", []), *told_to(one)} for one in (agent, other)]
+                agent.merge(other.branch.name, resolve=joined_once)
+                assert sorted(agent.state.get("cart", [])) == sorted(told_to(agent)) == sorted({*both[0], *both[1]})
+
+
+def told_to(agent):
+    return [message["content"] for message in agent.history() if message["role"] == "user"]
+
+
+def joined_once(clash):
+    return [*clash.ours, *(item for item in clash.theirs if item not in clash.ours)]
+
+
 def test_w7_nothing_is_destroyed(repo, pair):
     """W7: the branch that was merged, and the checkpoints before the merge, are as they were; going back works."""
     agent, retry = pair
@@ -218,6 +369,19 @@ def test_w7_a_conversation_that_was_rewritten_is_a_conflict(pair):
         agent.merge("retry", resolve=lambda clash: [calls(call("look"))])
     agent.merge("retry", resolve={"messages": lambda clash: [*clash.theirs, *clash.ours[2:]]})
     assert said(agent) == ["summary", "to summary", "ours", "to ours"]
+
+
+def test_w7_what_both_edited_alike_is_no_conflict(pair):
+    """W7: the same edit, or the same message taken out, on both sides leaves what each side added."""
+    agent, retry = pair
+    first, second = (message["id"] for message in agent.history())
+    for one in pair:
+        edit = [HumanMessage("edited", id=first), RemoveMessage(second)]
+        one.update_state(None, {"messages": edit}, "node")
+    told(agent, "ours")
+    told(retry, "theirs")
+    agent.merge("retry")
+    assert said(agent) == ["edited", "ours", "to ours", "theirs", "to theirs"]
 
 
 # -- tool calls
@@ -373,13 +537,13 @@ def test_w7_a_moved_or_running_branch_is_left_alone(repo, pair):
 
     def slow(state: State) -> Any:
         started.set()
-        go_on.wait(30)
+        assert go_on.wait(60)
         return {}
 
     running = repo.wrap(StateGraph(State).add_node("slow", slow).set_entry_point("slow").compile(), "s", branch="main")
     thread = threading.Thread(target=lambda: running.run("wait"))
     thread.start()
-    started.wait(30)
+    assert started.wait(60)
     try:
         with pytest.raises(Conflict, match="is running"):
             agent.merge("retry")
@@ -591,11 +755,8 @@ def test_w7_a_killed_process_leaves_the_branch_as_it_was(repo, pair, point):
     told(retry, "theirs", note="b", cart=["sofa"])
     before = (agent.get_state().config, agent.head.id, agent.state)
     url = repo.store.database.url.render_as_string(hide_password=False)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-    done = subprocess.run(  # noqa: S603  # written above
-        [sys.executable, "-c", DYING, url, point], env={**os.environ, "PYTHONPATH": path}, check=False, timeout=60
-    )
-    assert done.returncode == -signal.SIGKILL
+    done = processes.run(DYING, url, point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert (agent.get_state().config, agent.head.id, agent.state) == before
     agent.merge("retry")
     assert said(agent) == ["start", "to start", "theirs", "to theirs"]
@@ -610,3 +771,26 @@ def test_w7_what_a_person_keeps_with_a_checkpoint_misleads_no_merge(repo, pair):
         agent.checkpoint("mine", data=data)
     assert agent.plan_merge("retry").base == "main#2"
     assert len(agent.plan_merge("retry").messages) == 2
+
+
+def test_w7_an_import_remembers_what_was_merged(repo, pair, tmp_path):
+    """W7, B8: in an imported session only what is new comes with the next merge, and data of a person stays."""
+    agent, retry = pair
+    told(agent, "ours", note="mine")
+    told(retry, "theirs", note="yours", cart=["sofa"])
+    agent.merge("retry", resolve="ours")
+    kept = [{"merged": 7}, {"merged": {"checkpoint": 5}}]
+    for data in kept:
+        agent.checkpoint("mine", data=data)
+    told(retry, "more", cart=["lamp"])
+    repo.export("s", tmp_path / "s.jsonl")
+    brought = repo.import_(tmp_path / "s.jsonl", session="there").session
+    there = repo.wrap(state_graph(), brought.session_name, branch="main")
+    assert [p.metadata["data"] for p in there.log(name="mine")] == kept[::-1]
+    plan = there.plan_merge("retry")
+    assert (plan.base, plan.conflicts, len(plan.messages)) == ("retry#3", [], 2)
+    there.merge("retry")
+    assert there.state["cart"] == ["chair", "sofa", "lamp"]
+    repo.export("there", tmp_path / "main.jsonl", branch="main")
+    alone = repo.import_(tmp_path / "main.jsonl", session="alone").session
+    assert repo.wrap(state_graph(), alone.session_name).plan_merge("main#3").base == "main#3"

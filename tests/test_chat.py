@@ -503,7 +503,7 @@ class Terminal:
     def end(self) -> int:
         """Press Ctrl-D, and give the exit code."""
         self.type("\x04")
-        code = self.process.wait(60)
+        code = self.process.wait(180)
         os.close(self.ours)
         return code
 
@@ -568,7 +568,7 @@ def test_c7_a_pipe_of_bytes_is_read(folder):
     done = subprocess.run(  # our own command
         [sys.executable, "-m", "agentgit", "chat", "clerk:GRAPH"],
         cwd=folder.path, env=folder.environment(), input=b"\xff\r\n\n  \nhello", capture_output=True, check=False,
-        timeout=120,
+        timeout=300,
     )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == (b"hm\nhm\n", b"", 0)
 
@@ -595,3 +595,35 @@ def test_w11_a_chat_begins_as_a_template(folder):
     assert code == 0
     assert "from one@main#2" in out
     assert "no tool calls yet" in out
+
+
+def test_w9_a_chat_searches_and_tags(folder):
+    """W9: /search finds by words, here or on all branches; a tag is a place at once; what cannot be says why."""
+    out, err, code = folder.chat(
+        "add chair", "/tag good", "/tag main#1 'the beginning'", "/branch retry", "note a sofa", "/switch main",
+        "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
+        "/search chair --after nothing", "/search", "/tag main#2 main", "/untag nothing", "/tag nowhere x",
+    )  # fmt: skip
+    lines = plainly(out).splitlines()
+    assert lines.count("nothing found") == 1
+    assert "retry#3  <time>  user  note a sofa" in lines
+    assert "good           main#2  <time>" in lines
+    assert lines.count("the beginning  main#1  <time>") == 3
+    assert "Rollback done: branch main-2, 1 tool call replayed from the record." in lines
+    assert "main#2 has that tag no more" in lines
+    whys = ("no cursor", "Usage: /search TEXT...", "a branch main", "no tag 'nothing'", "nowhere")
+    assert len(err.splitlines()) == len(whys)
+    for line, why in zip(err.splitlines(), whys, strict=True):
+        assert why in line
+    assert code == InvalidInput.exit_code
+
+
+def test_w9_a_chat_pages_through_what_it_found(folder):
+    """W9: where there is more, the chat says how to go on, and goes on there."""
+    turns = [f"note needle {n}" for n in range(12)]
+    first = folder.chat(*turns, "/search needle").out.splitlines()
+    more = first[-1].removeprefix("more: ")
+    assert more.startswith("--after ")
+    second = folder.chat(f"/search needle {more}").out.splitlines()
+    assert (len(first[-21:-1]), len(second)) == (20, 4)
+    assert not set(second) & set(first)

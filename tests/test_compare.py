@@ -217,6 +217,24 @@ def test_w6_a_page_of_a_diff_obeys_nobody(repo):
     assert plain(drawn.lines(both, width=60)).splitlines()[0].endswith("…")
 
 
+def test_w6_a_page_shows_files_as_they_are():
+    """W6: in HTML the lines of files keep their spaces, and end only where a line of the files' difference ends."""
+    content = "--- a.py\n+++ a.py\n-    return  1\n+\treturn\x0c2\u2028\r\n"
+    page = drawn.page(Diff(from_id=1, to_id=2, modified_files=["a.py"], diff_content=content))
+    assert '\n<span style="color:#d9484b">-    return  1</span>\n' in page
+    assert "+\treturn\\x0c2\\u2028\\r</span></pre>" in page
+
+
+def test_w6_a_page_of_a_large_difference_is_small():
+    """W6: in HTML the first thousand lines are shown, and how many more there are; text and JSON have all."""
+    found = diff(Checkpoint(), Checkpoint(session_state={f"key{n}": n for n in range(5_000)}))
+    page = found._repr_html_()
+    assert "/key998 " in page
+    assert "/key1000 " not in page
+    assert "… and 4,001 more lines" in page
+    assert "/key4999 " in str(found)
+
+
 def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch):
     """P3, W6: a diff and a comparison tell added, changed and deleted files, with their difference in lines."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
@@ -232,3 +250,35 @@ def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch)
     assert (both.left.is_empty, both.right.added_files) == (True, ["c.txt"])
     assert "+ c.txt" in str(both)
     assert "the files' difference" in both._repr_html_()
+
+
+def test_w6_the_command_line_writes_pages_and_patches(tmp_path, monkeypatch, capsys):
+    """W6, P3: `agentgit diff` shows the files' difference with --patch, and it and `compare` write HTML with --html."""
+    from agentgit import cli
+
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    desk, where = Desk(tmp_path / "work"), str(tmp_path / "a.db")
+    with agentgit.open(where) as repo:
+        agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+        agent.run("write a.txt <b>日本</b>")
+        agent.fork(name="retry").run("write a.txt two")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["agentgit", *words, "main", "retry", "--db", where])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return (*capsys.readouterr(), stopped.value.code)
+
+    out, _, _ = run("diff")
+    assert "+two" not in out
+    out, _, _ = run("diff", "-p")
+    assert "\n-<b>日本</b>\n" in out
+    assert "\n+two\n" in out
+    for command in ("diff", "compare"):
+        out, err, code = run(command, "--html")
+        assert (err, code or 0) == ("", 0)
+        assert out.startswith("<!doctype html>\n<title>main#2 ")
+        assert out.isascii()
+        assert "&lt;b&gt;&#26085;&#26412;&lt;/b&gt;" in out
+        assert "<b>日本" not in out
+        assert run(command, "--html", "--json")[2] == 2

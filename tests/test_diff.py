@@ -1,6 +1,7 @@
 """The difference of two checkpoints, decided from values alone (rows W6 and P3)."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -210,3 +211,37 @@ def test_w6_every_message_is_counted_once(a, b):
     found = diff(talk(*(said("user", n) for n in a)), talk(*(said("user", n) for n in b)))
     assert found.common_messages + len(found.removed_messages) == len(a)
     assert found.common_messages + len(found.added_messages) == len(b)
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
+def test_w6_what_only_one_side_has_stays_in_order(a, b):
+    """W6: without what is removed and added both conversations are the same; nothing that both begin with is told."""
+    left, right = ([said("user", n, f"{n}.{at}") for at, n in enumerate(side)] for side in (a, b))
+    for side in (left, right):
+        for one in side:
+            one["id"] = one["id"].split(".")[0] if one["content"] < 3 else one["id"]
+    found = diff(talk(*left), talk(*right))
+    gone, new = list(found.removed_messages), list(found.added_messages)
+    rests = []
+    for side, only in ((left, gone), (right, new)):
+        rest = []
+        for one in side:
+            if only and one is only[0]:
+                only.pop(0)
+            else:
+                rest.append(one)
+        rests.append(rest)
+    assert gone == new == []
+    assert rests[0] == rests[1]
+    shared = next((n for n, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
+    assert found.common_messages >= shared
+
+
+def test_w6_conversations_that_repeat_themselves_are_compared_quickly():
+    """W6: thousands of messages without ids that say the same are aligned in well below a second."""
+    same = [said("user", "ok", None) for _ in range(3_000)]
+    other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
+    began = time.perf_counter()
+    assert diff(talk(*same), talk(said("user", "hi", None), *same)).common_messages == 3_000
+    assert diff(talk(*same), talk(*other)).common_messages == 1_500
+    assert time.perf_counter() - began < 1

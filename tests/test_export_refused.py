@@ -186,13 +186,14 @@ def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, exp
 
 
 def looked_at(repo, session):
-    """Look at all that people can look at."""
+    """Look at all that people can look at; of the plans, at those to both ends of each branch and to named points."""
     seen = everything(repo, session)
     str(repo.tree(session))
     for operation in repo.operations(session):
         repo._engine().read_report(operation.id)
     for branch in repo.branches(session):
-        for point in repo.checkpoints(session, branch.name):
+        first, *between, last = repo.checkpoints(session, branch.name)
+        for point in (first, *(point for point in between if point.checkpoint_name), last):
             str(repo.plan_rollback(point, session))
         list(repo.trajectories(session, branch.name))
     return seen

@@ -3,14 +3,13 @@
 import asyncio
 import io
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from desk import Desk
 from langchain_core.messages import AIMessage, HumanMessage
@@ -141,6 +140,20 @@ def test_s1_the_stream_carries_the_id_of_the_restore_point(repo, desk):
     assert desk.files == {"a.txt": "one"}
     agent.rewind_files("mine")
     assert desk.files == {}
+
+
+def test_s1_each_message_of_an_input_is_a_restore_point(repo, desk):
+    """S1, S4: of several messages that were given at once each is one, and any of many can be chosen; no answer is."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt two", id="second")]})
+    agent.run("write a.txt three")
+    for point in ("second", "first"):
+        agent.rewind_files(point)
+        assert desk.files == {"a.txt": "one"}
+    answer = next(message["id"] for message in agent.history() if message["role"] == "assistant")
+    with pytest.raises(NotFound, match="restore point"):
+        agent.rewind_files(answer)
 
 
 def test_s3_files_are_rewound_in_another_process_without_the_graph(tmp_path, desk):
@@ -398,11 +411,8 @@ def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, p
     agent.checkpoint("before")
     agent.run("write a.txt two; write b.txt two; write c.txt made")
     said = agent.history()
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(  # noqa: S603  # our own words
-        [sys.executable, "-c", KILLED, url, str(desk.root), point], env=os.environ | {"PYTHONPATH": path}, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
+    done = processes.run(KILLED, url, desk.root, point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert agent.history() == said
     (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
     assert repo.resume(stopped).status == "done"

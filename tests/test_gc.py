@@ -1,11 +1,10 @@
 """`repo.gc`: what nothing needs goes and its space comes back; what anything needs stays (W13, P7)."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -227,8 +226,8 @@ def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, w
         agent.run(f"add i{n}")
     before, steps = contents(repo), count(repo.store.database, GRAPH)
     url = repo.store.database.url.render_as_string(hide_password=False)
-    done = subprocess.run([sys.executable, "-c", KILLED, url, where], cwd=HERE.parent, check=False)  # noqa: S603
-    assert done.returncode == 9
+    done = processes.run(KILLED, url, where)
+    assert done.returncode == 9, done.stderr
     assert count(repo.store.database, GRAPH) == steps
     assert contents(repo) == before
     assert repo.gc().steps > 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentgit.checkpoints.merge import MergePlan, Taken, added, batch_of, choice, decide, whole
+from agentgit.checkpoints.merge import MergePlan, Taken, added, batch_of, choice, decide, extra, whole
 from agentgit.errors import InvalidInput
 from agentgit.render import merge
 
@@ -33,6 +33,30 @@ def test_w7_a_value_is_lost_by_no_merge(base, ours, theirs):
         assert ours == base != theirs
     else:
         assert theirs in (base, ours, None)
+
+
+DICTS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | st.none(), max_size=3)
+
+
+@given(DICTS | st.none(), DICTS, DICTS)
+def test_w7_what_was_added_to_dicts_changes_nothing_of_ours(base, ours, theirs):
+    """W7: with what theirs added, ours has each key that anyone changed; where both did otherwise there is nothing."""
+    more, before = extra(base, ours, theirs), base or {}
+    gone = before.keys() - theirs.keys()
+    mine = {key for key in ours if key not in before or ours[key] != before[key]} | (before.keys() - ours.keys())
+    other = {key for key in theirs if key not in before or theirs[key] != before[key]}
+    if more is None:
+        assert gone or any(ours.get(key, "gone") != theirs[key] for key in mine & other)
+    else:
+        joined = {**ours, **more.of(theirs)}
+        assert all(joined[key] == theirs[key] for key in other)
+        assert all(joined.get(key) == ours.get(key) for key in mine)
+
+
+def test_w7_what_is_neither_a_list_nor_a_dict_has_nothing_added():
+    """W7: values of two kinds, and a list whose beginning was changed, are none that both only added to."""
+    for base, ours, theirs in ((None, [1], {"a": 1}), ([1], [1, 2], [2, 1]), ({}, [1], [2]), ("a", "ab", "ac")):
+        assert extra(base, ours, theirs) is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=8))

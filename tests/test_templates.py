@@ -124,6 +124,21 @@ def test_w11_subgraphs_come_along(repo, world):
     assert made.state["visits"] == agent.state["visits"]
 
 
+def test_w11_an_imported_session_knows_its_template(repo, agent, world, tmp_path):
+    """W11, B8: an imported session goes on when it is wrapped with the same template by name, and no other."""
+    wrapped(repo, world, template="old@before").run("note hello")
+    repo.export("new", tmp_path / "new.jsonl")
+    repo.import_(tmp_path / "new.jsonl", session="again")
+    assert len(wrapped(repo, world, "again", template="old@before").history()) == 9
+    with pytest.raises(Conflict, match="from old@main#3, and not from old@main#5"):
+        wrapped(repo, world, "again", template="old")
+    with agentgit.open(tmp_path / "other.db") as other:
+        other.import_(tmp_path / "new.jsonl")
+        with pytest.raises(NotFound):
+            wrapped(other, world, template="old@before")
+        assert len(wrapped(other, world).history()) == 9
+
+
 # -- files
 
 

@@ -1,11 +1,9 @@
 """The commands that keep a database in order: what they write, and how they end (B4, B6, W12, W13)."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
+import processes
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -26,10 +24,7 @@ def at(told, tmp_path):
 
 
 def _run(folder, *words):
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    environment.pop("AGENTGIT_DATABASE_URL", None)
-    command = [sys.executable, "-m", "agentgit", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    done = processes.agentgit(*words, cwd=folder, COLUMNS="100", NO_COLOR="1", AGENTGIT_DATABASE_URL="")
     return done.returncode, done.stdout, done.stderr
 
 

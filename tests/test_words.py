@@ -75,8 +75,10 @@ def test_w9_queries_are_only_quoted_words(text):
     if not text.strip():
         return
     wanted = query(text)
-    for written, quote in ((fts_query(["§s1"], wanted), '"'), (ts_query(["§s1"], wanted), "'")):
-        assert set("".join(written.split(quote)[::2])) <= set("() AND<->&")
+    for named in (True, False):
+        fts, ts = (write(["§s1"], wanted, named=named) for write in (fts_query, ts_query))
+        for written, quote in ((fts, '"'), (ts, "'")):
+            assert set("".join(written.split(quote)[::2])) <= set("() ANDNOT<->&!")
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "\n\t", None, 7, "x" * 1001])

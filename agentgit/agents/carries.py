@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection
 
 from agentgit.across import What
 from agentgit.agents.arriving import Arriving
+from agentgit.agents.bases import Bases
 from agentgit.agents.merging import Coming, Merge, counted
 from agentgit.agents.picking import Picking
 from agentgit.agents.sides import Side
@@ -18,17 +18,16 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound
 from agentgit.rollback.takeover import take_back_all
-from agentgit.store.comparing import Comparing
-from agentgit.store.lookup import Place, is_id
+from agentgit.store.checkpoints import MERGED
+from agentgit.store.lookup import Place
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment
-from agentgit.values import from_json
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
-MERGED, PICKED = "merged", "picked"
-"""Where the data of a checkpoint says what came with it."""
+PICKED = "picked"
+"""Where the data of a checkpoint says what was picked with it."""
 
 
 class Carries:
@@ -110,31 +109,23 @@ class Carries:
         with agent.store.database.reading() as connection:
             here, moment = self._stands(connection)
             theirs, label = agent._target(connection, source)
-            base = self._base(connection, here, theirs)
-        before, there = (self._side(row.thread_id, row.graph_checkpoint_id) for row in (base, theirs))
-        plan = MergePlan(kind="merge", source=label, into=here.name, base=f"{base.branch_name}#{base.number}")
-        coming = Coming(self._side(here.thread_id, moment.latest), plan, before.message_hashes)
+            bases = self._bases(connection, here, theirs)
+        *before, there = (self._side(row.thread_id, row.graph_checkpoint_id) for row in (*bases, theirs))
+        since = " and ".join(f"{base.branch_name}#{base.number}" for base in bases)
+        plan = MergePlan(kind="merge", source=label, into=here.name, base=since)
+        coming = Coming(self._side(here.thread_id, moment.latest), plan, before[0].message_hashes)
         return Merge(before, there, coming, resolve).make(), theirs
 
-    def _base(self, connection: Connection, here: Found, theirs: Found) -> Found:
-        """Find what both sides are compared with: where they parted, or what was last merged of one into the other."""
+    def _bases(self, connection: Connection, here: Found, theirs: Found) -> list[Found]:
+        """Find what both sides are compared with: the newest that is behind both; or several."""
         if here.head_id is None:
             raise InvalidInput(f"Branch {here.name} has no checkpoint to merge behind. agent.checkpoint() makes one.")
-        checkpoints = self._carrying.store.checkpoints
-        comparing = Comparing(self._carrying.store)
-        ours = checkpoints.find(connection, CHECKPOINT.c.id == here.head_id)[0]
-        fork = comparing.meeting(connection, ours, theirs)
-        if fork is None:
+        store = self._carrying.store
+        (ours,) = store.checkpoints.find(connection, CHECKPOINT.c.id == here.head_id)
+        bases = Bases(store).find(connection, ours, theirs)
+        if not bases:
             raise InvalidInput("These are of two sessions, which never parted. cherry_pick() takes messages.")
-        merged = {id for row in (ours, theirs) for id in _merged(comparing.noted(connection, row))}
-        ends = [comparing.ends(connection, row) for row in (ours, theirs)]
-        # What was merged of one counts where that one still has it on its way.
-        known = [
-            row
-            for row in checkpoints.find(connection, CHECKPOINT.c.id.in_(merged))
-            if any(row.number <= end.get(row.internal_session_id, 0) for end in ends)
-        ]
-        return max([fork, *known], key=lambda row: int(row.id))
+        return bases
 
     # -- cherry-pick
 
@@ -204,13 +195,3 @@ class Carries:
         checkpoint_id = arriving.publish(coming, label)
         agent.seen, agent.late = arriving.made, ()
         return agent.repository.checkpoint(checkpoint_id)
-
-
-def _merged(path: Iterable[Found]) -> Iterator[int]:
-    """Tell which checkpoints were merged on a path."""
-    for row in path:
-        data = from_json(row.data)
-        merged = data.get(MERGED) if isinstance(data, dict) else None
-        source = merged.get("checkpoint") if isinstance(merged, dict) else None
-        if type(source) is int and is_id(source):
-            yield source

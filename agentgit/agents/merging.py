@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,17 +29,20 @@ from agentgit.checkpoints.merge import (
     added,
     choice,
     decide,
+    extra,
     whole,
 )
 from agentgit.errors import InvalidInput
 from agentgit.sessions.history import from_stored, text_of
-from agentgit.values import to_json
 
 REDUCED = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
 
 FREE = (LastValue, AnyValue)
 """Channels that take a write as it is."""
+
+PICKED = "a result of it is here already; pick its other calls one by one"
+"""Why a message does not come, one of whose tool calls was picked before."""
 
 
 @dataclass
@@ -71,8 +75,17 @@ class Coming:
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = (lambda: Overwrite(value())) if reduced else value
 
-    def append(self, key: str, tail: Callable[[], list[Any]]) -> None:
-        """Let items come behind those that are here, through the reducer if there is one."""
+    def adds(self, key: str, more: Any) -> bool:
+        """Tell whether the reducer of a list or a dict puts `more` to what is here, and does nothing else."""
+        here = self.ours.live(key)
+        try:
+            made = self.ours.after(key, more)
+        except Exception:  # noqa: BLE001  # it is the user's: what it does not take, a person decides about
+            return False
+        return bool(made == ({**here, **more} if isinstance(here, dict) else [*here, *more]))
+
+    def append(self, key: str, tail: Callable[[], Any]) -> None:
+        """Let items come to those that are here, through the reducer if there is one."""
         reduced = isinstance(self.ours.graph.channels.get(key), REDUCED)
         self.updates[key] = tail if reduced else lambda: [*(self.ours.live(key) or ()), *tail()]
 
@@ -87,7 +100,10 @@ class Coming:
         shown = side.messages(places)
         fresh = [(at, message) for at, message in zip(places, shown, strict=True) if message["id"] not in self.here]
         kept, left = whole([message for _, message in fresh])
-        self.plan.left_out.extend(LeftOut(what=in_words(fresh[n][1]), why=why) for n, why in left.items())
+        known = {message["tool_call_id"] for message in shown if message["id"] in self.here}
+        for n, why in left.items():
+            calls = {call["id"] for call in fresh[n][1]["tool_calls"]}
+            self.plan.left_out.append(LeftOut(what=in_words(fresh[n][1]), why=PICKED if calls & known else why))
         if kept:
             chosen = [fresh[n][0] for n in kept]
             self.plan.messages.extend(fresh[n][1] for n in kept)
@@ -99,13 +115,14 @@ class Merge:
     """A merge in the making.
 
     Args:
-        base: where the branches parted, or were last merged.
+        bases: where the branches parted, or were last merged; if there are several, what they do not agree about is a
+            conflict.
         theirs: what comes.
         coming: what was found to come; it is filled.
         resolve: what to do about conflicts.
     """
 
-    base: Side
+    bases: Sequence[Side]
     theirs: Side
     coming: Coming
     resolve: Resolve = None
@@ -115,7 +132,7 @@ class Merge:
         ours, theirs = self.coming.ours, self.theirs
         talk = theirs.conversation if ours.conversation in (None, theirs.conversation) else None
         for key in theirs.hashes:
-            verdict = decide(self.base.hashes.get(key), ours.hashes.get(key), theirs.hashes[key])
+            verdict = self._verdict(key)
             if verdict == KEEP:
                 continue
             if why := self._closed(key):
@@ -125,6 +142,12 @@ class Merge:
             else:
                 self._value(key, verdict)
         return self.coming
+
+    def _verdict(self, key: str) -> str:
+        """Decide about a value."""
+        ours, theirs = self.coming.ours.hashes.get(key), self.theirs.hashes[key]
+        first, *others = {decide(base.hashes.get(key), ours, theirs) for base in self.bases}
+        return CLASH if others else first
 
     def _closed(self, key: str) -> str | None:
         """Say why a value cannot be written; None if it can."""
@@ -148,29 +171,39 @@ class Merge:
         self.coming.set(key, lambda: self.theirs.live(key))
 
     def _append(self, key: str) -> bool:
-        """Add what they added to a list, if both only added to it and its reducer is made for that."""
-        if not isinstance(self.coming.ours.graph.channels[key], BinaryOperatorAggregate):
+        """Add what they added to a list or a dict, if both only added to it and its reducer does nothing else."""
+        if not isinstance(self.coming.ours.graph.channels[key], REDUCED):
             return False
-        base, ours, theirs = (side.shown(key) for side in (self.base, self.coming.ours, self.theirs))
-        if not all(isinstance(value, list) for value in (ours, theirs)):
+        ours, theirs, live = self.coming.ours.shown(key), self.theirs.shown(key), self.theirs.live(key)
+        more, *others = {extra(base.shown(key), ours, theirs) for base in self.bases}
+        if more is None or others or not (type(live) is list or (type(live) is dict and theirs.keys() == live.keys())):
+            return False  # what is shown of it is not what it is
+        if not self.coming.adds(key, part := more.of(live)):
             return False
-        begin = len(base or ())
-        if any(to_json(value[:begin]) != to_json(base or []) for value in (ours, theirs)):
-            return False
-        self.coming.plan.values.append(Taken(key=key, how=APPEND, value=theirs[begin:]))
-        self.coming.append(key, lambda: self.theirs.live(key)[begin:])
+        self.coming.plan.values.append(Taken(key=key, how=APPEND, value=more.of(theirs)))
+        self.coming.append(key, lambda: part)
         return True
 
     # -- the conversation
 
     def _talk(self, key: str, verdict: str) -> None:
-        new = added(self.base.message_hashes, self.theirs.message_hashes)
+        here, there = set(self.coming.ours.message_hashes), set(self.theirs.message_hashes)
+        # What both took out, as where both edited a message alike, is no change of theirs.
+        base = [one for one in self._base_talk() if one in here or one in there]
+        new = added(base, self.theirs.message_hashes)
         if new is not None and not self._edited(new):
             self.coming.bring(key, self.theirs, new)
         elif verdict == CLASH:
             self._clash(key)
         else:
             self._take_talk(key, TAKE)
+
+    def _base_talk(self) -> list[bytes]:
+        """Identify the messages that any base has, each as often as the one that has it most."""
+        most: Counter[bytes] = Counter()
+        for base in self.bases:
+            most |= Counter(base.message_hashes)
+        return list(most.elements())
 
     def _edited(self, new: Sequence[int]) -> bool:
         """Tell whether one of their new messages is here with other words."""
@@ -201,7 +234,7 @@ class Merge:
             self.coming.set(key, lambda: self._asked(key, said, talk))
 
     def _conflict(self, key: str, value: Callable[[Side], Any]) -> Clash:
-        return Clash(key=key, base=value(self.base), ours=value(self.coming.ours), theirs=value(self.theirs))
+        return Clash(key=key, base=value(self.bases[0]), ours=value(self.coming.ours), theirs=value(self.theirs))
 
     def _asked(self, key: str, ask: Callable[[Clash], Any], talk: bool) -> Any:
         """Ask a function for a value.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from langgraph.channels.base import BaseChannel
@@ -95,3 +96,9 @@ class Side:
         """Give one value as the graph has it; None if there is none."""
         channel = self._channels.get(name)
         return channel.get() if channel is not None and channel.is_available() else None
+
+    def after(self, name: str, write: Any) -> Any:
+        """Give what a value would be after one more write; it stays as it is."""
+        channel = self._channels[name].from_checkpoint(copy(self.live(name)))
+        channel.update([write])
+        return channel.get()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import SequenceMatcher, unified_diff
+from difflib import unified_diff
 from typing import Any, Literal
 
 from agentgit.checkpoints.checkpoint import Checkpoint
@@ -220,20 +221,45 @@ def _align(left: _Items, right: _Items, identity: Callable[[dict[str, Any]], Has
         right: the second list.
         identity: what tells an item apart from others.
     """
-    a, b = [identity(item) for item in left], [identity(item) for item in right]
-    # Branches share a long beginning: folding it first keeps the rest, which costs its square, small.
-    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    matcher = SequenceMatcher(None, a[start:], b[start:], autojunk=False)
-    common = start
-    removed: _Items = []
-    added: _Items = []
-    for operation, i, i_end, j, j_end in matcher.get_opcodes():
-        if operation == "equal":
-            common += i_end - i
-        else:
-            removed += left[start + i : start + i_end]
-            added += right[start + j : start + j_end]
-    return common, removed, added
+    a, b = _numbered(map(identity, left)), _numbered(map(identity, right))
+    places = {item: place for place, item in enumerate(b)}
+    both = [(n, places[item]) for n, item in enumerate(a) if item in places]
+    kept = [both[n] for n in _rising([place for _, place in both])]
+    mine, theirs = ({pair[side] for pair in kept} for side in (0, 1))
+    removed = [item for n, item in enumerate(left) if n not in mine]
+    return len(kept), removed, [item for n, item in enumerate(right) if n not in theirs]
+
+
+def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
+    """Tell items that are alike apart by which of them they are, so that any list is aligned in no time."""
+    seen: dict[Hashable, int] = {}
+    numbered = []
+    for item in items:
+        seen[item] = seen.get(item, 0) + 1
+        numbered.append((item, seen[item]))
+    return numbered
+
+
+def _rising(numbers: Sequence[int]) -> list[int]:
+    """Give the places of a longest run of rising numbers, by patience sorting.
+
+    Example:
+        >>> _rising([3, 1, 2, 9, 0, 4])
+        [1, 2, 5]
+    """
+    lasts: list[int] = []  # the least number that a run of each length ends with
+    ends: list[int] = []  # and its place
+    before: list[int] = []  # of each place, the one before it in its run
+    for place, number in enumerate(numbers):
+        length = bisect_left(lasts, number)
+        lasts[length : length + 1] = [number]
+        ends[length : length + 1] = [place]
+        before.append(ends[length - 1] if length else -1)
+    run, place = [], ends[-1] if ends else -1
+    while place >= 0:
+        run.append(place)
+        place = before[place]
+    return run[::-1]
 
 
 def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:

@@ -108,13 +108,37 @@ def mark(cursor: object) -> Mark:
         return _bad(cursor)
 
 
-def id_mark(cursor: str | None) -> int:
-    """Read the cursor of a list that is ordered by ids."""
+class Rank(NamedTuple):
+    """A place in what a search finds: what people wrote at checkpoints comes first, then the rest; the newest first."""
+
+    named: bool
+    id: int
+
+    @property
+    def cursor(self) -> str:
+        """The text that a page gives as `next`.
+
+        Example:
+            >>> Rank(True, 7).cursor, Rank(False, 7).cursor
+            ('n7', '7')
+        """
+        return f"{'n' if self.named else ''}{self.id}"
+
+
+FIRST = Rank(True, TOP.id)
+"""Before all that a search finds."""
+
+
+def rank(cursor: object) -> Rank:
+    """Read what a page of hits gave as `next`; None is the beginning.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
     if cursor is None:
-        return TOP.id
-    if not isinstance(cursor, str) or not re.fullmatch(r"\d{1,16}", cursor, re.ASCII):
-        return int(_bad(cursor).id)
-    return min(int(cursor), TOP.id)
+        return FIRST
+    match = re.fullmatch(r"(n?)(\d{1,16})", cursor, re.ASCII) if isinstance(cursor, str) else None
+    return Rank(bool(match[1]), min(int(match[2]), TOP.id)) if match else Rank(False, _bad(cursor).id)
 
 
 def _bad(cursor: object) -> Mark:
@@ -209,7 +233,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Hits(Page[Hit], Drawn):
-    """A page of what was found, the newest first.
+    """A page of what was found: names and descriptions of checkpoints, then messages and calls, the newest first.
 
     Args:
         items: what is on it.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawn, portable
+from agentgit.values import Drawn, portable, to_json
 
 OURS, THEIRS = "ours", "theirs"
 """Which side of a conflict wins: what is here, or what comes."""
@@ -170,6 +170,54 @@ def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | No
         else:
             new.append(place)
     return None if known.total() else new
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What one side has added to a list or a dict.
+
+    Args:
+        begin: of a list, how many items it begins with that are not new.
+        keys: of a dict, those that are new or have another value.
+    """
+
+    begin: int = 0
+    keys: tuple[str, ...] | None = None
+
+    def of(self, value: Any) -> Any:
+        """Give the added part of that side's value.
+
+        Example:
+            >>> Extra(begin=1).of(["chair", "sofa"]), Extra(keys=("b",)).of({"a": 1, "b": 2})
+            (['sofa'], {'b': 2})
+        """
+        return value[self.begin :] if self.keys is None else {key: value[key] for key in self.keys}
+
+
+def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
+    """Tell what was added on one side to a list or a dict that both sides only added to; None if they did more.
+
+    Args:
+        base: JSON-like, as it was where the branches parted; None if there was none.
+        ours: as it is here.
+        theirs: as it is there.
+
+    Example:
+        >>> extra([1], [1, 2], [1, 3])
+        Extra(begin=1, keys=None)
+        >>> extra({"a": 1}, {"a": 2}, {"a": 1, "b": 1}), extra({"a": 1}, {"a": 2}, {"a": 3})
+        (Extra(begin=0, keys=('b',)), None)
+    """
+    if isinstance(ours, list) and isinstance(theirs, list) and isinstance(base, list | None):
+        begin = len(base or ())
+        same = all(to_json(side[:begin]) == to_json(base or []) for side in (ours, theirs))
+        return Extra(begin=begin) if same else None
+    if not (isinstance(ours, dict) and isinstance(theirs, dict) and isinstance(base, dict | None)):
+        return None
+    before, here, there = ({key: to_json(item) for key, item in (side or {}).items()} for side in (base, ours, theirs))
+    new = [key for key, item in there.items() if item not in (before.get(key), here.get(key))]
+    both = any(here.get(key) != before.get(key) for key in new)
+    return None if both or not there.keys() >= before.keys() else Extra(keys=tuple(new))
 
 
 def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import AsJson, Where, repository
+from agentgit.errors import InvalidInput
 from agentgit.render import diff as diffs
 from agentgit.render import records
 from agentgit.render.sessions import session_lines
+
+if TYPE_CHECKING:
+    from agentgit.values import Drawn
 
 
 def _places(words: list[str]) -> tuple[str | None, str, str]:
@@ -21,9 +25,14 @@ def _places(words: list[str]) -> tuple[str | None, str, str]:
     return session[0] if session else None, a, b
 
 
+AsPage = Annotated[bool, typer.Option("--html", help="Write an HTML page.")]
+
+
 def diff(
     places: Annotated[list[str], typer.Argument(metavar="[SESSION] A B", help="Two places like main#7 or HEAD.")],
     other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="B is of this session.")] = None,
+    patch: Annotated[bool, typer.Option("--patch", "-p", help="Show how the files differ, line by line.")] = False,
+    as_page: AsPage = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,11 +40,27 @@ def diff(
     session, a, b = _places(places)
     with repository(db) as repo:
         found = repo.diff(a, b, session, other=other)
-        output.emit(as_json, found.to_dict, lambda width: diffs.lines(found, width=width))
+        if as_page:
+            _write_page(f"{found.from_reference} -> {found.to_reference}", found, as_json)
+            return
+        shown = diffs.patch(found.diff_content) if patch else []
+        output.emit(as_json, found.to_dict, lambda width: [*diffs.lines(found, width=width), *shown])
+
+
+def _write_page(title: str, value: Drawn, as_json: bool) -> None:
+    """Write a value as HTML.
+
+    Raises:
+        InvalidInput: JSON is to be written too.
+    """
+    if as_json:
+        raise InvalidInput("Write --html or --json, not both.")
+    output.page(title, value._repr_html_())
 
 
 def compare(
     places: Annotated[list[str], typer.Argument(metavar="[SESSION] A B", help="Two branches, or places like main#7.")],
+    as_page: AsPage = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,6 +68,9 @@ def compare(
     session, a, b = _places(places)
     with repository(db) as repo:
         found = repo.compare(a, b, session)
+        if as_page:
+            _write_page(found.heading, found, as_json)
+            return
         output.emit(as_json, found.to_dict, lambda width: diffs.lines(found, width=width))
 
 

@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 import agentgit
-from agentgit.cli import across, carrying, chat, database, finding, moving_in, output, places, upkeep, workspace, world
+from agentgit.cli import (
+    across,
+    carrying,
+    chat,
+    database,
+    finding,
+    merging,
+    moving_in,
+    output,
+    places,
+    upkeep,
+    workspace,
+    world,
+)
 from agentgit.cli.options import AsJson, Limit, OfBranch, Session, Where, address, repository, usage
 from agentgit.errors import AgentGitError
 from agentgit.render import calls, records
@@ -146,6 +159,7 @@ def show(
 app.command(cls=usage("[SESSION]", "A", "B"))(across.diff)
 app.command(cls=usage("[SESSION]", "A", "B"))(across.compare)
 app.command()(across.start)
+merging.add_to(app)
 finding.add_to(app)
 world.add_to(app)
 carrying.add_to(app)

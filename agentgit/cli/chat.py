@@ -17,6 +17,7 @@ from agentgit.cli.options import Where, address, import_from_here
 from agentgit.errors import (
     AgentGitError,
     InvalidInput,
+    MergeConflict,
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
@@ -230,6 +231,8 @@ class Chat:
             return " In the chat: --force."
         if isinstance(error, RollbackIncomplete):
             return f" In the chat: /resume {error.operation}."
+        if isinstance(error, MergeConflict):
+            return " In the chat: --resolve ours, or --resolve theirs."
         if isinstance(error, WorldDiverged):
             return f" In the chat: /switch {shlex.quote(clean(self.agent.branch.name))} --sync world."
         return ""

@@ -25,6 +25,7 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="CURSOR", help="Go on behind the page before, or in a log behind a place."),
 ]
+Own = Annotated[bool, typer.Option("--branch-only", help="Only those made on the branch, not of its whole path.")]
 Every = Annotated[bool, typer.Option("--all-branches", help="Of all branches of the session, not of the path.")]
 Time = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
 
@@ -48,23 +49,26 @@ def log(
     auto: Annotated[
         bool | None, typer.Option("--auto/--named", help="Only automatic ones; or only those somebody asked for.")
     ] = None,
+    branch_only: Own = False,
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Write only how many there are.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a branch, the newest first."""
+    if branch_only and all_branches:
+        raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
         found, branch = places.path(repo, session)
         asked = repo.log(
-            found, branch, which="all" if all_branches else "path", name=name, since=_time(since), until=_time(until),
-            tag=tagged, author=author, auto=auto,
+            found, branch, which="all" if all_branches else "branch" if branch_only else "path", name=name,
+            since=_time(since), until=_time(until), tag=tagged, author=author, auto=auto,
         )  # fmt: skip
         if count:
             number = len(asked)
             output.emit(as_json, lambda: {"count": number}, lambda _: [(Span(str(number)),)])
             return
-        shown = _shown(asked, limit, _place(repo, found, after))
+        shown = _shown(asked, limit, _place(repo, found, branch, after))
         output.emit(
             as_json,
             lambda: [records.of_checkpoint(checkpoint) for checkpoint in shown],
@@ -85,14 +89,16 @@ def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> lis
     return shown
 
 
-def _place(repo: Repository, session: ExternalSession, after: str | None) -> Checkpoint | str | None:
+def _place(
+    repo: Repository, session: ExternalSession, branch: str | None, after: str | None
+) -> Checkpoint | str | None:
     """Read where to go on: a cursor, or any place."""
     from agentgit.checkpoints.finding import mark
 
     try:
         mark(after)
     except InvalidInput:
-        return repo.checkpoint(after or "", session)
+        return repo.checkpoint(after or "", session, branch=branch)
     return after
 
 
@@ -120,7 +126,7 @@ def search(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by their words, the newest first."""
+    """Find messages, tool calls and named checkpoints by their words: names first, then the newest."""
     with repository(db) as repo:
         session, branch, text = places.last(repo, words)
         found = repo.search(text, session, branch, all_branches=all_branches, limit=limit, after=after)

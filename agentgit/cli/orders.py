@@ -12,6 +12,7 @@ from agentgit.render import diff as diffs
 from agentgit.render import log as logs
 from agentgit.render import merge as merges
 from agentgit.render import rollback as rollbacks
+from agentgit.render import search as searches
 from agentgit.render import tree as trees
 from agentgit.render.lines import Line, Span
 from agentgit.render.sessions import branch_lines
@@ -20,6 +21,7 @@ from agentgit.render.text import clean
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.checkpoints import Checkpoint
+    from agentgit.checkpoints.finding import Tag
     from agentgit.checkpoints.merge import MergePlan
     from agentgit.cli.chat import Chat
     from agentgit.cli.slash import Order
@@ -218,6 +220,34 @@ def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
         output.show(logs.lines([carry()], width=output.width(), zone=None))
 
 
+# -- finding
+
+
+def _search(chat: Chat, order: Order) -> None:
+    every, after = slash.EVERYWHERE in order.options, order.options.get(slash.AFTER)
+    found = chat.agent.search(" ".join(order.words), all_branches=every, after=after)
+    output.show(searches.lines(found, width=output.width(), zone=None))
+
+
+def _tag(chat: Chat, order: Order) -> None:
+    *place, name = order.words
+    _show_tags([chat.agent.tag(place[0] if place else "HEAD", name)])
+
+
+def _untag(chat: Chat, order: Order) -> None:
+    gone = chat.agent.repository.untag(order.words[0], chat.agent.session)
+    output.show([(Span(f"{clean(gone.reference)} has that tag no more"),)])
+
+
+def _tags(chat: Chat, order: Order) -> None:
+    _show_tags(chat.agent.repository.tags(chat.agent.session))
+
+
+def _show_tags(tags: list[Tag]) -> None:
+    none = [(Span("no tags yet; /tag [PLACE] NAME gives one"),)]
+    output.show(searches.tag_lines(tags, width=output.width(), zone=None) or none)
+
+
 def _help(chat: Chat, order: Order) -> None:
     output.show(slash.lines(output.width()))
 
@@ -243,6 +273,10 @@ _DO: dict[str, Callable[[Chat, Order], None]] = {
     "compare": _compare,
     "merge": _merge,
     "pick": _pick,
+    "search": _search,
+    "tag": _tag,
+    "untag": _untag,
+    "tags": _tags,
     "branches": _branches,
     "branch": _branch,
     "switch": _switch,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from agentgit.errors import AgentGitError, MergeConflict, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
+from agentgit.render.html import escape
 from agentgit.render.lines import ASCII, Line, Span, plain
 from agentgit.render.text import clean, visible
 from agentgit.values import portable
@@ -41,6 +42,17 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence
         _write(sys.stdout, json.dumps(portable(data()), indent=2).replace("\x7f", "\\u007f"))
     else:
         show(lines(width()))
+
+
+def page(title: str, content: str) -> None:
+    """Write a page of HTML, in pure ASCII, which every browser reads alike.
+
+    Args:
+        title: any text.
+        content: HTML.
+    """
+    text = f"<!doctype html>\n<title>{escape(title)}</title>\n{content}"
+    _write(sys.stdout, text.encode("ascii", "xmlcharrefreplace").decode("ascii"))
 
 
 def width() -> int:
@@ -102,7 +114,7 @@ def _hint(error: AgentGitError) -> str:
     if isinstance(error, RollbackBlocked | WorkspaceChanged):
         return " On the command line: --force."
     if isinstance(error, MergeConflict):
-        return " In the chat: --resolve ours, or --resolve theirs."
+        return " On the command line: --resolve ours, or --resolve KEY=theirs."
     if isinstance(error, RollbackIncomplete):
         return f" On the command line: agentgit resume {error.operation}."
     return ""

@@ -11,6 +11,10 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.lines import Line, Span, table
 
 FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
+EVERYWHERE, AFTER = "--all-branches", "--after"
+
+MANY = "..."
+"""What the last word of a command ends with, where any number of words may stand."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Form:
 
     Args:
         name: how it is called, in one or two words.
-        words: what may follow, in square brackets what may be left out.
+        words: what may follow, in square brackets what may be left out; of the last one perhaps several.
         options: those that it has; each with the name of its value, or an empty text if it has none.
         help: what it does, in a sentence.
     """
@@ -40,6 +44,11 @@ class Form:
         """How many words it needs."""
         return sum(not word.startswith("[") for word in self.words)
 
+    def takes(self, count: int) -> bool:
+        """Tell whether so many words may follow."""
+        many = bool(self.words) and self.words[-1].endswith(MANY)
+        return count >= self.needed and (many or count <= len(self.words))
+
 
 _AGREED = {YES: ""}
 _GOING = {FORCE: "", **_AGREED}
@@ -59,6 +68,10 @@ FORMS = (
     Form("tree", help="Draw the branches."),
     Form("log", ("[N]",), help="List the checkpoints, or the newest N."),
     Form("track", ("[N]",), help="List the tool calls, or the last N."),
+    Form("search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find what was said, called or named."),
+    Form("tag", ("[PLACE]", "NAME"), help="Name a checkpoint, this one or that at PLACE, and keep it."),
+    Form("untag", ("NAME",), help="Take a tag away; the checkpoint stays."),
+    Form("tags", help="List the tags of the session."),
     Form("diff", ("[A]", "[B]"), help="Compare two places; else what the last turn changed."),
     Form("compare", ("PLACE",), help="Tell what this branch and PLACE did apart."),
     Form("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Bring in what a branch did; --resolve ours, or theirs."),
@@ -138,7 +151,7 @@ def parse(line: str) -> Order:
         raise InvalidInput(f"That cannot be read: {error}. A quote needs its partner.") from error
     form, rest = _form(written)
     words, options = _sorted(form, rest)
-    if not form.needed <= len(words) <= len(form.words):
+    if not form.takes(len(words)):
         raise InvalidInput(f"Usage: {form.usage}. Put quotes around a name with spaces.")
     return Order(form, words, options)
 

@@ -28,6 +28,7 @@ _KNOWN: dict[str, Check] = {
     "world_note": maybe(text),
     "world_drift": maybe(named(text)),
     "imported": shaped(thread_id=text, newest=text, calls=number()),
+    "template": shaped(checkpoint=maybe(ident), reference=text),
 }
 
 Ids = Mapping[str, Mapping[int, int]]
@@ -59,6 +60,8 @@ def moved(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         ValueError: it names a branch that is not there.
     """
     found = dict(meta)
+    if began := meta.get("template"):  # which is of another session, and may be there under another id, or not
+        found["template"] = {**began, "checkpoint": None}
     if mark := meta.get("exploration"):
         if mark["of"] not in ids["branch"]:
             raise ValueError(f"was explored from a branch {mark['of']} that is not there")

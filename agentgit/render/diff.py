@@ -8,15 +8,16 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
 from agentgit.render import html
 from agentgit.render.lines import Line, Span
-from agentgit.render.text import clean, cut
+from agentgit.render.text import cut, visible
 
 STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
 """What the signs look like."""
 
-_FILE_STYLES = {"+": "added", "-": "removed"}
+_FILE_STYLES = {"+": "added", "-": "removed", "@": "changed"}
+_HEADINGS = ("diff ", "--- ", "+++ ")
 
-_LONGEST = 100_000
-"""How many characters of the files' difference a page shows."""
+_MOST, _LONGEST = 1_000, 100_000
+"""How many lines, and how many characters of the files' difference, a page shows."""
 
 
 def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
@@ -63,7 +64,10 @@ def side_by_side(value: Comparison) -> str:
 def _content(value: Diff, empty: str = "no difference") -> str:
     if value.is_empty:
         return f"<p>{empty}</p>"
-    content = html.pre(_lines(value.parts()))
+    parts = list(value.parts())
+    rest = len(parts) - _MOST
+    more = [(Span(f"… and {rest:,} more lines", "dim"),)] if rest > 0 else []
+    content = html.pre([*_lines(parts[:_MOST]), *more])
     if not value.diff_content:
         return content
     return content + html.fold("the files' difference", html.pre(_files(value)))
@@ -75,7 +79,24 @@ def _lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
 
 def _files(value: Diff) -> list[Line]:
     """Give the files' difference line by line, and a last one that says so where it is cut."""
-    written, rest = value.diff_content[:_LONGEST], len(value.diff_content) - _LONGEST
-    shown = [clean(line) for line in written.splitlines()]
+    rest = len(value.diff_content) - _LONGEST
     more = [(Span(f"… and {rest:,} more characters", "dim"),)] if rest > 0 else []
-    return [*((Span(line, _FILE_STYLES.get(line[:1], "")),) for line in shown), *more]
+    return [*patch(value.diff_content[:_LONGEST]), *more]
+
+
+def patch(content: str) -> list[Line]:
+    """Draw a unified diff: each line as it is, with a style for its sign.
+
+    Args:
+        content: the unified diff.
+
+    Example:
+        >>> [span.text for (span,) in patch("@@ -1 +1 @@\\n-\\told\\n+    new\\n")]
+        ['@@ -1 +1 @@', '-\\told', '+    new']
+    """
+    lines = visible(content).split("\n")
+    return [(Span(line, _style(line)),) for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _style(line: str) -> str:
+    return "heading" if line.startswith(_HEADINGS) else _FILE_STYLES.get(line[:1], "")

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING
 
+from agentgit.render.diff import patch
 from agentgit.render.lines import Line, Span, table
-from agentgit.render.text import clean, clock, count, visible
+from agentgit.render.text import clean, clock, count
 
 if TYPE_CHECKING:
     from agentgit.workspace.undo import Undone
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
 SHORT = 10
 """How many characters of an id a list shows."""
-
-_DIFF = {"+": "added", "-": "removed", "@": "changed"}
-_HEADINGS = ("diff ", "--- ", "+++ ")
 
 
 def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
@@ -49,12 +47,7 @@ def diff_lines(diff: WorkspaceDiff) -> list[Line]:
     """
     if not diff:
         return [(Span("no difference", "dim"),)]
-    text = visible(diff.diff_content).split("\n") if diff.diff_content else []
-    return [*_changes(diff), *((Span(line, _style(line)),) for line in (text[:-1] if text and not text[-1] else text))]
-
-
-def _style(line: str) -> str:
-    return "heading" if line.startswith(_HEADINGS) else _DIFF.get(line[:1], "")
+    return [*_changes(diff), *patch(diff.diff_content)]
 
 
 def _changes(diff: WorkspaceDiff) -> list[Line]:

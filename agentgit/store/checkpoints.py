@@ -12,7 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
 from agentgit.store.tables import OperationRow
-from agentgit.values import to_json
+from agentgit.values import from_json, to_json
 
 OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 
@@ -59,6 +59,18 @@ class Label:
     data: Any = None
     id: int | None = None
     made_at: datetime | None = None
+
+
+MERGED = "merged"
+"""Where the data of a checkpoint says what a merge brought to it."""
+
+
+def merged_by(data: bytes | None) -> int | None:
+    """Tell the id of the checkpoint that a merge brought, from the data of the one that it made; None of any other."""
+    facts = from_json(data) if data is not None and MERGED.encode() in data else None
+    merged = facts.get(MERGED) if isinstance(facts, dict) else None
+    source = merged.get("checkpoint") if isinstance(merged, dict) else None
+    return source if type(source) is int and 0 < source < 2**53 else None
 
 
 class Checkpoints:

@@ -11,9 +11,10 @@ from agentgit.exports import meta
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import OPEN
 from agentgit.store.blobs import compact, pack
+from agentgit.store.checkpoints import MERGED, merged_by
 from agentgit.store.ids import new_id
 from agentgit.tools.files import FilesAt
-from agentgit.values import to_json
+from agentgit.values import as_object, to_json
 
 Record = Mapping[str, Any]
 
@@ -92,7 +93,7 @@ class Rows:
             "is_auto": record["is_auto"], "user_id": self.user_id, "created_at": record["created_at"],
             "graph_checkpoint_id": record["state"], "state_hash": record["state_hash"] or b"",
             "position": record["position"], "message_count": record["messages"],
-            "restore_point": record["restore_point"], "data": record["data"],
+            "restore_point": record["restore_point"], "data": self._data(record["data"]),
             "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
         }  # fmt: skip
 
@@ -108,6 +109,14 @@ class Rows:
             "external_session_id": self.session_id, "internal_session_id": self._id("branch", record["branch"]),
             "snapshot": at.snapshot, "settings": to_json(at.settings), "created_at": record["created_at"],
         }  # fmt: skip
+
+    def _data(self, data: bytes | None) -> bytes | None:
+        """Give what was kept with a checkpoint; what a merge brought to it has another id here."""
+        source = merged_by(data)
+        if data is None or source is None or source not in self.ids["checkpoint"]:
+            return data  # that branch is not in the export: it cannot be merged again here
+        facts = as_object(data)
+        return to_json({**facts, MERGED: {**facts[MERGED], "checkpoint": self.ids["checkpoint"][source]}})
 
     def tag(self, record: Record) -> dict[str, Any]:
         """Make the row of a tag."""

@@ -30,11 +30,13 @@ class Part:
         branch_id: the branch.
         until: the number of its last checkpoint that belongs to the log.
         newest_id: the newest of them, if that is known.
+        beyond: how many checkpoints of the branch come after that, as far as their texts can be found.
     """
 
     branch_id: int
     until: int = ALL
     newest_id: int | None = None
+    beyond: int = 0
 
 
 def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
@@ -46,18 +48,11 @@ def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
     """
     ends = [segment.branch.branch_point_id for segment in path[1:]]
     newest = [*ends, path[-1].branch.head_id]
+    lasts = [ALL if one.checkpoints is None else one.checkpoints + points for one in path]
     return [
-        Part(
-            branch_id=one.branch.id,
-            until=ALL if one.checkpoints is None else one.checkpoints + points,
-            newest_id=newest_id,
-        )
-        for one, newest_id in zip(path, newest, strict=True)
+        Part(branch_id=one.branch.id, until=last, newest_id=newest_id, beyond=max(0, one.branch.searched - last))
+        for one, newest_id, last in zip(path, newest, lasts, strict=True)
     ]
-
-
-def _end(segment: Segment, points: bool) -> int:
-    return ALL if segment.checkpoints is None else segment.checkpoints + points
 
 
 def of_branches(branches: Iterable[Found]) -> list[Part]:

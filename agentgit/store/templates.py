@@ -44,14 +44,17 @@ def begin(store: Store, connection: Connection, user_id: int, name: str, point: 
 
 
 def expect_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
-    """Make sure that a session began as this checkpoint was.
+    """Make sure that a session began as this checkpoint was; of an imported one the words for it are all that is known.
 
     Raises:
         Conflict: it began otherwise.
     """
     first = store.sessions.branches(connection, session_id)[0]
     template = as_object(first.meta).get(TEMPLATE)
-    if template is None or template["checkpoint"] != point.id:
+    began_so = template is not None and (
+        template["checkpoint"] == point.id or (template["checkpoint"] is None and template["reference"] == called)
+    )
+    if not began_so:
         began = f"from {template['reference']}" if template is not None else "without a template"
         raise Conflict(
             f"There is a session {name!r} already, which began {began}, and not from {called}. Give the new session "

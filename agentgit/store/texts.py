@@ -33,6 +33,9 @@ TEXT = SearchTextRow.__table__  # type: ignore[attr-defined]  # SQLModel gives e
 
 MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
 
+NAMES = "§n"
+"""The word that all texts have which people wrote at checkpoints; no text has a word with such a sign."""
+
 CHECKPOINTS_AT_ONCE = 200
 """How many checkpoints one transaction takes in, so that other writers need not wait for long."""
 
@@ -150,12 +153,14 @@ class Texts:
         scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.id)]
         is_sqlite = connection.dialect.name == "sqlite"
         rows = []
-        for one in fresh:
-            found = [word.text for word in words(composed(one.text))]
+        # In the order of their checkpoints, so that what a branch has until one of them can be told by the ids.
+        for one in sorted(fresh, key=lambda one: one.number):
+            marks = [*scope, NAMES] if one.kind == NAMED else scope
+            found = [*marks, *(word.text for word in words(composed(one.text)))]
             rows.append({
                 "tenant_id": self.tenant_id, "id": new_id(), "internal_session_id": branch.id, "number": one.number,
                 "kind": one.kind, "hash": one.hash, "row_id": one.row_id,
-                "words": " ".join([*scope, *found]) if is_sqlite else vector([*scope, *found]),
+                "words": " ".join(found) if is_sqlite else vector(found),
             })  # fmt: skip
         if rows:
             _ADD.run(connection, *rows)
@@ -178,7 +183,7 @@ def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
 
 
 def scope_of_session(session_id: int) -> str:
-    """Give the word that all texts of a session have; no text has a word with such a sign."""
+    """Give the word that all texts of a session have."""
     return f"§s{session_id}"
 
 
