@@ -105,6 +105,18 @@ def test_b8_files_go_along_and_come_back_where_they_are_imported(repo, agent, ot
     assert looks(desk.root) == now
 
 
+def test_b8_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
+    """B8: out of the importing workspace come the same contents and paths, once more."""
+
+    def files(data):
+        found = [json.loads(line) for line in data.splitlines()]
+        return [{k: v for k, v in one.items() if k != "hash"} for one in found if one["record"] in ("file", "path")]
+
+    moved(repo, other, tmp_path / "there")
+    ours, theirs = (sorted(map(str, files(written(r, "s", files=True)))) for r in (repo, other))
+    assert theirs == ours
+
+
 @pytest.mark.parametrize("cut", ["branch", "point"])
 def test_b8_files_of_one_path_go_along(repo, agent, other, desk, tmp_path, cut):
     """B8: with a branch go the files of its path, with a checkpoint those until there, and it goes on from there."""
@@ -350,6 +362,7 @@ LIES = {
     "a link that goes up later": (put("out", link="d/../../x"), "lead out"),
     "a link through a link": (lambda found: [put("l", link="d")(found), put("l/x")(found)], "is below such"),
     "a file below a file": (put("a.txt/x"), "is below such"),
+    "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
     "a link with control characters": (put("out", link="a\nb"), "control characters"),
     "a mode for its owner": (put("x", mode=0o4755), "mode is no whole number"),
     "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "a second time"),
