@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -16,13 +17,14 @@ from io import BytesIO
 import pytest
 from carrying import everything, forged, of, rows, written
 from desk import Desk
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import agentgit
 from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged, cli
 from agentgit.exports import paths, trees
 from agentgit.exports.trees import Item, Tree
+from agentgit.store.import_ import check
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,18 @@ def test_b8_files_go_along_and_come_back_where_they_are_imported(repo, agent, ot
     retry.run("write c.txt more")
     assert retry.undo().branch.name
     assert looks(desk.root) == now
+
+
+def test_b8_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
+    """B8: out of the importing workspace come the same contents and paths, once more."""
+
+    def files(data):
+        found = [json.loads(line) for line in data.splitlines()]
+        return [{k: v for k, v in one.items() if k != "hash"} for one in found if one["record"] in ("file", "path")]
+
+    moved(repo, other, tmp_path / "there")
+    ours, theirs = (sorted(map(str, files(written(r, "s", files=True)))) for r in (repo, other))
+    assert theirs == ours
 
 
 @pytest.mark.parametrize("cut", ["branch", "point"])
@@ -348,6 +362,7 @@ LIES = {
     "a link that goes up later": (put("out", link="d/../../x"), "lead out"),
     "a link through a link": (lambda found: [put("l", link="d")(found), put("l/x")(found)], "is below such"),
     "a file below a file": (put("a.txt/x"), "is below such"),
+    "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
     "a link with control characters": (put("out", link="a\nb"), "control characters"),
     "a mode for its owner": (put("x", mode=0o4755), "mode is no whole number"),
     "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "a second time"),
@@ -446,8 +461,6 @@ def test_b8_a_bomb_is_not_unpacked(export, target, monkeypatch):
 
 def test_b8_an_export_with_files_that_is_cut_off_is_refused(export):
     """B8: after every line that there is, and in the middle of each."""
-    from agentgit.store.import_ import check
-
     whole = export.splitlines(keepends=True)
     for n in range(1, len(whole)):
         for cut in (b"".join(whole[:n]), b"".join(whole[:n]) + whole[n][: len(whole[n]) // 2]):
@@ -647,3 +660,24 @@ def test_b8_two_imports_at_once_into_one_workspace(export, database, tmp_path):
         for one in made:
             wrapped(repo, Desk(tmp_path / "there"), one.session.session_name).rewind_files("HEAD", force=True)
             assert (tmp_path / "there" / "a.txt").read_text() == "three"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_b8_bytes_that_are_changed_anywhere_are_found(export, data):
+    """B8: cut off, left out, put in or flipped at any byte: always the same failure, which names a line."""
+    at = data.draw(st.integers(0, len(export) - 1))
+    how = data.draw(st.sampled_from(["cut", "drop", "put", "flip", "double"]))
+    some = data.draw(st.binary(min_size=1, max_size=9))
+    changed = {
+        "cut": export[:at],
+        "drop": export[:at] + export[at + len(some) :],
+        "put": export[:at] + some + export[at:],
+        "flip": export[:at] + bytes([export[at] ^ (some[0] or 1)]) + export[at + 1 :],
+        "double": export[:at] + export[max(0, at - 500) :],
+    }[how]
+    if changed == export:
+        return
+    with pytest.raises((Corrupt, InvalidInput)) as found:
+        check(BytesIO(changed))
+    assert isinstance(found.value, InvalidInput) or re.fullmatch(r"line \d+", found.value.row)

@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 import re
+from hashlib import shake_256
 from io import BytesIO
 
 import ormsgpack
@@ -167,7 +168,11 @@ def test_b8_no_value_of_any_field_breaks_anything(export):
                 looked_at(target, made.session)
 
 
-@pytest.mark.parametrize("odd", ["\0", "\ud800", "x" * 5000], ids=["nul", "surrogate", "long"])
+NOISE = shake_256(b"long").hexdigest(5000)
+"""A text that PostgreSQL cannot pack, so that it is too long for any index."""
+
+
+@pytest.mark.parametrize("odd", ["\0", "\ud800", NOISE], ids=["nul", "surrogate", "long"])
 def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, export, odd):
     """B8: on PostgreSQL too, odd text is stored as it is, or refused with its line."""
     for line, way in records_of_each_kind(export):

@@ -16,6 +16,8 @@ DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
 }
 """What Windows takes for a device, with any ending."""
 
+REPOSITORY = (".git", "git~1")
+
 IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 """Characters that some file systems leave out of names."""
 
@@ -35,8 +37,11 @@ def path(value: Any) -> bytes:
 
 
 def link(value: Any) -> bytes:
-    """Take where a symbolic link leads; `expect_within` knows whether that is out of the workspace."""
-    return _bytes(value)
+    """Take where a symbolic link leads, if not into a repository; `expect_within` knows if out of the workspace."""
+    found = _bytes(value)
+    if any(_plain(name) in REPOSITORY for name in value.split("/")):
+        raise ValueError(f"{_named(value)} leads into a git repository")
+    return found
 
 
 def expect_within(at: bytes, target: bytes) -> None:
@@ -92,12 +97,17 @@ def _problem(name: str) -> str:
         return "is not relative to the workspace, or leads out of it"
     if len(name.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         return f"has a name of more than {LONGEST_NAME} bytes"
-    plain = folded(name.translate(IGNORED)).partition(":")[0].rstrip(" .")
-    if plain in (".git", "git~1"):
+    plain = _plain(name)
+    if plain in REPOSITORY:
         return "is of a git repository"
     if plain.partition(".")[0].rstrip() in DEVICES or "\\" in name:
         return "is a device or another path on some systems"
     return ""
+
+
+def _plain(name: str) -> str:
+    """Give a name as the file system sees it that makes most names the same."""
+    return folded(name.translate(IGNORED)).partition(":")[0].rstrip(" .")
 
 
 def _text(found: bytes) -> str:
