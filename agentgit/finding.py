@@ -16,9 +16,11 @@ from agentgit.checkpoints.finding import LARGEST_PAGE, PAGE, Filter, Hits, Mark,
 from agentgit.checkpoints.words import Query, query
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.sessions import ExternalSession
+from agentgit.sessions.upkeep import Progress
 from agentgit.store.log import Part, of_branches, of_path
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import CHECKPOINT
+from agentgit.store.texts import CHECKPOINTS_AT_ONCE
 from agentgit.verbs import BranchRef, SessionRef, Verbs
 
 
@@ -254,7 +256,7 @@ class Finds(Verbs):
 
     def search(
         self, text: str, session: SessionRef = None, branch: BranchRef = None, *, all_branches: bool = False,
-        limit: int = 20, after: str | None = None,
+        limit: int = 20, after: str | None = None, progress: Progress | None = None,
     ) -> Hits:  # fmt: skip
         """Find messages, tool calls and named checkpoints by their words.
 
@@ -269,6 +271,8 @@ class Finds(Verbs):
             all_branches: True to search all branches of the session.
             limit: how many at most, 1 to 1,000.
             after: the `next` of the page before; None for the first one.
+            progress: told how many of the checkpoints are looked through whose words are not known yet, as after an
+                import.
 
         Raises:
             InvalidInput: the text is empty or too long, or the limit or the cursor is none.
@@ -285,7 +289,7 @@ class Finds(Verbs):
             main#2 user order two chairs
         """
         wanted, size, before = query(text), page_size(limit), rank(after)
-        complete = self._take_in(session)
+        complete = self._take_in(session, progress)
 
         def look(connection: Connection) -> Hits:
             return self._hits(connection, Scope(
@@ -307,16 +311,20 @@ class Finds(Verbs):
         more = found[limit - 1][0].cursor if len(found) > limit else None
         return Hits([hit for _, hit in found[:limit]], more, complete=complete)
 
-    def _take_in(self, session: SessionRef) -> bool:
+    def _take_in(self, session: SessionRef, progress: Progress | None) -> bool:
         """Make the texts of a session known that are not yet; tell whether that was possible."""
 
-        def look(connection: Connection) -> list[int]:
+        def look(connection: Connection) -> dict[int, int]:
             return self.store.texts.behind(connection, self.lookup.session(connection, session).id)
 
         try:
-            for branch_id in self._read(look):
+            behind = self._read(look)
+            total, done = sum(behind.values()), 0
+            for branch_id in behind:
                 while self.store.database.write(lambda c, one=branch_id: self.store.texts.follow(c, one)):  # type: ignore[misc]
-                    pass
+                    done += CHECKPOINTS_AT_ONCE
+                    if progress is not None:
+                        progress(min(done, total), total)
         except (Unavailable, Corrupt):
             return False  # read only, locked or damaged: what is known can be searched all the same
         return True

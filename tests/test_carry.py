@@ -500,6 +500,25 @@ def test_w7_one_tool_call_is_picked_without_those_beside_it(shop):
     assert retry.history()[-1]["role"] == "assistant"  # it was there already
 
 
+def test_w7_of_a_batch_that_was_picked_from_the_rest_comes(shop):
+    """W7: after one call of a batch was picked, a merge brings the others with their results, and nothing twice."""
+    _, agent, retry = shop
+    sofa, look = retry.tool_track()[1:]
+    agent.cherry_pick(look)
+    agent.merge("retry")
+    batches = [message["tool_calls"] for message in agent.history()[4:] if message["tool_calls"]]
+    assert [[one["name"] for one in calls] for calls in batches] == [["look"], ["add"]]
+    assert unanswered(agent.history()) == []
+    assert len({message["id"] for message in agent.history()}) == len(agent.history()) == 4 + 2 + 4
+    assert agent.plan_merge("retry").is_empty
+    third = agent.fork("main#2", name="third")
+    for one in (sofa, look):
+        third.cherry_pick(one)
+    third.merge("retry")
+    assert [message["role"] for message in third.history()[8:]] == ["user", "assistant"]
+    assert unanswered(third.history()) == []
+
+
 def test_w7_what_cannot_be_picked_says_why(repo, shop):
     """W7: unknown ids, ids of several branches, other sessions' calls and things that are no messages are refused."""
     _, agent, retry = shop

@@ -260,7 +260,10 @@ def test_w9_many_checkpoints_are_put_in_a_few_at_a_time(repo):
     for n in range(CHECKPOINTS_AT_ONCE + 20):
         agent.checkpoint(f"point {n}")
     forget(repo)
-    assert len(repo.search("point", limit=1000)) == CHECKPOINTS_AT_ONCE + 20
+    told = []
+    found = repo.search("point", limit=1000, progress=lambda done, total: told.append((done, total)))
+    assert len(found) == CHECKPOINTS_AT_ONCE + 20
+    assert told == [(CHECKPOINTS_AT_ONCE, CHECKPOINTS_AT_ONCE + 22)]
     assert len(repo.search("needle")) == 1
 
 
@@ -332,7 +335,7 @@ def test_w9_tenants_and_users_find_only_their_own(database):
         assert not his.search(scope, all_branches=True).items
         strange = Texts(7, his.store.sessions, his.store.graphs)
         with database.reading() as connection:
-            assert strange.behind(connection, hers.session("s").id) == []
+            assert strange.behind(connection, hers.session("s").id) == {}
             found = type(his.store.search)(7, his.store.graphs)
             parts = [Part(branch_id=hers.branch("s").id)]
             hits = found.hits(connection, hers.session("s").id, parts, query("needle"), FIRST, whole=True)

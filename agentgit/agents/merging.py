@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,9 +40,6 @@ REDUCED = (BinaryOperatorAggregate, DeltaChannel)
 
 FREE = (LastValue, AnyValue)
 """Channels that take a write as it is."""
-
-PICKED = "a result of it is here already; pick its other calls one by one"
-"""Why a message does not come, one of whose tool calls was picked before."""
 
 
 @dataclass
@@ -98,16 +95,16 @@ class Coming:
             places: where they are there.
         """
         shown = side.messages(places)
-        fresh = [(at, message) for at, message in zip(places, shown, strict=True) if message["id"] not in self.here]
+        known = {message["tool_call_id"] for message in shown if message["id"] in self.here} - {None}
+        # Of a batch of which some calls were picked before, the others come.
+        rests = [(at, rest_of(message, known)) for at, message in zip(places, shown, strict=True)]
+        fresh = [(at, message) for at, message in rests if message is not None and message["id"] not in self.here]
         kept, left = whole([message for _, message in fresh])
-        known = {message["tool_call_id"] for message in shown if message["id"] in self.here}
-        for n, why in left.items():
-            calls = {call["id"] for call in fresh[n][1]["tool_calls"]}
-            self.plan.left_out.append(LeftOut(what=in_words(fresh[n][1]), why=PICKED if calls & known else why))
+        self.plan.left_out.extend(LeftOut(what=in_words(fresh[n][1]), why=why) for n, why in left.items())
         if kept:
-            chosen = [fresh[n][0] for n in kept]
-            self.plan.messages.extend(fresh[n][1] for n in kept)
-            self.append(key, lambda: [side.live(key)[at] for at in chosen])
+            chosen = [fresh[n] for n in kept]
+            self.plan.messages.extend(message for _, message in chosen)
+            self.append(key, lambda: [narrowed(side.live(key)[at], message) for at, message in chosen])
 
 
 @dataclass
@@ -269,23 +266,37 @@ def in_words(message: Mapping[str, Any]) -> str:
     return f"{message.get('role')}: {text if len(text) <= 80 else text[:79] + '…'}"
 
 
-def narrowed(asking: AIMessage, call_id: str) -> AIMessage:
-    """Give an AI message that asks only for one of its tool calls; the same as often as it is made.
+def rest_of(message: dict[str, Any], known: Container[str]) -> dict[str, Any] | None:
+    """Give a shown message without those of its tool calls whose results are known; None if nothing is left of it."""
+    ids = [call["id"] for call in message["tool_calls"]]
+    others = [id for id in ids if id not in known]
+    if len(others) == len(ids):
+        return message
+    return alone(message, others) if others else None
+
+
+def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
+    """Show a message that asks only for some of its tool calls; under the same id as often as it is made."""
+    calls = [call for call in message["tool_calls"] if call["id"] in call_ids]
+    return {
+        **message, "id": f"{message['id'] or ''}/{'+'.join(call_ids)}", "content": text_of(message),
+        "tool_calls": calls[: len(call_ids)],
+    }  # fmt: skip
+
+
+def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
+    """Give a message as it is shown: if that asks only for some of its tool calls, a new one with these.
 
     Args:
-        asking: stays as it is.
-        call_id: of the call that stays.
+        message: stays as it is.
+        shown: itself, or as `alone` gave it.
     """
-    if len(asking.tool_calls) == 1:
-        return asking
-    (call,) = [call for call in asking.tool_calls if call["id"] == call_id][:1]
+    if message.id == shown["id"] or not isinstance(message, AIMessage):
+        return message
+    ids = [call["id"] for call in shown["tool_calls"]]
+    calls = [call for call in message.tool_calls if call["id"] in ids][: len(ids)]
     # What else is in it (raw blocks, token counts) is of all its calls.
-    return AIMessage(str(asking.text), id=alone(asking.id, call_id), name=asking.name, tool_calls=[call])
-
-
-def alone(message_id: str | None, call_id: str) -> str:
-    """Name the message that asks for one of several calls; the same as often as it is made."""
-    return f"{message_id or ''}/{call_id}"
+    return AIMessage(str(message.text), id=shown["id"], name=message.name, tool_calls=calls)
 
 
 def counted(plan: MergePlan) -> dict[str, Any]:

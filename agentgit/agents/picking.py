@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessage
 from sqlalchemy import Connection
 
 from agentgit.across import What
@@ -14,7 +13,6 @@ from agentgit.agents.merging import Coming, alone, narrowed
 from agentgit.agents.sides import Side
 from agentgit.checkpoints.merge import added, batch_of
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.sessions.history import text_of
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import Found
 from agentgit.tools import ToolInvocation
@@ -60,17 +58,10 @@ class Picked:
         if len(shown[0]["tool_calls"]) == 1:
             coming.bring(key, self.side, self.places)
             return
-        shown[0] = {
-            **shown[0], "id": alone(shown[0]["id"], call_id), "content": text_of(shown[0]),
-            "tool_calls": [call for call in shown[0]["tool_calls"] if call["id"] == call_id][:1],
-        }  # fmt: skip
-        if shown[0]["id"] not in coming.here and shown[1]["id"] not in coming.here:
-            coming.plan.messages.extend(shown)
-            coming.append(key, lambda: [self._alone(key, asking, call_id), self.side.live(key)[answer]])
-
-    def _alone(self, key: str, place: int, call_id: str) -> AIMessage:
-        message: AIMessage = self.side.live(key)[place]
-        return narrowed(message, call_id)
+        asked = alone(shown[0], [call_id])
+        if asked["id"] not in coming.here and shown[1]["id"] not in coming.here:
+            coming.plan.messages.extend((asked, shown[1]))
+            coming.append(key, lambda: [narrowed(self.side.live(key)[asking], asked), self.side.live(key)[answer]])
 
 
 class Picking:

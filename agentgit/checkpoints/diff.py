@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import unified_diff
 from typing import Any, Literal
 
+from agentgit.checkpoints.aligning import align
 from agentgit.checkpoints.checkpoint import Checkpoint
 from agentgit.errors import InvalidInput
 from agentgit.values import Drawn, portable, to_json
@@ -186,9 +186,9 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
     for one in (a, b):
         if not isinstance(one, Checkpoint):
             raise InvalidInput(f"{one!r} is no Checkpoint. Make one with agent.checkpoint(), or repo.diff takes names.")
-    common_messages, removed_messages, added_messages = _align(a.conversation_history, b.conversation_history, to_json)
+    common_messages, removed_messages, added_messages = align(a.conversation_history, b.conversation_history, to_json)
     origins = {c["id"]: c["replay_of"] for c in [*a.tool_invocations, *b.tool_invocations] if c.get("replay_of")}
-    common_calls, removed_calls, added_calls = _align(
+    common_calls, removed_calls, added_calls = align(
         a.tool_invocations, b.tool_invocations, lambda call: _identity(call, origins)
     )
     return Diff(
@@ -209,57 +209,6 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
 
 
 # -- messages and tool calls
-
-_Items = list[dict[str, Any]]
-
-
-def _align(left: _Items, right: _Items, identity: Callable[[dict[str, Any]], Hashable]) -> tuple[int, _Items, _Items]:
-    """Count what two lists have in common in the same order, and give what only one of them has.
-
-    Args:
-        left: the first list.
-        right: the second list.
-        identity: what tells an item apart from others.
-    """
-    a, b = _numbered(map(identity, left)), _numbered(map(identity, right))
-    places = {item: place for place, item in enumerate(b)}
-    both = [(n, places[item]) for n, item in enumerate(a) if item in places]
-    kept = [both[n] for n in _rising([place for _, place in both])]
-    mine, theirs = ({pair[side] for pair in kept} for side in (0, 1))
-    removed = [item for n, item in enumerate(left) if n not in mine]
-    return len(kept), removed, [item for n, item in enumerate(right) if n not in theirs]
-
-
-def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
-    """Tell items that are alike apart by which of them they are, so that any list is aligned in no time."""
-    seen: dict[Hashable, int] = {}
-    numbered = []
-    for item in items:
-        seen[item] = seen.get(item, 0) + 1
-        numbered.append((item, seen[item]))
-    return numbered
-
-
-def _rising(numbers: Sequence[int]) -> list[int]:
-    """Give the places of a longest run of rising numbers, by patience sorting.
-
-    Example:
-        >>> _rising([3, 1, 2, 9, 0, 4])
-        [1, 2, 5]
-    """
-    lasts: list[int] = []  # the least number that a run of each length ends with
-    ends: list[int] = []  # and its place
-    before: list[int] = []  # of each place, the one before it in its run
-    for place, number in enumerate(numbers):
-        length = bisect_left(lasts, number)
-        lasts[length : length + 1] = [number]
-        ends[length : length + 1] = [place]
-        before.append(ends[length - 1] if length else -1)
-    run, place = [], ends[-1] if ends else -1
-    while place >= 0:
-        run.append(place)
-        place = before[place]
-    return run[::-1]
 
 
 def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:

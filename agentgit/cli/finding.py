@@ -9,6 +9,7 @@ import typer
 
 from agentgit.cli import output, places
 from agentgit.cli.options import AsJson, Limit, OfBranch, Where, repository, usage
+from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput
 from agentgit.render import log as logs
 from agentgit.render import records
@@ -129,7 +130,10 @@ def search(
     """Find messages, tool calls and named checkpoints by their words: names first, then the newest."""
     with repository(db) as repo:
         session, branch, text = places.last(repo, words)
-        found = repo.search(text, session, branch, all_branches=all_branches, limit=limit, after=after)
+        with bar("reading", as_json) as progress:
+            found = repo.search(
+                text, session, branch, all_branches=all_branches, limit=limit, after=after, progress=progress
+            )
         output.emit(as_json, found.to_dict, lambda width: searches.lines(found, width=width, zone=None))
 
 

@@ -64,9 +64,10 @@ class Texts:
         self.sessions = sessions
         self.graphs = graphs
 
-    def behind(self, connection: Connection, session_id: int) -> list[int]:
-        """List the branches of a session that have checkpoints whose texts are not in."""
-        return [row.id for row in _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})]
+    def behind(self, connection: Connection, session_id: int) -> dict[int, int]:
+        """Give the branches of a session that have checkpoints whose texts are not in, and at most how many."""
+        rows = _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})
+        return {row.id: row.number - row.searched for row in rows}
 
     def follow(self, connection: Connection, branch_id: int) -> bool:
         """Put in the texts of a branch's next checkpoints; tell whether there may be more.
@@ -246,7 +247,7 @@ _NEXT = Prepared(
 _AT_NUMBER = Prepared(_WITH_THREAD.where(*_of_branch, _C.number == bindparam("number")))
 _BY_ID = Prepared(_WITH_THREAD.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
 _BEHIND = Prepared(
-    select(BRANCH.c.id)
+    select(BRANCH.c.id, BRANCH.c.searched, _C.number)
     .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
     .where(
         BRANCH.c.tenant_id == bindparam("tenant"),
