@@ -25,6 +25,7 @@ from agentgit.rollback.keeper import attached
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.store.explorations import mark_of
 from agentgit.store.export import Cut, export
+from agentgit.store.graph import Place
 from agentgit.store.import_ import Import, check
 from agentgit.tools.files import IMPORTED, FilesAt
 from agentgit.verbs import BranchRef, SessionRef, Verbs
@@ -210,13 +211,30 @@ class Carrying(Verbs):
 
     def _steps(self, session: ExternalSession, row: Any) -> Iterator[dict[str, Any]]:
         def look(connection: Connection) -> tuple[Any, ...]:
-            points = [self.views.checkpoint(point) for point in self.lookup.path(connection, row)]
+            points = [self.views.checkpoint(point) for point in self._still_so(connection, row)]
             return self.views.branch(connection, session, row), self.store.track(connection, row), points
 
         line, track, points = self._read(look)
         score = mark_of(row).get("score")
         for step in steps(line.conversation_history, track, points, score):
             yield {"session": session.session_name, "branch": row.name, **step}
+
+    def _still_so(self, connection: Connection, row: Any) -> Iterator[Any]:
+        """Give the checkpoints on the way whose conversation the branch still begins with.
+
+        Where messages were summed up, changed or deleted since, a count of messages tells nothing of a place.
+        """
+        graphs = self.store.graphs
+        newest = graphs.newest(connection, row.thread_id)
+        now = graphs.message_hashes(connection, newest) if newest is not None else ()
+        for point in self.lookup.path(connection, row):
+            if point.graph_checkpoint_id is None:
+                yield point
+                continue
+            at = graphs.find(connection, Place(point.thread_id, "", point.graph_checkpoint_id))
+            then = graphs.message_hashes(connection, at) if at is not None else ()
+            if len(then) == point.message_count and now[: len(then)] == then:
+                yield point
 
 
 def expect_files(workspace: str | Path | Workspace | None) -> None:

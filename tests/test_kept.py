@@ -13,6 +13,7 @@ from sqlalchemy import update
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.store.journal import INVOCATION
+from agentgit.workspace.workspace import Workspace
 
 FEW = Retention(compress_after=1, keep_last=1, max_checkpoints=1)
 
@@ -151,3 +152,30 @@ def test_b4_b8_what_was_thinned_out_can_be_exported(repo):
             if one.name != "elsewhere":
                 assert one.conversation_history == repo.branch("s", one.name).conversation_history
     assert repo.fsck(level=3).is_sound
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_w1_p4_a_rollback_that_stopped_half_way_is_finished_after_a_collection(repo, tmp_path, branches):
+    """W1, P4: what is still to be done about effects and files can be done after everything else was thinned out."""
+    (folder := tmp_path / "work").mkdir()
+    world = World()
+    with Workspace(folder, tmp_path / "store") as workspace:
+        graph = tool_node_graph(obedient(), world.tools())
+        agent = repo.wrap(graph, "s", effects=world.effects(), workspace=workspace)
+        for n in range(4):
+            (folder / "a").write_text(str(n))
+            agent.run(f"add i{n}")
+        for n in range(1, branches):
+            agent.fork(f"main#{2 * n}")
+        world.broken.add("i1")
+        with pytest.raises(agentgit.RollbackIncomplete):
+            agent.rollback("main#2")
+        repo.thin("s", FEW)
+        repo.set_retention(FEW, "s")
+        repo.gc()
+        world.broken.clear()
+        (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
+        assert repo.resume(stopped).status == "done"
+        assert world.items == ["i0"]
+        assert (folder / "a").read_text() == "0"
+        assert repo.fsck(level=3).is_sound
