@@ -376,7 +376,7 @@ LIES = {
     "contents that lie": (change("file", -1, text="other"), "does not match its hash"),
     "a size that lies": (change("file", -1, size=1), "or its size"),
     "a size that is huge": (change("file", -1, size=2**40), "size is no whole number"),
-    "parts without end": (change("file", -1, text=None, parts=2**31 - 1), "cannot have"),
+    "parts without end": (change("file", -1, text=None, parts=2**30), "cannot have"),
     "a part that is missing": (drop("part"), "where a part"),
     "a tree of another number": (change("tree", 1, id=7), "not the next tree"),
     "a tree of another base": (change("tree", 0, base=1), "does not begin with"),

@@ -377,7 +377,7 @@ def test_b8_a_value_in_parts_must_be_whole(target):
         export = written(repo, "s")
     for how in (drop("part"), double("part"), lambda found: found.remove(found[found.index(of(found, "part")[0]) - 1])):
         refused(target, forged(export, how), r"^Line \d+ ", error=Corrupt)
-    huge = forged(export, lambda found: found[found.index(of(found, "part")[0]) - 1].update(parts=2**31 - 1))
+    huge = forged(export, lambda found: found[found.index(of(found, "part")[0]) - 1].update(parts=2**30))
     refused(target, huge, "cannot have", error=Corrupt)
 
 
