@@ -20,7 +20,7 @@ demo: $(BIN)/.ready
 test: $(BIN)/.ready
 	$(BIN)/pytest -n $(WORKERS) -m "not soak"
 
-# Long random lives that nobody has seen before; CI runs them after the tests.
+# Long lives of sessions and large counts; CI runs them after the tests.
 soak: $(BIN)/.ready
 	$(BIN)/pytest -n $(WORKERS) -m soak
 

@@ -7,18 +7,24 @@ In a Markdown file the blocks run in order, in an empty folder, and share their 
   `$ printf '%s\\n' … | agentgit …`, which says something to it.
 
 In what is shown, `...` stands for any text, and times, ids and hashes need not be the real ones.
+
+Also here: where tests put their files, and how `pytest -n` spreads them.
 """
 
+import atexit
 import doctest
 import io
 import os
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -141,11 +147,58 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield os.getcwd()
 
 
+# -- where files are put
+
+MEMORY = Path("/dev/shm")  # noqa: S108  # Linux's file system in memory
+ROOM = 2**30
+"""So many bytes must be free in memory; the tests need a fifth of it."""
+
+
+def _in_memory() -> bool:
+    """Tell whether temporary files can be in memory: then no test waits for a disk, which is a third of the time.
+
+    What is killed in the tests are processes, and what those have written is as safe in memory as on a disk.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
+        return False
+    return not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+
+
+OURS = tempfile.mkdtemp(prefix="agentgit-", dir=MEMORY) if _in_memory() else None
+"""The folder in memory that this run has made; processes that it starts find it as $TMPDIR."""
+
+if OURS is not None:
+    os.environ["TMPDIR"] = tempfile.tempdir = OURS
+    # Registered before all that has files there, and so done after it has ended.
+    atexit.register(lambda: shutil.rmtree(OURS, ignore_errors=True) if OURS not in FAILED else None)
+
+FAILED: list[str | None] = []
+"""That folder, if somebody will want to look at what a test that failed has left there."""
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Give the memory back at the end if all went well."""
+    if exitstatus != 0:
+        FAILED.append(OURS)
+
+
+# -- how they are spread
+
+TOGETHER = ("test_bench.py", "test_container.py", "test_docs.py", "test_wheel.py")
+"""Tests that share what takes seconds to make."""
+
+
 class KeepTogether(LoadScopeScheduling):
-    """Spreads tests over processes one by one, but the blocks of a document, which share their names, all to one."""
+    """Spreads tests over processes one by one, but those of a document or of `TOGETHER` all to one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith("tests/") else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return nodeid if file.startswith("tests/") and not file.endswith(TOGETHER) else file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, so that no process waits for another one's last test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,16 +15,23 @@ from sqlalchemy import Connection
 
 import agentgit
 from agentgit.checkpoints import Checkpoint
-from agentgit.errors import NotFound, Unavailable
+from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.exports.carried import Carried
 from agentgit.exports.lines import Sealer
-from agentgit.exports.records import COUNTED, FORMAT, HEADER
+from agentgit.exports.records import COUNTED, HEADER, PLAIN, WITH_FILES
 from agentgit.exports.trajectory import steps
+from agentgit.exports.trees import NOT_WANTED
+from agentgit.rollback.keeper import attached
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.store.explorations import mark_of
 from agentgit.store.export import Cut, export
+from agentgit.store.graph import Place
 from agentgit.store.import_ import Import, check
+from agentgit.tools.files import IMPORTED, FilesAt
 from agentgit.verbs import BranchRef, SessionRef, Verbs
+from agentgit.workspace.incoming import Incoming
+from agentgit.workspace.outgoing import Outgoing
+from agentgit.workspace.workspace import Workspace
 
 Exported = SessionRef | InternalSession | Checkpoint
 """What can be exported: a session, one branch of it, or one checkpoint."""
@@ -35,17 +43,22 @@ IN_MEMORY = 2**22
 class Carrying(Verbs):
     """What a repository can carry out and in."""
 
-    def export(self, ref: Exported, path: str | Path | BinaryIO, *, branch: BranchRef = None) -> Carried:
+    def export(
+        self, ref: Exported, path: str | Path | BinaryIO, *, branch: BranchRef = None, files: bool = False
+    ) -> Carried:
         """Write a session, a branch or a checkpoint to one file, which any agentgit reads with `import_`.
 
         The file is JSON lines: conversation and state at every checkpoint, the tool track, the world log, rollbacks as
         history, pending questions. A branch or a checkpoint is written as a session of one branch; what other branches
-        did in its world stands on a branch `elsewhere`. Files of a workspace, undo functions and secrets are not in it.
+        did in its world stands on a branch `elsewhere`. Undo functions and secrets are not in it, and the files of the
+        workspace only if you ask for them.
 
         Args:
             ref: a session, its name or id, None for the one that moved last; or an InternalSession; or a Checkpoint.
             path: the file, which is replaced in one step; or a binary stream.
             branch: one branch of that session; None for all.
+            files: True to take the files along that its checkpoints have. What cannot go along, such as the image of a
+                container, is counted in `left_out`.
 
         Raises:
             NotFound: there is no such session, branch or checkpoint.
@@ -64,16 +77,17 @@ class Carrying(Verbs):
             's-2'
         """
         with tempfile.TemporaryFile() as file:
-            header = self._write(file, ref, branch)
+            header = self._write(file, ref, branch, files=files)
             whole = check(file)  # what is given away can be read
             file.seek(0)
             with _target(path) as target:
                 shutil.copyfileobj(file, target)
         session = self._read(lambda c: self.lookup.session(c, whole.session["id"]))
-        return Carried.of_counts(session, header, whole.counts)
+        return Carried.of_counts(session, header, whole.counts, whole.files.left)
 
-    def _write(self, file: BinaryIO, ref: Exported, branch: BranchRef) -> dict[str, Any]:
-        sealer, counts = Sealer(), dict.fromkeys(COUNTED, 0)
+    def _write(self, file: BinaryIO, ref: Exported, branch: BranchRef, *, files: bool) -> dict[str, Any]:
+        form = WITH_FILES if files else PLAIN
+        sealer, counts = Sealer(), dict.fromkeys(COUNTED[form], 0)
 
         def write(record: dict[str, Any]) -> None:
             file.write(sealer.line(record))
@@ -83,11 +97,11 @@ class Carrying(Verbs):
         with self.store.database.reading(one_moment=True) as connection:
             cut = self._cut(connection, ref, branch)
             header = {
-                "record": HEADER, "format": FORMAT, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,
+                "record": HEADER, "format": form, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,
                 "made_at": datetime.now(UTC).isoformat(),
             }  # fmt: skip
             write(header)
-            export(self.store, connection, cut, write)
+            export(self.store, connection, cut, write, Outgoing(write) if files else None)
         write({"record": "end", "counts": counts})
         return header
 
@@ -107,7 +121,13 @@ class Carrying(Verbs):
         row = self.lookup.branch(connection, found, branch) if branch is not None else None
         return Cut(session=self.store.sessions.one(connection, found.id), branch=row)
 
-    def import_(self, path: str | Path | BinaryIO, *, session: str | None = None) -> Carried:
+    def import_(
+        self,
+        path: str | Path | BinaryIO,
+        *,
+        session: str | None = None,
+        workspace: str | Path | Workspace | None = None,
+    ) -> Carried:
         """Make a session of what `export` wrote, with ids and threads of its own; all of it, or nothing.
 
         The file is held against itself first: its hashes, and all that names something else. What its calls did is in
@@ -117,19 +137,47 @@ class Carrying(Verbs):
         Args:
             path: the file; or a binary stream.
             session: what the session is called; None for its own name, or the next free one like it.
+            workspace: the directory that its files are to belong to, or a Workspace. They go into the store of that
+                workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
 
         Raises:
             NotFound: there is no such file.
-            InvalidInput: it is no export, or a newer one; or no session can be called so.
+            InvalidInput: it is no export, or a newer one; or no session can be called so; or the workspace is none, or
+                has an environment of its own.
             Corrupt: a line is damaged or forged; the text says which one, and what is wrong.
             Conflict: there is a session of that name.
+            Unavailable: files cannot be stored.
         """
         if session is not None:
             self.expect_name(session)
-        with _source(path) as file:
-            session_id, whole = Import(self.store, self.user.id, file, session).run()
+        expect_files(workspace)
+        with _source(path) as file, Incoming() as files:
+            with _told(path):
+                whole = check(file, files if workspace is not None else None)
+            reader = Import(self.store, self.user.id, file, session)
+            if workspace is None or not whole.counts["tree"]:
+                session_id = reader.run(whole)
+            else:
+                session_id = self._with_files(workspace, files, lambda found: reader.run(whole, found))
         made = self._read(lambda c: self.lookup.session(c, session_id))
-        return Carried.of_counts(made, whole.header, whole.counts)
+        left = Counter(whole.files.left)
+        if workspace is None and (more := whole.counts["snapshot"] - left.total()):
+            left[NOT_WANTED] = more
+        return Carried.of_counts(made, whole.header, whole.counts, left)
+
+    def _with_files(
+        self, workspace: str | Path | Workspace, files: Incoming, store: Callable[[Mapping[int, FilesAt]], int]
+    ) -> int:
+        """Put files into a workspace, then store what names them; if that fails, they go again."""
+        database = self.store.database
+        keeper = attached(workspace, holder=str(self.store.tenant_id), without=database.files)
+        made = files.put_into(keeper.workspace, keeper.holder)
+        settings = {**keeper.settings, IMPORTED: True}
+        try:
+            return store({tree: FilesAt(snapshot=snapshot, settings=settings) for tree, snapshot in made.items()})
+        except BaseException:
+            files.take_back(keeper.workspace)
+            raise
 
     def trajectories(self, session: SessionRef = None, branch: BranchRef = None) -> Iterator[dict[str, Any]]:
         """Give the steps of branches: what the agent saw, what it did, what came of it, reward and label.
@@ -163,13 +211,50 @@ class Carrying(Verbs):
 
     def _steps(self, session: ExternalSession, row: Any) -> Iterator[dict[str, Any]]:
         def look(connection: Connection) -> tuple[Any, ...]:
-            points = [self.views.checkpoint(point) for point in self.lookup.path(connection, row)]
+            points = [self.views.checkpoint(point) for point in self._still_so(connection, row)]
             return self.views.branch(connection, session, row), self.store.track(connection, row), points
 
         line, track, points = self._read(look)
         score = mark_of(row).get("score")
         for step in steps(line.conversation_history, track, points, score):
             yield {"session": session.session_name, "branch": row.name, **step}
+
+    def _still_so(self, connection: Connection, row: Any) -> Iterator[Any]:
+        """Give the checkpoints on the way whose conversation the branch still begins with.
+
+        Where messages were summed up, changed or deleted since, a count of messages tells nothing of a place.
+        """
+        graphs = self.store.graphs
+        newest = graphs.newest(connection, row.thread_id)
+        now = graphs.message_hashes(connection, newest) if newest is not None else ()
+        for point in self.lookup.path(connection, row):
+            if point.graph_checkpoint_id is None:
+                yield point
+                continue
+            at = graphs.find(connection, Place(point.thread_id, "", point.graph_checkpoint_id))
+            then = graphs.message_hashes(connection, at) if at is not None else ()
+            if len(then) == point.message_count and now[: len(then)] == then:
+                yield point
+
+
+def expect_files(workspace: str | Path | Workspace | None) -> None:
+    """Make sure that files can be put into a workspace, if one was named, before anything is read.
+
+    Raises:
+        InvalidInput: it has an environment of its user's own.
+    """
+    if isinstance(workspace, Workspace) and not workspace.settings["environment"]:
+        raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
+
+
+@contextmanager
+def _told(path: str | Path | BinaryIO) -> Iterator[None]:
+    """Say which file it was where reading fails on the way."""
+    try:
+        yield
+    except OSError as error:
+        name = path if isinstance(path, (str, Path)) else "The stream"
+        raise Unavailable(f"{name} cannot be read: {error.strerror or error}. Nothing was imported.") from error
 
 
 @contextmanager
@@ -202,9 +287,19 @@ def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
             raise NotFound(
                 f"{path} cannot be read: {error.strerror}. Name a file that `export` has written."
             ) from error
-        with file:
-            yield file
+        with file, _again(file) as found:
+            yield found
+        return
+    with _again(path, always=True) as found:
+        yield found
+
+
+@contextmanager
+def _again(file: BinaryIO, *, always: bool = False) -> Iterator[BinaryIO]:
+    """Give what can be read more than once: a pipe, also one with a name, is kept aside."""
+    if not always and file.seekable():
+        yield file
         return
     with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
-        shutil.copyfileobj(path, spool)
+        shutil.copyfileobj(file, spool)
         yield spool  # type: ignore[misc]  # it is a binary file

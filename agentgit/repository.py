@@ -310,23 +310,20 @@ class Repository(Across, Carrying, Finds, Upkeep):
             branch: as `checkpoint` takes it.
 
         Raises:
-            Conflict: it is the head of a branch, or a branch, a tag or a rollback needs it.
+            Conflict: something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
             NotFound, Ambiguous, InvalidInput: as `checkpoint`.
         """
         found = self.checkpoint(ref, session, branch=branch)
         found.to_dict()  # its content, while it is there
-        gone = self._deleted([found.id or 0])
-        if not gone:
-            raise Conflict(
-                f"Checkpoint {found.metadata['reference']} is needed by a branch, a tag or a rollback, and stays."
-            )
-        self._engine().files.release()
+        for one in self._deleted({found.id or 0}):
+            if not one.goes:
+                raise Conflict(f"Checkpoint {one.point.reference} stays: {one.why}.")
         return found
 
     def cleanup_auto_checkpoints(self, session: SessionRef = None, *, branch: BranchRef = None, keep: int = 5) -> int:
         """Delete the automatic checkpoints of a path but the newest ones; tell how many went.
 
-        Named ones stay, and so do branch heads and what a branch, a tag or a rollback needs.
+        Named ones stay, and so does each that something needs, as `set_retention` tells it.
 
         Args:
             session: None is the one that moved last.
@@ -339,10 +336,7 @@ class Repository(Across, Carrying, Finds, Upkeep):
         if keep < 0:
             raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
         automatic = [point.id or 0 for point in self.checkpoints(session, branch) if point.is_auto]
-        old = automatic[: len(automatic) - keep] if keep else automatic
-        gone = self._deleted(old)
-        self._engine().files.release()
-        return gone
+        return sum(one.goes for one in self._deleted(set(automatic[: max(0, len(automatic) - keep)])))
 
     def tool_track(self, session: SessionRef = None, branch: BranchRef = None) -> list[ToolInvocation]:
         """List the tool invocations along a branch, from the root of the session, in order."""

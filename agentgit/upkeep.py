@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sqlalchemy import Connection
 
@@ -11,9 +11,9 @@ from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.stats import Prices, Stats, expect_prices
-from agentgit.sessions.upkeep import Checked, Progress, Reclaimed
+from agentgit.sessions.upkeep import Checked, Parts, Progress, Reclaimed
 from agentgit.store import figures, thinning
-from agentgit.store.collect import Collected
+from agentgit.store.collect import Collected, sizes
 from agentgit.store.fsck import HASHES, HEADS, REFERENCES, fsck
 from agentgit.store.sessions import CHECKPOINT
 from agentgit.store.steps import Spare
@@ -75,7 +75,7 @@ class Upkeep(Verbs):
         Args:
             session: None is the one that moved last.
             retention: what it is to keep this time; None is what `set_retention` said.
-            dry_run: True to tell only.
+            dry_run: True to tell only. With `max_bytes` it also tells whether the limit can be kept: `is_within`.
 
         Raises:
             InvalidInput: nobody said what the session keeps.
@@ -91,7 +91,14 @@ class Upkeep(Verbs):
                 )
             judge = thinning.verdicts if dry_run else thinning.thin
             judged = judge(connection, self.store, found.id, keeps)
-            return Thinned(session_name=found.session_name, retention=keeps, verdicts=tuple(judged), dry_run=dry_run)
+            return Thinned(
+                session_name=found.session_name,
+                retention=keeps,
+                verdicts=tuple(judged.verdicts),
+                dry_run=dry_run,
+                bytes_before=judged.bytes_before,
+                bytes_after=judged.bytes_after,
+            )
 
         if dry_run:
             return self._read(work)
@@ -111,28 +118,30 @@ class Upkeep(Verbs):
         def work(connection: Connection) -> int:
             found = self.lookup.session(connection, session)
             of = self.lookup.branch(connection, found, branch).id if branch is not None else None
-            self.store.sessions.lock(connection, found.id)
-            points = thinning.points(connection, self.store, found.id, of)
-            judged = [Verdict(point=point, goes=not point.needed, why=point.needed) for point in points]
-            return sum(one.goes for one in thinning.delete(connection, self.store, judged))
+            return sum(one.goes for one in thinning.clear(connection, self.store, found.id, branch_id=of))
 
         gone = self.store.database.write(work, durable=True)
         self._engine().files.release()
         return gone
 
-    def _deleted(self, ids: Sequence[int]) -> int:
-        """Delete those of some checkpoints of one session that nothing needs; tell how many went."""
+    def _deleted(self, ids: Collection[int]) -> list[Verdict]:
+        """Delete those of some checkpoints of one session that nothing needs; tell what became of each."""
 
-        def work(connection: Connection) -> int:
-            for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids[:1])):
-                self.store.sessions.lock(connection, row.external_session_id)  # so that nobody goes to one meanwhile
-            return self.store.checkpoints.delete(connection, ids)
+        def work(connection: Connection) -> list[Verdict]:
+            for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(list(ids)[:1])):
+                return thinning.clear(connection, self.store, row.external_session_id, ids=ids)
+            return []
 
-        return self.store.database.write(work)
+        judged = self.store.database.write(work)
+        self._engine().files.release()
+        return judged
 
     # -- space back
 
-    def gc(self, *, dry_run: bool = False, steps: bool = True, shrink: bool = True, imports: bool = False) -> Reclaimed:
+    def gc(
+        self, *, dry_run: bool = False, steps: bool = True, shrink: bool = True, imports: bool = False,
+        progress: Progress | None = None,
+    ) -> Reclaimed:  # fmt: skip
         """Give back the space of what nothing needs any more; tell what it was.
 
         Each session that has a retention is thinned out first. Then go: the graph checkpoints between checkpoints, the
@@ -145,16 +154,21 @@ class Upkeep(Verbs):
             steps: False to keep what LangGraph saved between the checkpoints; `get_state_history` has it.
             shrink: False to keep the free space in the database, for what comes next.
             imports: True to also delete what imports have left half way.
+            progress: told how much is done, and of how much: sessions, branches, rows and values that are looked at.
         """
         before = self.store.database.size()
-        without = self._thin_all(dry_run=dry_run)
+        kept = self._read(lambda c: thinning.with_retention(c, self.store))
+        parts = Parts(progress, self._read(lambda c: self._sizes(c, kept)) if progress is not None else None)
+        without = self._thin_all(parts.over("sessions", ([one] for one in kept)), dry_run=dry_run)
 
-        def spare(connection: Connection) -> Spare:
-            return find_steps(connection, self.store.tenant_id, without if dry_run else ())
+        def spare(connection: Connection) -> Iterator[Spare]:
+            return find_steps(connection, self.store.tenant_id, without if dry_run else (), parts=parts)
 
         def work(connection: Connection) -> Collected:
             wanted = spare if steps else None
-            return self.store.graphs.collect(connection, dry_run=dry_run, imports=imports, find_steps=wanted)
+            return self.store.graphs.collect(
+                connection, dry_run=dry_run, imports=imports, find_steps=wanted, parts=parts
+            )
 
         if dry_run:
             snapshots = self._read(lambda c: len(self.store.snapshots.free(c, without)))
@@ -163,6 +177,7 @@ class Upkeep(Verbs):
             snapshots = self._engine().files.release(collect=True)
             collected = self.store.database.write(work, durable=True)
         problem = self._shrink() if shrink and not dry_run and any((*collected, *without)) else ""
+        parts.end("space")
         return Reclaimed(
             **collected._asdict(),
             checkpoints=len(without),
@@ -173,17 +188,22 @@ class Upkeep(Verbs):
             problem=problem,
         )
 
-    def _thin_all(self, *, dry_run: bool) -> set[int]:
-        """Thin out each session that has a retention; give the checkpoints that went, or would."""
-        gone: set[int] = set()
-        for session_id in self._read(lambda c: thinning.with_retention(c, self.store)):
+    def _sizes(self, connection: Connection, kept: Sequence[int]) -> dict[str, int]:
+        """Count the things of each part of a collection; giving the space back copies all that is stored."""
+        found = sizes(connection, self.store.tenant_id)
+        return {"sessions": len(kept), **found, "space": found["values"]}
 
-            def work(connection: Connection, session_id: int = session_id) -> list[Verdict]:
+    def _thin_all(self, kept: Iterable[int], *, dry_run: bool) -> set[int]:
+        """Thin out the sessions that have a retention; give the checkpoints that went, or would."""
+        gone: set[int] = set()
+        for session_id in kept:
+
+            def work(connection: Connection, session_id: int = session_id) -> Sequence[Verdict]:
                 keeps = thinning.read(connection, self.store, session_id)
                 if keeps is None:  # somebody has just changed it
                     return []
                 judge = thinning.verdicts if dry_run else thinning.thin
-                return judge(connection, self.store, session_id, keeps)
+                return judge(connection, self.store, session_id, keeps).verdicts
 
             judged = self._read(work) if dry_run else self.store.database.write(work)
             gone.update(one.point.id for one in judged if one.goes)
@@ -242,7 +262,8 @@ class Upkeep(Verbs):
             of: a session; None is the one that moved last. `repo.user` is all your sessions.
             branch: only this branch of the session; None is all.
             prices: what a million tokens cost by the name of the model, of input and of output: `{"m": (1.25, 10)}`;
-                `*` is every other model.
+                a third and a fourth number are for input that a cache had, and that was put into one; `*` is every
+                other model.
             storage: True to also measure what it takes of the database, which looks at all that is stored.
 
         Raises:
@@ -271,7 +292,7 @@ class Upkeep(Verbs):
                 names=figures.names(connection, self.store, [row.id for row in rows]),
                 sessions=len(sessions),
                 prices=given,
-                storage=figures.storage(connection, self.store, {row.thread_id for row in rows}) if storage else None,
+                storage=figures.storage(connection, self.store, rows) if storage else None,
             )
 
         if isinstance(of, User) and branch is not None:

@@ -1,11 +1,10 @@
-"""A graph that says back what it was told, by way of a tool; and, run as a program, many processes that talk to it.
+"""A graph that says back what it was told, by way of a tool; and many processes that talk to it.
 
-Example: `python echoes.py sqlite:///a.db 8 5` starts 8 processes, of which each says 5 things in a thread of its own;
-every other one does so through a wrapped graph.
+Example: `main("sqlite:///a.db", 8, 5)` starts 8 processes, of which each says 5 things in a thread of its own; every
+other one does so through a wrapped graph.
 """
 
 import os
-import sys
 import traceback
 from typing import Any
 
@@ -83,7 +82,3 @@ def main(url: str, processes: int, turns: int) -> int:
             os._exit(0)
         children.append(child)
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

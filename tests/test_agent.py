@@ -223,7 +223,7 @@ def test_parallel_calls_have_the_order_of_the_ai_message(repo):
     @tool
     def slow() -> str:
         """Wait for the other."""
-        assert slow_may_go.wait(10)
+        assert slow_may_go.wait(60)
         return "slow"
 
     @tool

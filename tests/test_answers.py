@@ -32,7 +32,7 @@ class Approvals:
         def buy(item: str) -> str:
             """Buy it if a person says yes."""
             if item in self.hold:
-                self.hold[item].wait(5)
+                assert self.hold[item].wait(60)
             return self._bought(item, interrupt({"buy": item}))
 
         async def abuy(item: str) -> str:

@@ -1,15 +1,12 @@
 """Merging branches and picking from them: history comes, the world does not change (W7)."""
 
 import operator
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Annotated, Any
 
+import processes
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
@@ -559,13 +556,13 @@ def test_w7_a_moved_or_running_branch_is_left_alone(repo, pair):
 
     def slow(state: State) -> Any:
         started.set()
-        go_on.wait(30)
+        assert go_on.wait(60)
         return {}
 
     running = repo.wrap(StateGraph(State).add_node("slow", slow).set_entry_point("slow").compile(), "s", branch="main")
     thread = threading.Thread(target=lambda: running.run("wait"))
     thread.start()
-    started.wait(30)
+    assert started.wait(60)
     try:
         with pytest.raises(Conflict, match="is running"):
             agent.merge("retry")
@@ -777,11 +774,8 @@ def test_w7_a_killed_process_leaves_the_branch_as_it_was(repo, pair, point):
     told(retry, "theirs", note="b", cart=["sofa"])
     before = (agent.get_state().config, agent.head.id, agent.state)
     url = repo.store.database.url.render_as_string(hide_password=False)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-    done = subprocess.run(  # noqa: S603  # written above
-        [sys.executable, "-c", DYING, url, point], env={**os.environ, "PYTHONPATH": path}, check=False, timeout=60
-    )
-    assert done.returncode == -signal.SIGKILL
+    done = processes.run(DYING, url, point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert (agent.get_state().config, agent.head.id, agent.state) == before
     agent.merge("retry")
     assert said(agent) == ["start", "to start", "theirs", "to theirs"]

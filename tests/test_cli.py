@@ -355,7 +355,7 @@ def python(*words: str, code: str | None = None, **environment: str) -> subproce
     """Run Python in a process of its own, in a neutral locale."""
     command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "agentgit", *words]
     known: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith(("AGENTGIT", "NO_COLOR", "FORCE"))}
-    return subprocess.run(command, capture_output=True, text=True, env=known | environment, timeout=120, check=False)  # noqa: S603  # our own program
+    return subprocess.run(command, capture_output=True, text=True, env=known | environment, timeout=300, check=False)  # noqa: S603  # our own program
 
 
 def test_python_m_is_the_command():
@@ -385,7 +385,7 @@ def test_an_ascii_pipe_gets_ascii(story):
 def test_a_reader_that_stops_early_is_no_failure_to_explain(story):
     """`agentgit log | head -1` writes no traceback when the pipe closes."""
     command = f"{sys.executable} -m agentgit show --json --db {story} | head -1"
-    found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  # our own program
+    found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=300, check=False)  # noqa: S603  # our own program
     assert (found.stdout, found.stderr) == ("{\n", "")
 
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
 
+import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -377,12 +376,8 @@ def shelf_agent(repo, path, counting):
 def test_w10_a_killed_process_leaves_an_exploration_that_goes_on(tmp_path):
     """W10: after a kill every branch is there, the session is on its branch, and the same call finishes the rest."""
     shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"
-    done = subprocess.run(  # noqa: S603  # our own program
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(database), str(Path(__file__).parent), str(shelf)],
-        check=False,
-        cwd=Path(__file__).parents[1],
-    )
-    assert done.returncode == 9
+    done = processes.run(textwrap.dedent(KILLED), database, Path(__file__).parent, shelf)
+    assert done.returncode == 9, done.stderr
     assert json.loads(shelf.read_text()) == ["a", "b"]
     counting = Counting()
     with agentgit.open(database) as repo:

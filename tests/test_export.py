@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -317,6 +318,18 @@ def test_b8_an_exploration_is_carried(repo, other):
     ]
 
 
+@pytest.mark.parametrize("cut", ["branch", "point"])
+def test_b8_one_way_of_an_exploration_is_carried_alone(repo, other, cut):
+    """B8: the branch that it was explored from is not in the export, and so it is no exploration any more."""
+    shop = World()
+    agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
+    leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
+    ref = repo.checkpoints("s", leaf.name)[-1] if cut == "point" else "s"
+    carried(repo, ref, other, **({"branch": leaf.name} if cut == "branch" else {}))
+    assert other.branch("s").conversation_history == repo.branch("s", leaf.name).conversation_history
+    assert "exploration" not in other.branch("s").metadata
+
+
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
 def test_b8_a_value_that_is_spread_over_steps_is_carried(repo, other, cut):
     """B8: with LangGraph's DeltaChannel the conversation and the state are the same, on forks of forks too."""
@@ -411,6 +424,18 @@ def test_b8_what_is_not_there_is_told(repo, tmp_path):
     with pytest.raises(NotFound):
         repo.export(agentgit.Checkpoint(id=7), tmp_path / "x")
     assert list(tmp_path.glob("x*")) == []
+
+
+def test_b8_a_pipe_with_a_name_is_read(repo, other, tmp_path):
+    """B8: `agentgit import <(gunzip -c s.jsonl.gz)`: what cannot be read twice is kept aside first."""
+    lived(repo)
+    data = written(repo, "s")
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        written_there = pool.submit((tmp_path / "pipe").write_bytes, data)
+        other.import_(tmp_path / "pipe")
+        assert written_there.result(30) == len(data)
+    assert everything(other, "s") == everything(repo, "s")
 
 
 def test_b8_an_export_grows_with_what_was_said(repo):

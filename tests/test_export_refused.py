@@ -6,18 +6,25 @@ import base64
 import json
 import pickle
 import re
+from hashlib import shake_256
 from io import BytesIO
 
+import ormsgpack
 import pytest
 from carrying import everything, forged, of, rows, written
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.graph import START, StateGraph
 from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Corrupt, InvalidInput
+from agentgit import Corrupt, InvalidInput, SQLModelSaver
+from agentgit.agents.codec import make_codec
 from agentgit.exports import lines
+from agentgit.exports.fields import MOST
 from agentgit.exports.lines import Sealer
-from agentgit.store import import_
-from agentgit.store.blobs import leaf
+from agentgit.store import import_, import_check
+from agentgit.store.blobs import leaf, list_hash, pack
+from agentgit.store.graph_rows import hash_state
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +116,7 @@ def test_b8_what_is_no_export_is_refused(target, data):
 
 def test_b8_a_newer_export_says_what_to_do(export, target):
     """B8: a file of a later release says to upgrade the library."""
-    newer = forged(export, lambda found: found[0].update(format=2))
+    newer = forged(export, lambda found: found[0].update(format=3))
     refused(target, newer, "pip install --upgrade", error=InvalidInput)
 
 
@@ -161,7 +168,11 @@ def test_b8_no_value_of_any_field_breaks_anything(export):
                 looked_at(target, made.session)
 
 
-@pytest.mark.parametrize("odd", ["\0", "\ud800", "x" * 5000], ids=["nul", "surrogate", "long"])
+NOISE = shake_256(b"long").hexdigest(5000)
+"""A text that PostgreSQL cannot pack, so that it is too long for any index."""
+
+
+@pytest.mark.parametrize("odd", ["\0", "\ud800", NOISE], ids=["nul", "surrogate", "long"])
 def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, export, odd):
     """B8: on PostgreSQL too, odd text is stored as it is, or refused with its line."""
     for line, way in records_of_each_kind(export):
@@ -175,13 +186,14 @@ def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, exp
 
 
 def looked_at(repo, session):
-    """Look at all that people can look at."""
+    """Look at all that people can look at; of the plans, at those to both ends of each branch and to named points."""
     seen = everything(repo, session)
     str(repo.tree(session))
     for operation in repo.operations(session):
         repo._engine().read_report(operation.id)
     for branch in repo.branches(session):
-        for point in repo.checkpoints(session, branch.name):
+        first, *between, last = repo.checkpoints(session, branch.name)
+        for point in (first, *(point for point in between if point.checkpoint_name), last):
             str(repo.plan_rollback(point, session))
         list(repo.trajectories(session, branch.name))
     return seen
@@ -203,6 +215,13 @@ def drop(kind, at=0):
 def double(kind, at=0):
     """Have one record of a kind twice."""
     return lambda found: found.insert(found.index(of(found, kind)[at]) + 1, dict(of(found, kind)[at]))
+
+
+def nested(found):
+    """Put a record before the first value; make one that has it."""
+    inner = value("record", pack({}))
+    found.insert(found.index(of(found, "value")[0]), inner)
+    return value("record", pack({"x": bytes.fromhex(inner["id"])}))
 
 
 LIES = {
@@ -245,10 +264,47 @@ LIES = {
     "an operation about nothing": (change("operation", accepted=[7]), "names a call 7"),
     "a request that nobody makes": (change("operation", request={"files": {"snapshot": "x"}}), "unknown field 'files'"),
     "a log of nothing": (change("log", call=7), "names a call 7"),
-    "a record of another program": (change("log", record="file"), "no record that an export has"),
+    "a record of another program": (change("log", record="pickle"), "no record that an export has"),
     "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
     "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
-    "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "unknown field"),
+    "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
+    "a header that does not say what changed": (
+        lambda found: of(found, "state")[0]["header"].pop("updated"),
+        "no field 'updated'",
+    ),
+    "versions that nobody can compare": (
+        lambda found: of(found, "state")[1]["header"]["versions"].update(x="1"),
+        "cannot be compared",
+    ),
+    "what was seen and cannot be compared": (
+        lambda found: of(found, "state")[1]["header"]["seen"].update(x={"y": "1"}),
+        "cannot be compared",
+    ),
+    "tokens that are none": (
+        lambda found: of(found, "state")[-1]["header"].update(usage={"m": ["much"]}),
+        "no whole number",
+    ),
+    "tokens that are too few": (lambda found: of(found, "state")[-1]["header"].update(usage={"m": [1]}), "tokens"),
+    "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is no whole number"),
+    "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is no text of 1 to 200"),
+    "a number after which none comes": (change("checkpoint", at=-1, number=2**31 - 1), "number is no whole number"),
+    "a call after which none comes": (change("call", at=-1, arrival=2**31 - 1), "arrival is no whole number"),
+    "a batch after which none comes": (change("call", at=-1, batch=2**31 - 1), "batch is no whole number"),
+    "a step after which none comes": (change("state", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "an entry after which none comes": (change("log", at=-1, seq=2**31 - 1), "seq is no whole number"),
+    "an exploration whose end is not told": (
+        lambda found: of(found, "branch")[-1]["meta"]["exploration"].pop("end"),
+        "no field 'end'",
+    ),
+    "a score that is none": (
+        lambda found: of(found, "branch")[-1]["meta"]["exploration"].update(score="best"),
+        "score is no number",
+    ),
+    "a record in a record": (
+        lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
+        "record in a record",
+    ),
+    "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "and there are"),
 }
 
 
@@ -359,6 +415,98 @@ def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
             return super().seek(*where)
 
     before = rows(target)
+    changing = Changing(export)
+    whole = import_.check(changing)
     with pytest.raises(Corrupt, match="changed while it was read"):
-        import_.Import(target.store, target.user.id, Changing(export), None).run()
+        import_.Import(target.store, target.user.id, changing, None).run(whole)
     assert rows(target) == before
+
+
+def test_b8_what_goes_on_from_great_numbers_goes_on(repo, export):
+    """B8: on PostgreSQL too, a session whose numbers are as great as is taken has room for the next turns."""
+
+    def great(found):
+        change("checkpoint", at=-1, number=MOST)(found)
+        change("call", at=-1, arrival=MOST, batch=MOST)(found)
+        change("log", at=-1, seq=MOST)(found)
+
+    made = repo.import_(forged(export, great))
+    shop = World()
+    agent = repo.wrap(
+        tool_node_graph(obedient(), shop.tools()), made.session.session_name, branch="main", effects=shop.effects()
+    )
+    agent.run("add lamp")
+    assert shop.items == ["lamp"]
+
+
+@pytest.mark.parametrize("where", ["a list", "a record", "a state"])
+def test_b8_a_value_that_is_named_very_often_is_a_bomb(export, target, monkeypatch, where):
+    """B8: what would unpack to far more than the file carries is refused; each value is there only once."""
+    monkeypatch.setattr(import_check, "MUCH", 200_000)
+    large = value("json", json.dumps("x" * 100_000).encode())
+    key = bytes.fromhex(large["id"])
+    made = [large]
+    if where == "a list":
+        many = tuple([key] * 4000)
+        items = [one.hex() for one in many]
+        made.append({"record": "list", "id": list_hash(many).hex(), "base": None, "keep": 0, "items": items})
+    elif where == "a record":
+        made.append(value("record", pack({f"x{n}": key for n in range(4000)})))
+
+    def bomb(found):
+        at = found.index(of(found, "value")[0])
+        found[at:at] = made
+        if where == "a state":
+            state = of(found, "state")[0]
+            state["channels"] |= {f"x{n}": large["id"] for n in range(4000)}
+            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
+            state["state_hash"] = hash_state(channels).hex()
+
+    refused(target, forged(export, bomb), "unpacks to more than", error=Corrupt)
+
+
+class Cipher:
+    """A cipher that is good enough to tell what it has sealed from what it has not."""
+
+    def encrypt(self, plaintext):
+        return "swap", plaintext[::-1]
+
+    def decrypt(self, ciphername, ciphertext):
+        return ciphertext[::-1]
+
+
+CALLED: list[str] = []
+
+
+def called(text):
+    """What a hostile value names."""
+    CALLED.append(text)
+    return text
+
+
+def test_b8_what_is_not_sealed_is_not_taken_for_sealed(target, tmp_path):
+    """B8: a forged value that goes around the cipher is not read by the serializer below it, which calls anything."""
+    hostile = b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", "forged"))))
+
+    def graph(saver):
+        builder = StateGraph(dict)
+        builder.add_node("keep", lambda _: {"x": {1, 2}}).add_edge(START, "keep")
+        return builder.compile(checkpointer=saver)
+
+    with SQLModelSaver.from_conn_string(tmp_path / "a.db", serde=EncryptedSerializer(Cipher())) as saver:
+        config = {"configurable": {"thread_id": "1"}}
+        graph(saver).invoke({}, config)
+        codec = make_codec(EncryptedSerializer(Cipher()), own=False)
+        with pytest.raises(Corrupt, match="not sealed"):
+            codec.decode(leaf("serde", hostile))
+        assert saver.get_tuple(config).checkpoint["channel_values"]["__root__"] == {"x": {1, 2}}
+    assert CALLED == []
+
+
+def test_b8_a_sealed_pickle_is_refused(export, target):
+    """B8: no pickle comes in, also not as what a serializer of somebody's own may have written."""
+    hostile = value("serde", b"pickle\0" + pickle.dumps(print))
+    refused(
+        target, forged(export, lambda found: found.insert(found.index(of(found, "value")[0]), hostile)), "pickle",
+        error=Corrupt,
+    )  # fmt: skip

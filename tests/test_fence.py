@@ -222,7 +222,7 @@ def test_w4_what_is_being_done_is_not_done_beside_it(repo, bank):
     def slow(to: str, amount: int, reference: str) -> dict:
         """Pay somebody, slowly."""
         started.set()
-        go.wait(30)
+        assert go.wait(60)
         return paying(to, amount, reference)
 
     agent = paid_and_back(repo, bank)
@@ -232,11 +232,11 @@ def test_w4_what_is_being_done_is_not_done_beside_it(repo, bank):
     second = wrapped(repo, bank, pay("Bob"), "paid", branch=branches[1])
     thread = threading.Thread(target=first.run, args=("pay Bob",))
     thread.start()
-    assert started.wait(30)
+    assert started.wait(60)
     with pytest.raises(Fenced, match="at this moment"):
         second.run("pay Bob")
     go.set()
-    thread.join(30)
+    thread.join(60)
     assert [entry[0] for entry in bank.ledger] == ["Ann", "Bob"]
 
 
@@ -249,7 +249,7 @@ def test_w4_of_many_branches_at_once_one_pays(repo, bank):
     def run(name: str) -> None:
         with agentgit.open(repo.store.database.url) as own:
             other = wrapped(own, bank, pay("Bob"), "paid", branch=name)
-            together.wait(30)
+            together.wait(60)
             try:
                 ended.append(other.run("pay Bob"))
             except (Fenced, WorldDiverged) as error:

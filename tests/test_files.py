@@ -3,14 +3,13 @@
 import asyncio
 import io
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from desk import Desk
 from langchain_core.messages import AIMessage, HumanMessage
@@ -412,11 +411,8 @@ def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, p
     agent.checkpoint("before")
     agent.run("write a.txt two; write b.txt two; write c.txt made")
     said = agent.history()
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(  # noqa: S603  # our own words
-        [sys.executable, "-c", KILLED, url, str(desk.root), point], env=os.environ | {"PYTHONPATH": path}, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
+    done = processes.run(KILLED, url, desk.root, point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert agent.history() == said
     (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
     assert repo.resume(stopped).status == "done"

@@ -3,14 +3,16 @@
 import os
 import threading
 
+import orjson
 import pytest
 from scripted import GRAPHS, World, obedient, tool_node_graph
-from sqlalchemy import text
+from sqlalchemy import literal_column, select, text, update
 
 import agentgit
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.sessions.upkeep import Finding
 from agentgit.store import fsck
+from agentgit.store.tables import METADATA
 
 JUNK = bytes(range(32))
 MESSAGE = "type = 'message' AND size > 100"
@@ -258,3 +260,106 @@ def test_w13_a_check_changes_nothing_and_reads_from_no_cache(lived):
     assert of(lived, 2) == first
     assert isinstance(first[0], Finding)
     assert first[0].row in str(first[0])
+
+
+@pytest.mark.parametrize(
+    ("statement", "row", "said"),
+    [
+        ("UPDATE checkpoint SET position = position + 1 WHERE kind = 'named'", P, "its position is 5"),
+        ("UPDATE internal_session SET inherited = 2 WHERE name = 'main-2'", B, "its track begins with 2 calls"),
+        ("UPDATE internal_session SET inherited = 1 WHERE name = 'main'", B, "its track begins with 1 calls"),
+        ("UPDATE internal_session SET world_seen = 99", B, "99 entries of the world log"),
+        ("UPDATE tool_invocation SET status = 'done' WHERE status = 'reversed'", C, "told last that it is reversed"),
+        ("UPDATE tool_invocation SET status = 'intended'", C, "its status is intended"),
+        ("UPDATE world_log SET action = 'done' WHERE action = 'reversed'", C, "told last that it is done"),
+        ("UPDATE checkpoint SET is_auto = NOT is_auto", P, "its is_auto"),
+        ("UPDATE checkpoint SET user_id = 5", P, "its user 5"),
+        ("UPDATE tag SET user_id = 5", "tag 'v1'", "its user 5"),
+        ("UPDATE operation SET user_id = 5", DOING, "its user 5"),
+        ("UPDATE operation SET kind = 'odd'", DOING, "'odd'"),
+        ("UPDATE search_text SET kind = 'odd'", "search_text", "'odd'"),
+        ("UPDATE search_text SET row_id = 5 WHERE kind = 'call'", "search_text", "its call 5"),
+        ("UPDATE blob SET size = size + 1 WHERE type = 'list'", V, "items, and it has"),
+        ("UPDATE blob SET codec = 1 WHERE type = 'list'", V, "no list of hashes"),
+        ("UPDATE graph_checkpoint SET parent_id = checkpoint_id", G, "leads in a circle"),
+        (
+            "UPDATE graph_checkpoint SET parent_id = (SELECT max(g.checkpoint_id) FROM graph_checkpoint g "
+            "WHERE g.thread_id = graph_checkpoint.thread_id AND g.ns = graph_checkpoint.ns)",
+            G, "leads in a circle",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_w1_w13_rows_that_tell_different_things_are_found_without_hashing(lived, statement, row, said):
+    """W1, W13: what decides which calls are reversed is held against what else tells of it, at the first level."""
+    lived.search("add", "s")
+    damage(lived, statement)
+    assert [one for one in of(lived, 1) if one.row.startswith(row) and said in one.what], of(lived, 1)
+
+
+def test_w13_steps_of_an_operation_that_name_no_call_are_found(lived):
+    """W13: what an operation that is to be resumed would do next is checked, too."""
+    rows = lived._read(lambda c: c.execute(text("SELECT id, request FROM operation")).all())
+    change = text("UPDATE operation SET request = :data WHERE id = :id")
+    for id, request in rows:
+        plan = {**orjson.loads(request), "steps": [{"invocation": 5, "action": "reverse", "why": ""}]}
+        made = {"data": orjson.dumps(plan), "id": id}
+        lived.store.database.write(lambda c, made=made: c.execute(change, made))
+    assert [one.what for one in of(lived, 2)] == ["its call 5 is not there"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE checkpoint SET created_at = 'x'", "UPDATE internal_session SET created_at = 'x'",
+        "UPDATE tool_invocation SET ended_at = 'x'", "UPDATE operation SET created_at = 'x'",
+        "UPDATE world_log SET created_at = 'x'", "UPDATE tag SET created_at = 'x'",
+    ],
+)  # fmt: skip
+def test_w13_a_time_that_is_none_is_found(lived, statement):
+    """W13: SQLite keeps times as text; what is no time there is found, in every table."""
+    if not lived.store.database.is_sqlite:
+        pytest.skip("PostgreSQL lets nothing in that is no time")
+    damage(lived, statement)
+    assert any("is no time" in one.what for one in of(lived, 2))
+
+
+CHECKED = {
+    V: ("hash", "type", "codec", "size"),
+    G: ("channels", "state_hash", "message_count"),
+    W: ("value",),
+    P: ("internal_session_id", "kind", "user_id", "graph_checkpoint_id", "state_hash", "message_count"),
+    B: ("external_session_id", "status", "head_id", "parent_id", "branch_point_id", "inherited"),
+    C: ("external_session_id", "internal_session_id", "effect", "status", "kind"),
+    L: ("invocation_id", "action", "operation_id"),
+    DOING: ("external_session_id", "user_id", "kind", "status", "source_id", "target_id", "internal_session_id"),
+}
+"""The columns of which something else tells, too."""
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_w13_no_flipped_bit_is_missed_where_something_else_tells_of_it(lived, name):
+    """W13: one bit that is otherwise in a hash, a word, a count or a reference is found, in the newest row of each."""
+    if not lived.store.database.is_sqlite:
+        pytest.skip("the rows are the same, and it takes as long again")
+    table = METADATA.tables[name]
+    rows = lived._read(lambda c: c.execute(select(literal_column("rowid"), *table.c).order_by(text("1 DESC"))).all())
+    for column in CHECKED[name]:
+        row = next(row for row in rows if getattr(row, column) is not None)
+        was = getattr(row, column)
+        for value in (flipped(was), was):
+            change = update(table).where(literal_column("rowid") == row.rowid).values({column: value})
+            with lived.store.database.engine.connect() as connection:
+                raw = connection.connection.dbapi_connection
+                raw.execute("PRAGMA foreign_keys=OFF")
+                connection.execute(change)
+                raw.commit()
+                raw.execute("PRAGMA foreign_keys=ON")
+            assert bool(of(lived, 3)) is (value != was), column
+
+
+def flipped(value):
+    """The value with one bit otherwise."""
+    if isinstance(value, bytes):
+        return value[:-1] + bytes([value[-1] ^ 1])
+    return value ^ 1 if isinstance(value, int) else value[:-1] + chr(ord(value[-1]) ^ 1)

@@ -1,22 +1,22 @@
 """`repo.gc`: what nothing needs goes and its space comes back; what anything needs stays (W13, P7)."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
-from puts import count
+from puts import BLOB, count
 from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
+from agentgit.store.graph_rows import WRITE
 from agentgit.store.steps import Step, needed
 from agentgit.store.tables import DictionaryRow
 from agentgit.workspace.workspace import Workspace
@@ -94,6 +94,16 @@ def test_p7_the_disk_space_of_what_went_comes_back(repo):
         assert done.disk_after < done.disk_before * 0.8
         assert done.disk_after == repo.store.database.size()
     assert repo.fsck(level=3).is_sound
+
+
+def test_w13_a_database_in_memory_is_there_after_a_collection():
+    """W13: its one connection is the database, and is not closed to give space back."""
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
+        agent.run("hi")
+        repo.clear("s")
+        assert repo.gc().values > 0
+        assert len(agent.history()) == 2
 
 
 def test_b4_a_collection_thins_out_by_age_whom_nobody_uses(repo):
@@ -217,8 +227,8 @@ def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, w
         agent.run(f"add i{n}")
     before, steps = contents(repo), count(repo.store.database, GRAPH)
     url = repo.store.database.url.render_as_string(hide_password=False)
-    done = subprocess.run([sys.executable, "-c", KILLED, url, where], cwd=HERE.parent, check=False)  # noqa: S603
-    assert done.returncode == 9
+    done = processes.run(KILLED, url, where)
+    assert done.returncode == 9, done.stderr
     assert count(repo.store.database, GRAPH) == steps
     assert contents(repo) == before
     assert repo.gc().steps > 0
@@ -354,3 +364,20 @@ def test_bad_input_a_level_that_is_none(repo):
     for level in (0, 4, True, "2", None, 2.5):
         with pytest.raises(InvalidInput, match="no level"):
             repo.fsck(level=level)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_w13_a_collection_says_how_far_it_is(repo, dry_run):
+    """W13: it tells how much is done and of how much, from the first session to the last value, and never goes back."""
+    agent = wrap(repo)
+    for n in range(3):
+        agent.run(f"add i{n}")
+    repo.set_retention(Retention(compress_after=2, keep_last=1), "s")
+    rows = sum(count(repo.store.database, table) for table in (GRAPH, WRITE, BLOB))
+    told = []
+    repo.gc(dry_run=dry_run, progress=lambda done, total: told.append((done, total)))
+    (total,) = {total for _, total in told}
+    assert total > rows
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (total, total)
+    assert len({done for done, _ in told}) > 5

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import operator
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import processes
 import pytest
 from banking import says
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
@@ -385,7 +384,7 @@ def test_w1_after_kill_9_in_a_batch_each_call_has_happened_at_most_once(repo, da
     """W1: the done call is not made again, the broken off one waits for a person, and then the turn goes on."""
     url = database.url.render_as_string(hide_password=False)
     code = CHILD.format(tests=str(Path(__file__).parent), database=url, kind=kind)
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == -9  # noqa: S603  # our own code
+    assert processes.run(code, cwd=tmp_path).returncode == -9
     effects = world.effects(work="irreversible", add="irreversible")
     tools = [made for made in world.tools() if made.name == "add"] + [shaky(world)]
     agent = repo.wrap(GRAPHS[kind](says("ok"), tools), "s", effects=effects if kind == "functional" else {

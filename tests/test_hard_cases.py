@@ -326,7 +326,7 @@ def test_an_invocation_has_one_position_everywhere(repo, world):
     @tool
     def read() -> str:
         """Read slowly."""
-        assert slow.wait(10)
+        assert slow.wait(60)
         return "x"
 
     @tool

@@ -65,7 +65,7 @@ def test_w1_what_a_tool_that_cannot_look_left_is_told(tmp_path):
         (2, 3, "1.71"),
         (2, 4, "2.13"),
         pytest.param(4, 4, "3.01", marks=pytest.mark.slow),
-        pytest.param(4, 5, "3.75", marks=pytest.mark.slow),
+        pytest.param(4, 5, "3.75", marks=pytest.mark.soak),
     ],
 )
 def test_w10_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps, saved):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from origins import shop, sqlite_origin
 from scripted import World
@@ -25,27 +26,25 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder, *words, **options):
+def run(folder, *words):
     """Run a command in a process of its own."""
-    env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "agentgit", "import-langgraph", *words]
-    return subprocess.run(command, cwd=folder, env=env, text=True, check=False, **options)  # noqa: S603  # our own command
+    return processes.agentgit("import-langgraph", *words, cwd=folder, COLUMNS="100", NO_COLOR="1")
 
 
 def test_an_import_writes_a_line_for_each_thread(folder):
     """Standard output has what came of each thread, standard error how far it is, and a failure its exit code."""
-    done = run(folder, "langgraph.db", "--session-prefix", "old-", capture_output=True)
+    done = run(folder, "langgraph.db", "--session-prefix", "old-")
     assert done.stdout == (GOLDEN / "cli-import.txt").read_text(encoding="utf-8")
     assert done.stderr == (GOLDEN / "cli-import-progress.txt").read_text(encoding="utf-8")
     assert done.returncode == 12
-    again = run(folder, "langgraph.db", "--session-prefix", "old-", "--thread", "one", capture_output=True)
+    again = run(folder, "langgraph.db", "--session-prefix", "old-", "--thread", "one")
     assert again.stdout == "unchanged  one as old-one\n1 thread: 1 unchanged\n"
     assert again.returncode == 0
 
 
 def test_an_import_speaks_json(folder):
     """`--json` gives the whole report and nothing else."""
-    done = run(folder, "langgraph.db", "--thread", "one", "--json", capture_output=True)
+    done = run(folder, "langgraph.db", "--thread", "one", "--json")
     assert json.loads(done.stdout)["threads"] == [
         {
             "thread_id": "one", "session_name": "one", "status": "imported", "graph_checkpoints": 8, "checkpoints": 4,
@@ -59,7 +58,11 @@ def test_a_terminal_shows_a_bar(folder):
     """On a terminal, how far it is is a bar that goes away; standard output is the same as elsewhere."""
     ours, theirs = pty.openpty()
     try:
-        done = run(folder, "langgraph.db", "--thread", "one", stdout=subprocess.PIPE, stderr=theirs)
+        env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "agentgit", "import-langgraph", "langgraph.db", "--thread", "one"]
+        done = subprocess.run(  # noqa: S603  # our own command
+            command, cwd=folder, env=env, text=True, check=False, stdout=subprocess.PIPE, stderr=theirs
+        )
     finally:
         os.close(theirs)
     with os.fdopen(ours, "rb") as terminal:
@@ -71,7 +74,7 @@ def test_a_terminal_shows_a_bar(folder):
 def test_a_source_that_is_none_is_one_line(folder):
     """A file that is no database of LangGraph's savers is refused in one line, with its exit code."""
     (folder / "text").write_text("hello, this is no database")
-    done = run(folder, "text", capture_output=True)
+    done = run(folder, "text")
     assert done.stderr.startswith("error: text is not a SQLite database; it begins with b'hello, this is n'")
     assert done.stderr.count("\n") == 1
     assert (done.stdout, done.returncode) == ("", 11)

@@ -6,14 +6,11 @@ Real processes are killed, and the world is a shop that outlives them. Without `
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import sys
 from contextlib import suppress
-from multiprocessing import forkserver
 
 import dying
+import processes
 import pytest
 from dying import POINTS, wrapped
 from shop import Shop, wish
@@ -42,26 +39,15 @@ def verify(request):
     return request.param
 
 
-@pytest.fixture(scope="session")
-def processes():
-    """What makes processes that have everything imported, and nothing of this one open."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["dying"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Python before 3.11.9 forgets it
-        forkserver.ensure_running()
-    return made
-
-
 @pytest.fixture
-def kill(repo, verify, processes):
+def kill(repo, verify):
     """Lets another process do something and be killed on the way."""
     url = repo.store.database.url.render_as_string(hide_password=False)
 
     def kill(shop, verb, point):
-        process = processes.Process(target=dying.main, args=(url, shop.path, verb, point, verify))
+        process = processes.forking().Process(target=dying.main, args=(url, shop.path, verb, point, verify))
         process.start()
-        process.join(60)
+        process.join(300)
         assert process.exitcode == -signal.SIGKILL, f"it was not killed {point}"
 
     return kill

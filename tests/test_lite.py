@@ -57,7 +57,7 @@ def test_only_what_must_survive_a_loss_of_power_waits_for_the_disk(database):
 def test_many_readers_at_once_do_not_wait_for_each_other(tmp_path):
     """W14: more threads than connections are kept each have one of their own; afterwards the rest are closed."""
     readers = 3 * KEPT
-    together = threading.Barrier(readers, timeout=30)
+    together = threading.Barrier(readers, timeout=60)
 
     def read(_):
         with database.reading() as connection:

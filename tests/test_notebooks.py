@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 def run(path: Path, folder: Path) -> str:
     """Run a notebook; give what its cells print and show."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
     client.execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     return "\n".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in outputs)

@@ -23,7 +23,7 @@ class Gate:
 
     def wait(self):
         self.arrived.set()
-        assert self.opened.wait(10)
+        assert self.opened.wait(60)
 
 
 def gated(saver, gate):
@@ -50,13 +50,13 @@ def run_beside(graph, gate, meanwhile, config=None, **how):
 
     thread = threading.Thread(target=turn)
     thread.start()
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     if how.get("durability") != "exit":  # else nothing is stored before the end
         while graph.get_state(on("t")).next != (next(iter(graph.builder.nodes)),):
             time.sleep(0.01)
     meanwhile()
     gate.opened.set()
-    thread.join(10)
+    thread.join(60)
     return raised
 
 
@@ -169,12 +169,12 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
         writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
         writer.start()
         if not saver.database.is_sqlite:  # where the writer would wait for this transaction
-            writer.join(10)
+            writer.join(60)
         waiting.append(writer)
 
     waiting, plain = [], saver.on_put
     saver.on_put = lambda place: nullcontext(partial(inside, place))
     put(saver, "t", {"a": 0})
-    waiting[0].join(10)
+    waiting[0].join(60)
     assert late == [None]
     assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]

@@ -2,10 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from hashlib import shake_256
+from typing import TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langgraph.graph import StateGraph
 from scripted import World, call, obedient, scripted, tool_node_graph
 from sqlalchemy import text, update
 
@@ -40,12 +43,18 @@ RETENTIONS = st.builds(
     keep_last=st.integers(1, 30),
     max_checkpoints=LIMIT,
     max_age=st.none() | st.integers(1, 900).map(lambda days: timedelta(days=days)),
+    max_bytes=LIMIT,
 )
+
+
+def ten_each(points):
+    """A measure: each checkpoint takes ten bytes, and what there is besides takes five."""
+    return lambda gone: 5 + 10 * (len(points) - len(set(gone)))
 
 
 def kept(points, retention):
     """The points that stay."""
-    return [one.point for one in judge(points, retention, NOW) if not one.goes]
+    return [one.point for one in judge(points, retention, NOW, ten_each(points)) if not one.goes]
 
 
 # -- the rule
@@ -94,15 +103,39 @@ def test_p7_no_more_stay_than_the_limit_says(points, retention):
         assert all(point.needed or point.id in newest for point in stay)
 
 
+def test_b4_the_oldest_go_while_the_session_takes_too_much():
+    """B4: just so many go that the limit is kept, automatic ones first, then named ones, and the first at last."""
+    points = [Point(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
+
+    def small(most):
+        return Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_bytes=most)
+
+    assert [point.id for point in kept(points, small(95))] == list(range(9))
+    assert [point.id for point in kept(points, small(94))] == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert [point.id for point in kept(points, small(65))] == [0, 1, 2, 6, 7, 8]
+    assert [point.id for point in kept(points, small(54))] == [0, 6, 7, 8]
+    assert [point.id for point in kept(points, small(1))] == [6, 7, 8]
+
+
+@given(POINTS, RETENTIONS)
+def test_b4_a_session_is_too_large_only_if_nothing_else_may_go(points, retention):
+    """B4: what is over the limit of bytes is needed, or among the newest."""
+    stay = kept(points, retention)
+    if retention.max_bytes is not None and ten_each(stay)(()) > retention.max_bytes:
+        last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
+        newest = {point.id for point in points[-last:]}
+        assert all(point.needed or point.id in newest for point in stay)
+
+
 @given(POINTS, RETENTIONS, st.randoms())
-def test_b4_thinning_again_takes_nothing_more(points, retention, random):
+def test_b4_thinning_again_takes_nothing_more(points, retention, chance):
     """B4: each checkpoint gets a verdict with its reason, the order does not matter, and doing it twice is as once."""
-    judged = judge(points, retention, NOW)
+    judged = judge(points, retention, NOW, ten_each(points))
     assert [one.point for one in judged] == points
     assert all(one.why for one in judged)
     shuffled = list(points)
-    random.shuffle(shuffled)
-    assert judge(shuffled, retention, NOW) == judged
+    chance.shuffle(shuffled)
+    assert judge(shuffled, retention, NOW, ten_each(points)) == judged
     stay = kept(points, retention)
     assert kept(stay, retention) == stay
 
@@ -119,6 +152,7 @@ def test_a_retention_is_read_again_as_it_was(retention):
     [
         {"max_checkpoints": 0}, {"max_checkpoints": -1}, {"compress_after": "50"}, {"keep_last": None},
         {"keep_last": True}, {"max_checkpoints": 2**40}, {"max_age": 5}, {"max_age": timedelta(0)},
+        {"max_bytes": 0}, {"max_bytes": True}, {"max_bytes": 1.5}, {"max_bytes": 2**63},
     ],
     ids=str,
 )  # fmt: skip
@@ -144,6 +178,20 @@ def wrap(repo, world=None, **how):
     """An agent in session s that does what it is told."""
     world = world or World()
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
+
+
+def forgetful():
+    """A graph whose state is the last text only, so that older checkpoints are all that older texts are kept for."""
+
+    class State(TypedDict):
+        text: str
+
+    return StateGraph(State).add_node("keep", lambda state: state).set_entry_point("keep").compile()
+
+
+def noise(n, size):
+    """A text of so many bytes in hexadecimal form that does not become much shorter by packing."""
+    return shake_256(str(n).encode()).hexdigest(size)
 
 
 def references(repo):
@@ -280,6 +328,77 @@ def test_p7_a_named_checkpoint_goes_only_after_the_automatic_ones(repo):
     repo.set_retention(Retention(compress_after=None, keep_last=1, max_checkpoints=5), "s")
     repo.thin("s")
     assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
+
+
+def test_b4_a_session_that_takes_too_much_of_the_database_is_thinned_out(repo):
+    """B4: the dry run says what would go and how large the session would be, and after a collection it is just that."""
+    agent = repo.wrap(forgetful(), "s")
+    repo.wrap(forgetful(), "t").invoke({"text": "x" * 5000})
+    for n in range(12):
+        agent.invoke({"text": noise(n, 4000)})
+    repo.gc()
+    took = repo.stats("s", storage=True).storage.own
+    most = Retention(compress_after=None, max_checkpoints=None, keep_last=2, max_bytes=took // 2)
+    tried = repo.thin("s", most, dry_run=True)
+    assert len(references(repo)) == 24
+    assert tried.bytes_before == took
+    assert tried.is_within
+    assert 0 < len(tried.gone) < 21
+    assert {one.why for one in tried.gone} == {f"the session takes more than {took // 2:,} bytes"}
+    done = repo.thin("s", most)
+    assert [one.point for one in done.gone] == [one.point for one in tried.gone]
+    repo.gc(shrink=False)
+    assert repo.stats("s", storage=True).storage.own == tried.bytes_after <= took // 2
+    assert repo.thin("s", most, dry_run=True).gone == []
+    assert repo.fsck(level=3).is_sound
+
+
+def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
+    """B4, W13: calls stay and count; what was kept with a checkpoint goes with it, and is counted as gone."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(6):
+        agent.run(f"add {noise(n, 2000)}")
+        agent.checkpoint(f"n{n}", data=noise(n, 3000))
+    repo.gc()
+    took = repo.stats("s", storage=True).storage.own
+    most = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=took - 5000)
+    tried = repo.thin("s", most, dry_run=True)
+    assert tried.bytes_before == took
+    assert tried.gone
+    repo.thin("s", most)
+    repo.gc(shrink=False)
+    assert repo.stats("s", storage=True).storage.own == tried.bytes_after
+
+
+def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
+    """B4: what is needed and the newest stay, however large the session is, and the dry run says so."""
+    agent = repo.wrap(forgetful(), "s")
+    for n in range(4):
+        agent.invoke({"text": noise(n, 4000)})
+    repo.tag("main#3", "v1", "s")
+    agent.fork("main#5")
+    tiny = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=10)
+    tried = repo.thin("s", tiny, dry_run=True)
+    assert not tried.is_within
+    assert {one.point.reference for one in tried.kept} == {"main#3", "main#5", "main#8", "main-2#1"}
+    assert tried.to_dict()["is_within"] is False
+    repo.thin("s", tiny)
+    repo.gc(shrink=False)
+    assert repo.stats("s", storage=True).storage.own == tried.bytes_after
+
+
+def test_b4_a_collection_holds_sessions_to_their_size_and_turns_do_not(repo):
+    """B4: to measure takes longer than a turn should; `gc` does it, and its dry run tells how many would go."""
+    agent = repo.wrap(forgetful(), "s")
+    repo.set_retention(Retention(keep_last=1, max_bytes=1000), "s")
+    for n in range(4):
+        agent.invoke({"text": noise(n, 2000)})
+    assert len(references(repo)) == 8
+    assert repo.gc(dry_run=True).checkpoints == 7
+    assert repo.gc().checkpoints == 7
+    assert references(repo) == ["main#8"]
+    assert agent.get_state().values["text"] == noise(3, 2000)
 
 
 def test_bad_input_nothing_is_said_about_what_to_keep(repo):

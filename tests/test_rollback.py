@@ -1,10 +1,9 @@
 """Rollback: a new branch, the later effects reversed exactly once, newest first, and an honest report (D2, W1, W2)."""
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 from langchain_core.tools import tool
 from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
@@ -485,7 +484,7 @@ def run_child(database, folder: Path, second: str) -> int:
     code = CHILD.format(
         tests=str(Path(__file__).parent), database=database.url.render_as_string(hide_password=False), second=second
     )
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode  # noqa: S603  # our own code
+    return processes.run(code, cwd=folder).returncode
 
 
 def test_w1_another_process_reverses_by_the_import_path(repo, database, tmp_path, monkeypatch):
@@ -561,7 +560,7 @@ def test_w1_a_rollback_killed_half_way_is_finished_by_resume(die, repo, database
     code = KILLED.format(
         tests=str(Path(__file__).parent), database=database.url.render_as_string(hide_password=False), die=die
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  # ours
+    done = processes.run(code)
     assert done.returncode == -9, done.stderr
     assert done.stdout.split() == ["sofa", "table"]
     assert facts(agent) == left

@@ -2,11 +2,10 @@
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from contextlib import closing
 
+import processes
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from scripted import World, call, calls, scripted, tool_node_graph
@@ -454,12 +453,9 @@ def test_w9_two_processes_put_each_text_in_once(tmp_path):
                     found = len(repo.search("needle", limit=1000))
             print(found)
         """)
-        several = [
-            subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)  # noqa: S603  # written here
-            for _ in range(3)
-        ]
+        several = [processes.Started(code, path) for _ in range(3)]
         agent.run("needle 30")
-        counts = [int(one.communicate(timeout=60)[0]) for one in several]
+        counts = [int(one.wait().stdout) for one in several]
         assert all(30 <= count <= 31 for count in counts)
         assert len(repo.search("needle", limit=1000)) == 31
 

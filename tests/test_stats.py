@@ -17,8 +17,10 @@ import agentgit
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.demo import ScriptedModel
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.upkeep import stats_lines
 from agentgit.sessions.stats import Tokens, added, beyond, cost_of
 from agentgit.store import usage
+from agentgit.values import to_json
 
 
 def said(text="ok", into=10, out=5, model="m", **more):
@@ -255,7 +257,8 @@ def test_bad_input_a_branch_of_a_user(repo):
         repo.stats(repo.user, branch="main")
 
 
-COUNTS = st.dictionaries(st.text(max_size=3), st.builds(Tokens, *[st.integers(0, 10**9)] * 3), max_size=4)
+TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: Tokens(n[0], n[1] + n[3] + n[4], *n[2:]))
+COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
 
 
 @given(COUNTS, COUNTS)
@@ -263,8 +266,8 @@ def test_w12_what_came_after_is_the_sum_without_what_was_before(before, after):
     """W12: usage adds up, and taking the earlier part away leaves the later one."""
     together = added([before, after])
     assert beyond(together, before) == {model: tokens for model, tokens in after.items() if any(tokens)}
-    assert cost_of(together, {"*": (2, 3)}) == pytest.approx(
-        cost_of(before, {"*": (2, 3)}) + cost_of(after, {"*": (2, 3)})
+    assert cost_of(together, {"*": (2, 3, 1)}) == pytest.approx(
+        cost_of(before, {"*": (2, 3, 1)}) + cost_of(after, {"*": (2, 3, 1)})
     )
 
 
@@ -285,3 +288,73 @@ def test_w13_storage_of_its_own_and_shared(repo):
     assert repo.stats("s", branch="main", storage=True).storage.shared == branch.shared
     assert repo.stats("s").storage is None
     assert repo.stats("s", storage=True).to_dict()["storage"]["own"] > alone.own
+
+
+def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
+    """W13: arguments and results of calls, and what a person kept with a checkpoint, are its own, too."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("hm")
+    before = repo.stats("s", storage=True).storage.own
+    agent.checkpoint("big", data="x" * 10_000)
+    assert repo.stats("s", storage=True).storage.own - before == 10_002
+    agent.run("add " + "ü" * 10_000)
+    (call,) = agent.tool_track()
+    assert repo.stats("s", storage=True).storage.own - before > 10_002 + 2 * len(to_json(call.args))
+
+
+# -- nothing twice
+
+
+def test_w12_what_a_merge_brings_is_counted_where_it_was_said(repo):
+    """W12: answers that came with a merge or a cherry-pick are counted once, on the branch where a model gave them."""
+    agent = wrap(repo)
+    agent.run("one")
+    theirs = agent.fork(name="theirs")
+    theirs.run("two")
+    theirs.run("three")
+    agent.merge("theirs")
+    third = agent.fork("main#1", name="third")
+    third.cherry_pick("theirs#3")
+    agent.run("four")
+    found = repo.stats("s")
+    assert {one.name: one.figures.tokens["m"].input for one in found.branches if one.figures.tokens} == {
+        "main": 10 + 70, "theirs": 30 + 50,
+    }  # fmt: skip
+    assert found.total.tokens["m"].messages == 4
+
+
+def test_w12_what_a_template_brings_is_not_used_again(repo):
+    """W12: a session that begins as another one was has used nothing yet, and a user's sum is what was used."""
+    agent = wrap(repo, "a")
+    agent.run("one")
+    copy = wrap(repo, "b", template="a")
+    assert repo.stats("b").total.tokens == {}
+    copy.run("two")
+    assert repo.stats("b").total.tokens == {"m": Tokens(1, 30, 5)}
+    copy.fork(name="fork").run("three")
+    assert repo.stats(repo.user).total.tokens == {"m": Tokens(3, 10 + 30 + 50, 15)}
+
+
+def test_w12_a_cache_has_its_own_price(repo):
+    """W12: input from a cache and into it is counted apart, and costs what is said of it, else what input costs."""
+    used = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010,
+            "input_token_details": {"cache_read": 600, "cache_creation": 300, "audio": 5}}  # fmt: skip
+    message = AIMessage("ok", usage_metadata=used, response_metadata={"model_name": "m"})
+    agent = wrap(repo, model=ScriptedModel(rule=lambda _: message.model_copy(update={"id": None})))
+    agent.run("one")
+    agent.run("two")
+    found = repo.stats("s")
+    assert found.total.tokens == {"m": Tokens(2, 2000, 20, 1200, 600)}
+    assert "2000 in (1200 from a cache, 600 into a cache), 20 out" in str(stats_lines(found))
+    for price, cost in (((1, 2), 2040), ((1, 2, 0.5), 1440), ((1, 2, 0.5, 3), 200 + 600 + 1800 + 40)):
+        assert repo.stats("s", prices={"m": price}).cost == pytest.approx(cost / 1e6)
+    with pytest.raises(InvalidInput, match="from a cache"):
+        repo.stats("s", prices={"m": (1, 2, 3, 4, 5)})
+
+
+@pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)
+def test_bad_input_what_a_header_says_is_no_usage(junk):
+    """Bad input: a header that was imported and says nonsense of what was used counts nothing, and breaks nothing."""
+    found = usage.read({"usage": junk})
+    assert all(type(n) is int and n >= 0 for tokens in found.values() for n in tokens)

@@ -7,6 +7,8 @@ import sys
 from io import BytesIO
 
 import pytest
+from langchain_core.messages import HumanMessage, RemoveMessage
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from scripted import World, agent_graph, obedient, tool_node_graph
 
 import agentgit
@@ -54,6 +56,25 @@ def test_w15_rewards_and_labels_are_those_of_checkpoints(agent, repo):
     """W15: from the data that a person kept with a checkpoint, and its name; what nobody judged has none."""
     judged = [(step["reward"], step["label"], step["done"]) for step in repo.trajectories("s", "main")]
     assert judged == [(None, None, False), (1.0, "good", False), (None, None, False), (-1, "bad", True)]
+
+
+def test_w15_no_step_is_judged_by_what_was_said_before_a_summary(repo):
+    """W15: where a conversation was summed up, checkpoints of what it was before give no reward to other steps."""
+    shop = World()
+    agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+    agent.run("one")
+    agent.run("two")
+    agent.checkpoint("bad", data={"reward": -1})
+    agent.update_state(None, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), HumanMessage("summary")]})
+    agent.run("three")
+    agent.checkpoint("good", data={"reward": 1})
+    agent.run("four")
+    steps = list(repo.trajectories("s"))
+    assert [(step["reward"], step["label"]) for step in steps] == [(1, "good"), (None, None)]
+    for step in steps:
+        if place := step["state"]["checkpoint"]:
+            at = repo.checkpoint(place, "s").conversation_history
+            assert at == agent.history()[: len(at)]
 
 
 def test_w15_each_branch_is_a_trajectory_from_the_root(agent, repo):

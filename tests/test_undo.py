@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import signal
 import stat
@@ -13,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 
+import processes
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -430,9 +430,9 @@ def test_kill_9_leaves_it_whole(work, tmp_path, where, point):
         stack.snapshot("three", ["0", "1", "2"])
     for name in "012":
         (work / name).write_text("after")
-    process = multiprocessing.get_context("spawn").Process(target=die_in, args=(work, tmp_path / "store", where, point))
+    process = processes.forking().Process(target=die_in, args=(work, tmp_path / "store", where, point))
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode == -signal.SIGKILL
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         if where == "evict":

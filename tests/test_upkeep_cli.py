@@ -1,11 +1,9 @@
 """The commands that keep a database in order: what they write, and how they end (B4, B6, W12, W13)."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
+import processes
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -26,10 +24,7 @@ def at(told, tmp_path):
 
 
 def _run(folder, *words):
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    environment.pop("AGENTGIT_DATABASE_URL", None)
-    command = [sys.executable, "-m", "agentgit", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    done = processes.agentgit(*words, cwd=folder, COLUMNS="100", NO_COLOR="1", AGENTGIT_DATABASE_URL="")
     return done.returncode, done.stdout, done.stderr
 
 
@@ -59,6 +54,7 @@ def test_b4_retention_is_said_shown_tried_and_taken_back(at):
     assert _json(at, "retention", "demo")["retention"] is None
     at("retention", "demo", "--max", "0", "--compress-after", "3")
     kept = _json(at, "retention", "demo", "--max-age", "7", "--keep-last", "2")["retention"]
+    assert kept.pop("max_bytes") is None
     assert kept == {"compress_after": 3, "keep_last": 2, "max_checkpoints": None, "max_age": 604800.0}
     assert len(_json(at, "retention", "demo", "--now")["gone"]) == 4
     assert _json(at, "stats", "demo")["checkpoints"] == 7
@@ -107,3 +103,14 @@ def test_bad_input_what_cannot_be_meant(at, words, code, said):
     assert (ended, out) == (code, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_b4_a_size_is_said_in_words_of_people(at):
+    """B4: a session is held to a size; the dry run says how large it is, would be, and that it cannot be so small."""
+    assert _json(at, "retention", "demo", "--max-size", "1.5MB")["retention"]["max_bytes"] == 1_500_000
+    assert _json(at, "retention", "demo", "--max-size", "0")["retention"]["max_bytes"] is None
+    code, out, _ = at("retention", "demo", "--max-size", "1k", "--keep-last", "1", "--dry-run")
+    assert code == 0
+    assert "KB of its own; it would take " in out
+    assert out.splitlines()[-1] == "that is more than 1.0 KB: what is left is needed"
+    assert at("retention", "demo", "--max-size", "much")[0] == 2

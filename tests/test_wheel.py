@@ -43,9 +43,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the programs of an environment that has the wheel, its `cli` extra and nothing else."""
     home = tmp_path_factory.mktemp("user")
-    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
+    run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
     programs = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
-    run(programs / "python", "-m", "pip", "install", "--quiet", f"{wheel}[cli]", cwd=home)
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python")
+    run(*pip, "install", "--quiet", "--no-compile", f"{wheel}[cli]", cwd=home)
     return programs
 
 

@@ -189,7 +189,7 @@ def test_a_terminal_shows_how_far_it_is(folder):
     try:
         done = subprocess.run(  # noqa: S603  # our own command
             [sys.executable, "-m", "agentgit", *folder.words("save", "all")],
-            env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=120,
+            env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=300,
         )  # fmt: skip
     finally:
         os.close(theirs)

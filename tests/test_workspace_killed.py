@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import PurePath
 
+import processes
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -87,12 +86,7 @@ DYING = """
 
 def run(script, *arguments):
     """Run a script in another process."""
-    return subprocess.run(  # noqa: S603
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        check=False,
-    )
+    return processes.run(textwrap.dedent(script), *arguments)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -104,7 +98,7 @@ def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
     CHANGE(work)
     changed = picture(work)
     done = run(DYING, work, tmp_path / "store", first.id, *POINTS[point])
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert done.returncode == -signal.SIGKILL, done.stderr
     again = Workspace(work, tmp_path / "store")
     again.initialize()
     now = picture(work)
@@ -153,13 +147,9 @@ def test_several_processes_at_once(work, tmp_path):
     """P5: processes that save at the same time lose no snapshot, and each holds what its own file was then."""
     workspace = Workspace(work, tmp_path / "store")
     started = [
-        subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", textwrap.dedent(WRITING), str(work), str(tmp_path / "store"), who],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        for who in ("one", "two", "three")
+        processes.Started(textwrap.dedent(WRITING), work, tmp_path / "store", who) for who in ("one", "two", "three")
     ]
-    assert [process.wait(120) for process in started] == [0, 0, 0]
+    assert [process.wait().returncode for process in started] == [0, 0, 0]
     saved = workspace.list()
     assert len(saved) == 18
     for snapshot in saved[::4]:

@@ -91,7 +91,7 @@ class Arriving:
     def _write(self, staged: str, place: Place | None, values: Mapping[str, Any]) -> str:
         """Write values on a copy of where the branch stands; give the id of the graph checkpoint."""
         # Of its own, without a memory of threads that are gone, and without the turn of an agent around it.
-        graphs = GraphStore(self.store.tenant_id, self.store.compression)
+        graphs = GraphStore(self.store.tenant_id, self.store.compression, counts=False)
         saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs)
         saver.channels = self.agent.graph.channels
         if place is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agentgit.agents.known import KnownMessages
@@ -30,7 +31,7 @@ from agentgit.agents.leaves import (
     type_names,
     write,
 )
-from agentgit.errors import InvalidInput
+from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.blobs import Leaf, leaf
 from agentgit.store.content import Body, Encoded, Part
 from agentgit.store.plain import MESSAGE, MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS, SEALED
@@ -185,6 +186,13 @@ class SealedCodec(Codec):
         if stored.type != SEALED:
             return self._plain._value(stored)  # written before this serializer came into use
         kind, _, data = stored.data.partition(b"\0")
+        if isinstance(self.serde, EncryptedSerializer) and b"+" not in kind:
+            # It would hand this on to the serializer below it, which calls what the bytes name: a forger's way in.
+            raise Corrupt(
+                "A value is not sealed, though the serializer of this database seals all. Do not go on here: restore "
+                "the session from a copy, or export it once more where it comes from.",
+                row=f"blob {stored.hash.hex()}",
+            )
         value = self.serde.loads_typed((kind.decode(), data))
         self._remember(self._name(value), stored)
         return value

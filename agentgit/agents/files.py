@@ -58,6 +58,8 @@ class TurnFiles:
             last = self.store.snapshots.last(connection, branch.external_session_id)
         if own is None or last is None or last.internal_session_id == own.internal_session_id:
             return  # what a person changes between two turns is for the model to see
+        if files_of(last).is_imported:
+            return  # no branch has changed anything here yet
         if own.snapshot not in (last.snapshot, self.now.snapshot):
             self._back = self._way_back(self.keeper, files_of(own))
 

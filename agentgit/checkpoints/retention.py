@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -11,6 +11,11 @@ from agentgit.errors import InvalidInput
 
 MOST = 2**31 - 1
 """The greatest number that a limit can be."""
+
+MOST_BYTES = 2**63 - 1
+
+Measure = Callable[[Collection[int]], int]
+"""Tells how many bytes a session would take of its own without these checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,9 @@ class Retention:
         keep_last: how many of the newest ones stay in any case.
         max_checkpoints: with more than this, the oldest go: automatic ones before named ones. None is no limit.
         max_age: older ones go, all but the first and the newest `keep_last`; None is no limit.
+        max_bytes: while a session takes more of its own, the oldest go: automatic ones before named ones, and none of
+            the newest `keep_last`. Measuring takes a while, so it is held to when a session is thinned out by hand, and
+            by collections. None is no limit.
 
     Raises:
         InvalidInput: a limit is no number above zero, or no time.
@@ -36,6 +44,7 @@ class Retention:
     keep_last: int = 20
     max_checkpoints: int | None = 100
     max_age: timedelta | None = None
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("compress_after", "keep_last", "max_checkpoints"):
@@ -44,6 +53,9 @@ class Retention:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
                 raise InvalidInput(f"{name}={value!r} is no number of checkpoints; give 1 or more.")
+        most = self.max_bytes
+        if most is not None and (type(most) is not int or not 1 <= most <= MOST_BYTES):
+            raise InvalidInput(f"max_bytes={most!r} is no number of bytes; give 1 or more.")
         if self.max_age is not None and not (isinstance(self.max_age, timedelta) and self.max_age > timedelta(0)):
             raise InvalidInput(f"max_age={self.max_age!r} is no length of time; give a timedelta above zero.")
 
@@ -74,6 +86,8 @@ class Retention:
             said.append(f"at most {self.max_checkpoints}")
         if self.max_age is not None:
             said.append(f"none older than {self.max_age} but the first and the last {self.keep_last}")
+        if self.max_bytes is not None:
+            said.append(f"at most {self.max_bytes:,} bytes")
         return "; ".join(said) or "everything"
 
 
@@ -122,12 +136,22 @@ class Thinned:
         retention: what was applied; None if everything was to go.
         verdicts: what becomes of each checkpoint, oldest first.
         dry_run: True if nothing was done.
+        bytes_before: how many bytes the session took of its own; None if there is no limit of bytes.
+        bytes_after: the same after the next collection.
     """
 
     session_name: str
     retention: Retention | None
     verdicts: Sequence[Verdict] = field(default_factory=tuple)
     dry_run: bool = False
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """True if the limit of bytes is kept, or there is none; else what is left is needed, or among the newest."""
+        most = self.retention.max_bytes if self.retention is not None else None
+        return most is None or self.bytes_after is None or self.bytes_after <= most
 
     @property
     def gone(self) -> list[Verdict]:
@@ -145,6 +169,9 @@ class Thinned:
             "session_name": self.session_name,
             "retention": self.retention.to_dict() if self.retention is not None else None,
             "dry_run": self.dry_run,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "is_within": self.is_within,
             "gone": [_told(one) for one in self.gone],
             "kept": [_told(one) for one in self.kept],
         }
@@ -155,13 +182,16 @@ def _told(verdict: Verdict) -> dict[str, Any]:
     return {"id": point.id, "reference": point.reference, "name": point.name, "why": verdict.why}
 
 
-def judge(points: Iterable[Point], retention: Retention, now: datetime) -> list[Verdict]:
+def judge(
+    points: Iterable[Point], retention: Retention, now: datetime, measure: Measure | None = None
+) -> list[Verdict]:
     """Decide what becomes of the checkpoints of a session.
 
     Args:
         points: all of them, of all branches.
         retention: what the session keeps.
         now: aware UTC.
+        measure: tells how large the session would be; None does not hold it to `max_bytes`.
 
     Returns:
         One for each, oldest first.
@@ -185,6 +215,8 @@ def judge(points: Iterable[Point], retention: Retention, now: datetime) -> list[
         goes.update((point.id, why) for point in old if not point.needed and point.id not in spared)
     if retention.max_checkpoints is not None:
         goes.update(_over(ordered, retention.max_checkpoints, keeps, goes))
+    if retention.max_bytes is not None and measure is not None:
+        goes.update(_too_large(ordered, retention.max_bytes, keeps, goes, measure))
     within = "it is within the limits"
     return [
         Verdict(
@@ -208,7 +240,33 @@ def _kept_by_rule(ordered: Sequence[Point], retention: Retention) -> dict[int, s
 
 def _over(ordered: Sequence[Point], most: int, keeps: Mapping[int, str], goes: Mapping[int, str]) -> dict[int, str]:
     """Choose what goes because there are too many: the automatic ones, then the named ones, and at last the first."""
-    left = [point for point in ordered if point.id not in goes]
-    free = [point for point in left if not point.needed and keeps.get(point.id) != _LAST]
-    free.sort(key=lambda point: (keeps.get(point.id) == _FIRST, not point.is_auto, point.id))
-    return {point.id: f"there are more than {most}" for point in free[: max(0, len(left) - most)]}
+    too_many = sum(point.id not in goes for point in ordered) - most
+    free = _free(ordered, keeps, goes)
+    return {point.id: f"there are more than {most}" for point in free[: max(0, too_many)]}
+
+
+def _too_large(
+    ordered: Sequence[Point], most: int, keeps: Mapping[int, str], goes: Mapping[int, str], measure: Measure
+) -> dict[int, str]:
+    """Choose what goes because the session is too large: so many that it is not, or all that may, if it stays so."""
+    free = _free(ordered, keeps, goes)
+
+    def is_enough(n: int) -> bool:
+        return measure([*goes, *(point.id for point in free[:n])]) <= most
+
+    if is_enough(0):
+        return {}
+    too_few, enough = 0, len(free)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return {point.id: f"the session takes more than {most:,} bytes" for point in free[:enough]}
+
+
+def _free(ordered: Sequence[Point], keeps: Mapping[int, str], goes: Mapping[int, str]) -> list[Point]:
+    """List what else may go, in the order in which it goes."""
+    free = [point for point in ordered if point.id not in goes and not point.needed and keeps.get(point.id) != _LAST]
+    return sorted(free, key=lambda point: (keeps.get(point.id) == _FIRST, not point.is_auto, point.id))

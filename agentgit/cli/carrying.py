@@ -35,6 +35,7 @@ def export(
         list[str],
         typer.Argument(metavar="[SESSION[@BRANCH] [PLACE]] FILE", help="What to write, and where to; - is a pipe."),
     ],
+    files: Annotated[bool, typer.Option("--files", help="Take the files of its workspace along.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,16 +45,21 @@ def export(
         if not what and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
         ref, branch = _meant(repo, what)
-        carried = repo.export(ref, sys.stdout.buffer if file == PIPE else file, branch=branch)
+        carried = repo.export(ref, sys.stdout.buffer if file == PIPE else file, branch=branch, files=files)
     _tell("exported", carried, as_json=as_json, piped=file == PIPE)
 
 
 Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="What the session is called.")]
+Folder = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="FOLDER", help="Whose files are those of the export; else they are left out."),
+]
 
 
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What `agentgit export` wrote; - is a pipe.")],
     session: Name = None,
+    workspace: Folder = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +67,7 @@ def import_(
     from agentgit.repository import open
 
     with open(address(db)) as repo:
-        carried = repo.import_(sys.stdin.buffer if file == PIPE else file, session=session)
+        carried = repo.import_(sys.stdin.buffer if file == PIPE else file, session=session, workspace=workspace)
     _tell("imported", carried, as_json=as_json)
 
 
@@ -97,7 +103,8 @@ def _meant(repo: Repository, words: list[str]) -> tuple[ExternalSession | Checkp
 
 def _tell(what: str, carried: Carried, *, as_json: bool, piped: bool = False) -> None:
     if piped:
-        output.note("".join(span.text for span in lines(what, carried)[0]))
+        for line in lines(what, carried):
+            output.note("".join(span.text for span in line))
         return
     data: dict[str, Any] = carried.to_dict()
     output.emit(as_json, lambda: data, lambda _: lines(what, carried))

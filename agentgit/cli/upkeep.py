@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -28,9 +29,13 @@ Last = Annotated[int | None, typer.Option("--keep-last", metavar="N", min=1, hel
 Age = Annotated[
     float | None, typer.Option("--max-age", metavar="DAYS", min=0, help="None older than that; 0 is no limit.")
 ]
+Size = Annotated[
+    str | None,
+    typer.Option("--max-size", metavar="SIZE", help="At most so much of the database, like 20MB; 0 is no limit."),
+]
 Price = Annotated[
     list[str] | None,
-    typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost; may be given several times."),
+    typer.Option("--price", metavar="MODEL=IN,OUT", help="What a million tokens cost, or IN,OUT,CACHED,INTO_CACHE."),
 ]
 
 
@@ -50,6 +55,7 @@ def retention(
     after: After = None,
     last: Last = None,
     age: Age = None,
+    size: Size = None,
     now: Annotated[bool, typer.Option("--now", help="Thin it out at once, too.")] = False,
     dry_run: DryRun = False,
     db: Where = None,
@@ -61,8 +67,8 @@ def retention(
     with repository(db) as repo:
         found = repo.session(session)
         before = repo.retention(found)
-        changes = on or off or any(one is not None for one in (most, after, last, age))
-        keeps = _wanted(before, on, off, most, after, last, age) if changes else before
+        changes = on or off or any(one is not None for one in (most, after, last, age, size))
+        keeps = _wanted(before, on, off, most, after, last, age, size) if changes else before
         if changes and not dry_run:
             repo.set_retention(keeps, found)
         if now or dry_run:
@@ -78,13 +84,13 @@ def retention(
 
 def _wanted(
     before: Retention | None, on: bool, off: bool, most: int | None, after: int | None, last: int | None,
-    age: float | None,
+    age: float | None, size: str | None,
 ) -> Retention | None:  # fmt: skip
     """Change what was kept by what was written; what was not written stays."""
     from agentgit.checkpoints import Retention
 
     if off:
-        if on or any(one is not None for one in (most, after, last, age)):
+        if on or any(one is not None for one in (most, after, last, age, size)):
             raise InvalidInput("--off keeps everything; write it alone.")
         return None
     keeps = Retention() if on or before is None else before
@@ -96,7 +102,16 @@ def _wanted(
         keeps = replace(keeps, keep_last=last)
     if age is not None:
         keeps = replace(keeps, max_age=_age(age))
+    if size is not None:
+        keeps = replace(keeps, max_bytes=_size(size) or None)
     return keeps
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)B?", text.strip().upper())
+    if found is None:
+        raise InvalidInput(f"{text!r} is no size. Write a number of bytes, or like 500KB, 20MB, 1.5GB.")
+    return int(float(found[1]) * 1000 ** " KMGT".index(found[2] or " "))
 
 
 def _age(days: float) -> timedelta | None:
@@ -117,8 +132,8 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Give back the space of what nothing needs any more."""
-    with repository(db) as repo, bar("collecting", as_json):
-        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports)
+    with repository(db) as repo, bar("collecting", as_json) as progress:
+        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
 
 
@@ -155,12 +170,12 @@ def stats(
         output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
 
 
-def _price(text: str) -> tuple[str, tuple[float, float]]:
+def _price(text: str) -> tuple[str, list[float]]:
     model, _, numbers = text.rpartition("=")
     try:
-        of_input, of_output = map(float, numbers.split(","))
+        price = [float(number) for number in numbers.split(",")]
     except ValueError:
-        model = ""
-    if not model:
+        price = []
+    if not model or len(price) < 2:
         raise InvalidInput(f"{text!r} is no price. Write the model and what a million tokens cost: --price m=1.25,10")
-    return model, (of_input, of_output)
+    return model, price

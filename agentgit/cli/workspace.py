@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ import typer
 from agentgit.checkpoints import refs
 from agentgit.cli import output
 from agentgit.cli.options import AsJson, Limit, usage
+from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput, NotFound, WorkspaceChanged
 from agentgit.render import files
 from agentgit.render.lines import Line, Span
@@ -50,7 +50,7 @@ def save(
 ) -> None:
     """Save the files as they are now."""
     with _workspace(folder, store) as workspace:
-        with _progress("saving", as_json) as progress:
+        with bar("saving", as_json) as progress:
             made = workspace.save(message, name=name, progress=progress)
         _tell(as_json, made)
 
@@ -101,7 +101,7 @@ def restore(
             _expect_saved(plan)
         if not yes:
             _agree(files.plan_lines(plan), "Restore?", as_json)
-        with _progress("restoring", as_json) as progress:
+        with bar("restoring", as_json) as progress:
             done = workspace.restore(found.id, paths=paths, expect=LAST, force=force, progress=progress)
         output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
 
@@ -198,18 +198,3 @@ def _agree(shown: Sequence[Line], question: str, as_json: bool) -> None:
     if not output.ask(question):
         output.note("Nothing was done.")
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress(what: str, as_json: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Show how far it is by a bar, in a terminal only."""
-    if as_json or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

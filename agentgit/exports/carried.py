@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from agentgit.sessions import ExternalSession
 
 _COUNTED = {
     "branches": "branch", "checkpoints": "checkpoint", "graph_checkpoints": "state", "tool_calls": "call",
-    "operations": "operation", "values": "value",
+    "operations": "operation", "values": "value", "files": "file",
 }  # fmt: skip
 """The records that each field counts."""
 
@@ -29,6 +29,9 @@ class Carried:
         tool_calls: how many tool invocations.
         operations: how many rollbacks, switches and forks, as history.
         values: how many messages and other values.
+        files: how many contents of files; equal ones are one.
+        snapshots: how many snapshots of a workspace.
+        left_out: how many snapshots are not there though checkpoints have them, by the reason.
     """
 
     session: ExternalSession
@@ -40,14 +43,22 @@ class Carried:
     tool_calls: int
     operations: int
     values: int
+    files: int = 0
+    snapshots: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of_counts(cls, session: ExternalSession, header: Mapping[str, Any], counts: Mapping[str, int]) -> Carried:
-        """Make it of a header and of how many records of each kind there are."""
+    def of_counts(
+        cls, session: ExternalSession, header: Mapping[str, Any], counts: Mapping[str, int], left: Mapping[str, int]
+    ) -> Carried:
+        """Make it of a header, of how many records of each kind there are, and of the snapshots that are left out."""
         numbers = {name: counts.get(kind, 0) for name, kind in _COUNTED.items()}
-        return cls(session=session, of=header["of"], place=header["place"], **numbers)
+        snapshots = counts.get("snapshot", 0) - sum(left.values())
+        return cls(
+            session=session, of=header["of"], place=header["place"], **numbers, snapshots=snapshots, left_out=dict(left)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields as a JSON-like dict, the session by its name and id."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
         return found | {"session": self.session.session_name, "session_id": self.session.id}

@@ -19,9 +19,12 @@ Check = Callable[[Any], Any]
 
 LONGEST_TEXT = 16 * 2**20
 LONGEST_KEY = 1000
+LONGEST_LABEL = 200
+MOST = 2**30
+"""The greatest number of anything that is counted: a database of any kind can count on from there."""
 
 
-def number(least: int = 0, most: int = 2**31 - 1) -> Check:
+def number(least: int = 0, most: int = MOST) -> Check:
     """Take a whole number.
 
     Example:
@@ -59,6 +62,13 @@ def key(value: Any) -> str:
     """Take a text that is short enough for an index of any database."""
     if len(text(value).encode(errors="surrogatepass")) > LONGEST_KEY:
         raise ValueError(f"is longer than {LONGEST_KEY} bytes")
+    return text(value)
+
+
+def label(value: Any) -> str:
+    """Take what a person called something: 1 to 200 characters, not all of them blank."""
+    if not text(value).strip() or len(value) > LONGEST_LABEL:
+        raise ValueError(f"is no text of 1 to {LONGEST_LABEL} characters")
     return text(value)
 
 

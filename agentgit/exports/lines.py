@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
@@ -46,8 +46,16 @@ class Sealer:
         return body + _tail(self._chain)
 
 
-def read(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Give the records of an export with the numbers of their lines, each checked against its hash.
+class Line(NamedTuple):
+    """A line of an export: its number, its record, and the hash that it ends with."""
+
+    number: int
+    record: dict[str, Any]
+    hash: bytes
+
+
+def read(stream: BinaryIO) -> Iterator[Line]:
+    """Give the lines of an export, each checked against its hash.
 
     Args:
         stream: at its beginning. One line at a time is in memory. Of what is no export nothing is given.
@@ -68,7 +76,7 @@ def read(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         chain = sha256(chain + body).digest()
         if line[-_TAIL:] != _tail(chain):
             raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
-        yield number, _record(number, body)
+        yield Line(number, _record(number, body), chain)
 
 
 def damaged(number: int, what: str) -> Corrupt:

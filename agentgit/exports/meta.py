@@ -7,14 +7,24 @@ from typing import Any
 
 from agentgit.exports.fields import Check, fields, ident, many, maybe, named, number, plain, shaped, text
 
+
+def _score(value: Any) -> Any:
+    """Take what `float` reads: a number, or what JSON has no number for."""
+    if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or abs(value) > GREATEST):
+        raise ValueError("is no number")
+    return value
+
+
+GREATEST = 1e300
+
 _EXPLORED: dict[str, Check] = {
     "name": text, "of": ident, "choices": many(number(1)), "said": plain, "status": text, "end": maybe(ident),
-    "score": maybe(plain), "error": maybe(text),
+    "score": maybe(_score), "error": maybe(text),
 }  # fmt: skip
 
 _KNOWN: dict[str, Check] = {
     "turns": number(),
-    "exploration": lambda mark: _some(mark, _EXPLORED, ("name", "of", "choices")),
+    "exploration": lambda mark: _some(mark, _EXPLORED, ("name", "of", "choices", "end")),
     "world_note": maybe(text),
     "world_drift": maybe(named(text)),
     "imported": shaped(thread_id=text, newest=text, calls=number()),
@@ -56,8 +66,7 @@ def moved(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
         if mark["of"] not in ids["branch"]:
             raise ValueError(f"was explored from a branch {mark['of']} that is not there")
         moved_mark = {**mark, "of": ids["branch"][mark["of"]]}
-        if "end" in mark:
-            moved_mark["end"] = ids["checkpoint"].get(mark["end"])
+        moved_mark["end"] = ids["checkpoint"].get(mark["end"])
         found["exploration"] = moved_mark
     if drifted := meta.get("world_drift"):
         new = {str(ids["call"].get(int(id))): said for id, said in drifted.items() if id.isascii() and id.isdigit()}

@@ -1,7 +1,8 @@
 """The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
 
 An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
-writes, the checkpoints and their tags, the calls, the operations, the world log, and an end that counts the others.
+writes, the checkpoints and their tags, the files if they were asked for, the calls, the operations, the world log, and
+an end that counts the others.
 What a record names comes before it, except where two name each other.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgit.errors import InvalidInput
+from agentgit.exports import graph, paths, trees
 from agentgit.exports.fields import (
     Check,
     arguments,
@@ -20,6 +22,7 @@ from agentgit.exports.fields import (
     flag,
     ident,
     key,
+    label,
     many,
     maybe,
     named,
@@ -39,8 +42,8 @@ from agentgit.tools.effects import KINDS, UNDECLARED
 from agentgit.tools.plan import BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.tools.report import GROUPS
 
-FORMAT = 1
-"""The version of the form."""
+PLAIN, WITH_FILES = FORMATS = (1, 2)
+"""The versions of the form: an export without files can be read by those who know nothing of files."""
 
 SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
 """What an export is of."""
@@ -65,14 +68,17 @@ SETTINGS: dict[str, Check] = {
 }  # fmt: skip
 """What is kept of an operation's request, besides its steps."""
 
-COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
+_COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
+
+COUNTED = {PLAIN: _COUNTED, WITH_FILES: (*_COUNTED, *trees.KINDS)}
+"""The records that the end of an export counts, by its version."""
 
 _SHAPES: dict[str, dict[str, Check]] = {
     HEADER: {
         "format": number(), "of": one_of(SESSION, BRANCH, CHECKPOINT), "place": maybe(text), "agentgit": text,
         "made_at": time,
     },
-    "session": {"id": ident, "name": text, "created_at": time, "current": ident},
+    "session": {"id": ident, "name": label, "created_at": time, "current": ident},
     "branch": {
         "id": ident, "name": branch, "parent": maybe(ident), "point": maybe(ident), "inherited": number(),
         "head": maybe(ident), "created_at": time, "meta": thing,
@@ -82,7 +88,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
     "list": {"id": digest, "base": maybe(digest), "keep": number(), "items": many(digest)},
     "state": {
         "branch": ident, "ns": key, "id": word(64), "seq": number(1), "parent": maybe(word(64)),
-        "root": maybe(word(64)), "run": maybe(text), "messages": number(), "meta": thing, "header": thing,
+        "root": maybe(word(64)), "run": maybe(text), "messages": number(), "meta": graph.meta, "header": graph.header,
         "channels": named(digest), "state_hash": digest,
     },
     "write": {
@@ -90,12 +96,22 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "channel": text, "value": many(digest),
     },
     "checkpoint": {
-        "id": ident, "branch": ident, "number": number(1), "name": maybe(text), "description": maybe(text),
+        "id": ident, "branch": ident, "number": number(1), "name": maybe(label), "description": maybe(text),
         "kind": one_of("before", "after", "tools", "branch", "named"), "is_auto": flag, "created_at": time,
         "state": maybe(word(64)), "state_hash": maybe(digest), "position": number(), "messages": number(),
         "restore_point": maybe(text), "data": maybe(packed),
     },
     "tag": {"name": tag, "checkpoint": ident, "description": maybe(text), "created_at": time},
+    "file": {
+        "id": digest, "size": number(most=trees.LARGEST_FILE), "text": maybe(text), "data": maybe(text),
+        "parts": maybe(number()),
+    },
+    "tree": {"id": number(1), "base": maybe(number(1))},
+    "path": {"path": paths.path, "mode": maybe(number(most=0o777)), "file": maybe(digest), "link": maybe(paths.link)},
+    "snapshot": {
+        "id": ident, "branch": ident, "created_at": time, "tree": maybe(number(1)),
+        "why": maybe(one_of(*trees.REASONS)), "checkpoints": many(ident),
+    },
     "call": {
         "id": ident, "branch": ident, "made_on": ident, "arrival": number(), "batch": number(-1),
         "batch_index": number(), "tool": text, "tool_call_id": maybe(text), "effect": one_of(*KINDS, UNDECLARED),
@@ -114,7 +130,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "seq": number(1), "call": ident, "operation": maybe(ident), "created_at": time,
         "action": one_of("done", "failed", "unknown", "reversed", "reverse_unknown"),
     },
-    "end": {"counts": shaped(**dict.fromkeys(COUNTED, number(most=2**53)))},
+    "end": {"counts": named(number(most=2**53))},
 }  # fmt: skip
 
 
@@ -152,8 +168,8 @@ def expect_header(record: Mapping[str, Any] | None) -> None:
     """
     if record is None or record.get("record") != HEADER:
         raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")
-    if record.get("format") != FORMAT:
+    if record.get("format") not in FORMATS:
         raise InvalidInput(
-            f"This export has format {record.get('format')!r}, and this library reads {FORMAT}. Run: "
+            f"This export has format {record.get('format')!r}, and this library reads {PLAIN} to {WITH_FILES}. Run: "
             "pip install --upgrade agentgit"
         )

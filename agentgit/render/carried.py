@@ -1,4 +1,4 @@
-"""What was carried out of a database or into one, as one line."""
+"""What was carried out of a database or into one, as one line; and a line for each kind of what was not."""
 
 from __future__ import annotations
 
@@ -22,5 +22,11 @@ def lines(what: str, carried: Carried) -> list[Line]:
         count(carried.tool_calls, "call"),
         count(carried.values, "value"),
     ]
+    if carried.snapshots:
+        counted += [count(carried.snapshots, "snapshot") + f" of {count(carried.files, 'file')}"]
     name = Span(f"{clean(carried.session.session_name)}{place}", "reference")
-    return [(Span(f"{what}  "), name, Span(f"  {', '.join(counted)}"))]
+    left = [
+        (Span(f"  {count(n, 'snapshot')} left out: {clean(why)}", "bad"),)
+        for why, n in sorted(carried.left_out.items())
+    ]
+    return [(Span(f"{what}  "), name, Span(f"  {', '.join(counted)}")), *left]

@@ -8,7 +8,7 @@ from datetime import UTC, tzinfo
 from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
-from agentgit.sessions.stats import Figures, Prices, Stats, cost_of
+from agentgit.sessions.stats import Figures, Prices, Stats, Tokens, cost_of
 from agentgit.sessions.upkeep import Checked, Reclaimed
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -41,7 +41,19 @@ def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = U
         *(_verdict(one, "stays", "", zone) for one in thinned.kept),
     ]
     said = f"{count(len(thinned.gone), 'checkpoint')} {would}, {len(thinned.kept)} stay"
-    return [*table(rows, width=width), (Span(said, "heading"),)]
+    return [*table(rows, width=width), (Span(said, "heading"),), *_limit(thinned)]
+
+
+def _limit(thinned: Thinned) -> list[Line]:
+    """Say how large the session is and will be, and whether that is within its limit."""
+    most = thinned.retention.max_bytes if thinned.retention is not None else None
+    if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
+        return []
+    then = "it would take" if thinned.dry_run else "it takes"
+    said = f"it takes {size(thinned.bytes_before)} of its own; {then} {size(thinned.bytes_after)} after a collection"
+    if thinned.is_within:
+        return [(Span(said, "dim"),)]
+    return [(Span(said, "dim"),), (Span(f"that is more than {size(most)}: what is left is needed", "bad"),)]
 
 
 def _verdict(verdict: Verdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
@@ -108,7 +120,7 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
         ("calls", _words(total.calls)),
         ("operations", _words(total.operations)),
         ("reversals", _reversals(total)),
-        *((f"tokens of {clean(m)}", f"{t.input} in, {t.output} out") for m, t in sorted(total.tokens.items())),
+        *((f"tokens of {clean(m)}", _tokens(t)) for m, t in sorted(total.tokens.items())),
         ("cost", _cost(total, stats.prices)),
         ("storage", _storage(stats)),
     ]  # fmt: skip
@@ -117,6 +129,12 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
     if len(stats.branches) > 1:
         lines += table([_branch(one.session_name, one.name, one.figures, stats) for one in stats.branches], width=width)
     return lines
+
+
+def _tokens(tokens: Tokens) -> str:
+    cached = ((tokens.cache_read, "from a cache"), (tokens.cache_write, "into a cache"))
+    said = ", ".join(f"{n} {what}" for n, what in cached if n)
+    return f"{tokens.input} in{f' ({said})' if said else ''}, {tokens.output} out"
 
 
 def _branches(stats: Stats) -> str:

@@ -145,7 +145,9 @@ class Files:
     def after(self, row: Found, brought: FileChanges | None) -> FilesAt | None:
         """Tell which files the branch of an operation has when it ends."""
         request = as_object(row.request)
-        there = request.get("files" if brought is not None and not brought.problem else "files_known")
+        if brought is not None and not brought.problem:
+            return FilesAt(**request["files"]).brought() if request.get("files") is not None else None
+        there = request.get("files_known")
         return FilesAt(**there) if there is not None else None
 
     def _keeper(self, session_id: int, at: FilesAt) -> Keeper:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from agentgit.errors import InvalidInput
-from agentgit.tools.files import ASIDE, CONFLICT, DELETE, LEFT, WRITE, FileChange, FileChanges, FilesAt
+from agentgit.tools.files import ASIDE, CONFLICT, DELETE, IMPORTED, LEFT, WRITE, FileChange, FileChanges, FilesAt
 from agentgit.workspace.modifying import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 from agentgit.workspace.workspace import AUTO, Workspace
@@ -70,19 +70,24 @@ class WorkspaceKeeper:
     def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
         """Tell what `bring` would do."""
         self._have(at)
-        since = None
-        if known is not None and (self._is_here(known) or self._was_moved(known)):
+        since, is_imported = None, known is not None and known.is_imported
+        if known is not None and not is_imported and (self._is_here(known) or self._was_moved(known)):
             self._have(known)
             since = known.snapshot
         plan: RestorePlan = self.workspace.plan_restore(at.snapshot, since=since)
+        changed = self._there((*plan.restore, *plan.delete)) if is_imported else plan.changed
         touched = {path: action for action, paths in ((WRITE, plan.restore), (DELETE, plan.delete)) for path in paths}
         changes = [
             FileChange(action=CONFLICT, path=path, why=f"to {action}; changed by somebody else")
-            if path in plan.changed
+            if path in changed
             else FileChange(action=action, path=path)
             for path, action in sorted(touched.items())
         ]
         return FileChanges(workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes)
+
+    def _there(self, paths: Iterable[str]) -> set[str]:
+        """Tell at which paths something stands; of a session that was imported none of it is its own."""
+        return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
 
     def expect(self, at: FilesAt) -> None:
         """Make sure that `bring` can be done.
@@ -170,4 +175,4 @@ def reopen(settings: Mapping[str, Any]) -> WorkspaceKeeper:
 
 
 def _opened(settings: Mapping[str, Any]) -> Workspace:
-    return Workspace.of({name: value for name, value in settings.items() if name != HOLDER})
+    return Workspace.of({name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)})

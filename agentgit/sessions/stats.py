@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agentgit.errors import InvalidInput
 
-Prices: TypeAlias = Mapping[str, tuple[float, float]]
-"""What a million tokens cost by the name of the model: of input, and of output. `*` is every other model."""
+Prices: TypeAlias = Mapping[str, Sequence[float]]
+"""What a million tokens cost by the name of the model: of input and of output; and, where it is another price, of input
+that a cache had, and of input that was put into a cache. `*` is every other model."""
 
 MILLION = 1_000_000
 ANY = "*"
@@ -22,13 +23,17 @@ class Tokens(NamedTuple):
 
     Args:
         messages: how many answers said what they used.
-        input: tokens that went in.
+        input: tokens that went in, with those of the cache.
         output: tokens that came out.
+        cache_read: those of the input that a cache had.
+        cache_write: those of the input that were put into a cache.
     """
 
     messages: int = 0
     input: int = 0
     output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
 
     @property
     def total(self) -> int:
@@ -44,8 +49,8 @@ def added(usages: Iterable[Usage]) -> dict[str, Tokens]:
     """Add usages up.
 
     Example:
-        >>> added([{"a": Tokens(1, 2, 3)}, {"a": Tokens(1, 1, 1), "b": Tokens(1, 0, 5)}])
-        {'a': Tokens(messages=2, input=3, output=4), 'b': Tokens(messages=1, input=0, output=5)}
+        >>> added([{"a": Tokens(1, 2, 3)}, {"a": Tokens(1, 1, 1), "b": Tokens(1, 0, 5)}])["a"]
+        Tokens(messages=2, input=3, output=4, cache_read=0, cache_write=0)
     """
     sums: dict[str, Tokens] = {}
     for usage in usages:
@@ -67,17 +72,20 @@ def expect_prices(prices: Prices) -> Prices:
     """Make sure that prices are prices.
 
     Raises:
-        InvalidInput: one is not two numbers from zero up.
+        InvalidInput: one is not two to four numbers from zero up.
     """
     for model, price in prices.items():
-        pair = tuple(price) if isinstance(price, (list, tuple)) else ()
-        numbers = [one for one in pair if isinstance(one, (int, float)) and not isinstance(one, bool)]
-        if len(pair) != 2 or len(numbers) != 2 or not all(one >= 0 and math.isfinite(one) for one in numbers):
+        numbers = price if isinstance(price, (list, tuple)) else ()
+        if not 2 <= len(numbers) <= 4 or not all(map(_is_price, numbers)):
             raise InvalidInput(
-                f"The price of {model!r} is what a million tokens cost, of input and of output, like (1.25, 10); not "
-                f"{price!r}."
+                f"The price of {model!r} is what a million tokens cost, of input and of output, like (1.25, 10); or "
+                f"also of input from a cache and into it, like (3, 15, 0.3, 3.75). It is not {price!r}."
             )
     return prices
+
+
+def _is_price(number: object) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and number >= 0 and math.isfinite(number)
 
 
 def cost_of(usage: Usage, prices: Prices) -> float | None:
@@ -86,13 +94,18 @@ def cost_of(usage: Usage, prices: Prices) -> float | None:
     Example:
         >>> cost_of({"m": Tokens(1, 2_000_000, 500_000)}, {"m": (1, 8)}), cost_of({"m": Tokens(1, 1, 1)}, {})
         (6.0, None)
+        >>> cost_of({"m": Tokens(1, 2_000_000, 0, cache_read=1_000_000)}, {"m": (1, 8, 0.25)})
+        1.25
     """
     cost = 0.0
     for model, tokens in usage.items():
         price = prices.get(model, prices.get(ANY))
         if price is None:
             return None
-        cost += (tokens.input * price[0] + tokens.output * price[1]) / MILLION
+        of_input, of_output, of_read, of_write = (*price, *[price[0]] * (4 - len(price)))
+        plain = max(0, tokens.input - tokens.cache_read - tokens.cache_write)
+        inwards = plain * of_input + tokens.cache_read * of_read + tokens.cache_write * of_write
+        cost += (inwards + tokens.output * of_output) / MILLION
     return cost
 
 

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Is told how many things are done, and of how many."""
+
+
+class Parts:
+    """Tells how far something is that has several parts, one after the other.
+
+    Args:
+        progress: is told; None tells nobody.
+        sizes: how many things each part has, in their order; a part that is not named has none.
+
+    Example:
+        >>> told = []
+        >>> parts = Parts(lambda done, total: told.append((done, total)), {"a": 3, "b": 2})
+        >>> list(parts.over("a", [[1, 2], [3]])), list(parts.over("b", [[4]])), told
+        ([1, 2, 3], [4], [(2, 5), (3, 5), (3, 5), (4, 5), (5, 5)])
+    """
+
+    def __init__(self, progress: Progress | None = None, sizes: Mapping[str, int] | None = None) -> None:
+        self._progress = progress
+        self._sizes = dict(sizes or {})
+        names = list(self._sizes)
+        self._begins = {name: sum(self._sizes[one] for one in names[:n]) for n, name in enumerate(names)}
+
+    def over(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
+        """Give the things of a part, which come a page at a time; when they end, the part is done."""
+        done = 0
+        for page in pages:
+            yield from page
+            done += len(page)
+            self._tell(name, done)
+        self.end(name)
+
+    def end(self, name: str) -> None:
+        """Tell that a part is done."""
+        self._tell(name, self._sizes.get(name, 0))
+
+    def _tell(self, name: str, done: int) -> None:
+        if self._progress is not None:
+            there = self._begins.get(name, 0) + min(done, self._sizes.get(name, 0))
+            self._progress(there, sum(self._sizes.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
 
 from agentgit.store.ids import new_id
+from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
 from agentgit.store.tables import OperationRow
 from agentgit.values import from_json, to_json
@@ -131,7 +132,7 @@ class Checkpoints:
     def delete(self, connection: Connection, ids: Sequence[int]) -> int:
         """Delete those of these checkpoints that nothing needs; tell how many went. Where a branch begins stays."""
         these = [{"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in ids]
-        return sum(connection.execute(_DELETE, one).rowcount for one in these)
+        return _DELETE.run(connection, *these) if these else 0
 
 
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
@@ -157,13 +158,29 @@ _WITH_BRANCH = select(
         BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     )
 )
-_DELETE = delete(CHECKPOINT).where(
-    *_this,
-    CHECKPOINT.c.kind != "branch",
-    ~exists().where(
-        BRANCH.c.tenant_id == bindparam("tenant"),
-        or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
-    ),
-    ~exists().where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.target_id == bindparam("checkpoint")),
-    ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
+_owner = BRANCH.alias("owner")
+_its_session = (
+    select(_owner.c.external_session_id)
+    .where(_owner.c.tenant_id == bindparam("tenant"), _owner.c.id == CHECKPOINT.c.internal_session_id)
+    .correlate(CHECKPOINT)
+    .scalar_subquery()
+)
+"""For the indexes: without it each deletion would read all branches and operations of the tenant."""
+
+_DELETE = Prepared(
+    delete(CHECKPOINT).where(
+        *_this,
+        CHECKPOINT.c.kind != "branch",
+        ~exists().where(
+            BRANCH.c.tenant_id == bindparam("tenant"),
+            BRANCH.c.external_session_id == _its_session,
+            or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
+        ),
+        ~exists().where(
+            OPERATION.c.tenant_id == bindparam("tenant"),
+            OPERATION.c.external_session_id == _its_session,
+            OPERATION.c.target_id == bindparam("checkpoint"),
+        ),
+        ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
+    )
 )

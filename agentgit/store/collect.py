@@ -7,18 +7,21 @@ each writer takes its first lock before it looks at what is stored (`FOR KEY SHA
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
 
+from agentgit.sessions.upkeep import Parts
 from agentgit.store import staging, steps
 from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, Blobs, continued, damaged, unpack
 from agentgit.store.chunks import split_hashes
 from agentgit.store.compression import CHUNKED, HEADER_BYTES, ZSTD_DICTIONARY, dictionary_of
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
 from agentgit.store.lists import walk
+from agentgit.store.prepared import Prepared
+from agentgit.store.sessions import BRANCH
 from agentgit.store.slices import slices
 from agentgit.store.steps import Spare
 from agentgit.store.threads import delete_thread
@@ -56,7 +59,8 @@ def collect(
     *,
     dry_run: bool,
     imports: bool = False,
-    find_steps: Callable[[Connection], Spare] | None = None,
+    find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
+    parts: Parts | None = None,
 ) -> Collected:
     """Delete the values of a tenant that no graph checkpoint and no write refers to.
 
@@ -66,36 +70,52 @@ def collect(
         dry_run: True to count only.
         imports: True to also delete the threads that imports have left half way.
         find_steps: says which graph checkpoints go; it is asked when nobody writes any more. None keeps all.
+        parts: tells how far it is, see `sizes`.
     """
     tenant_id = blobs.tenant_id
     if not dry_run and connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
-    left = staging.left(connection, tenant_id) if imports else []
+    left = set(staging.left(connection, tenant_id)) if imports else set()
     for thread in left if not dry_run else ():
         delete_thread(connection, tenant_id, thread)
-    spare = find_steps(connection) if find_steps is not None else Spare([], {})
+    steps_gone, left_out = 0, set[Place]()
+    for spare in find_steps(connection) if find_steps is not None else ():
+        steps_gone += len(spare.gone)
+        left_out.update(spare.gone if dry_run else ())
+        if not dry_run:
+            steps.drop(connection, tenant_id, spare)
     lost = [key for key in _orphans(connection, tenant_id) if _is_old(key.checkpoint_id)]
+    left_out.update(lost)
     if not dry_run:
-        steps.drop(connection, tenant_id, spare)
         _delete_writes(connection, tenant_id, lost)
-    left_out, dropped = set(left), {*lost, *spare.gone}
-    live, lists = in_use(connection, blobs, lambda place: place.thread in left_out or place in dropped)
+    parts = parts or Parts()
+    live, lists = in_use(connection, blobs, lambda place: place.thread in left or place in left_out, parts)
     moved = [key for key, base in lists.items() if base is not None and base not in lists]
     for key in moved if not dry_run else ():
         _write_in_full(connection, blobs, key)
-    gone = [(row.hash, row.size) for row in _stored(connection, tenant_id) if row.hash not in live]
+    gone = [row for row in parts.over("values", _stored(connection, tenant_id)) if row[0] not in live]
     if not dry_run:
         _delete_values(connection, tenant_id, [key for key, _ in gone])
     dictionaries = _unused_dictionaries(connection, blobs, live)
     if not dry_run:
         blobs.dictionaries.delete(connection, dictionaries)
-    return Collected(
-        len(gone), sum(size for _, size in gone), len(lost), len(moved), len(dictionaries), len(spare.gone)
-    )
+    return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved), len(dictionaries), steps_gone)
+
+
+def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
+    """Count what a collection looks at: the parts that it tells of."""
+    lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
+    counted = {
+        "branches": BRANCH.c.tenant_id == tenant_id, "graph_checkpoint": CHECKPOINT.c.tenant_id == tenant_id,
+        "graph_write": WRITE.c.tenant_id == tenant_id, "lists": lists, "values": BLOB.c.tenant_id == tenant_id,
+    }  # fmt: skip
+    return {
+        name: int(connection.execute(select(func.count()).where(mine)).scalar_one()) for name, mine in counted.items()
+    }
 
 
 def in_use(
-    connection: Connection, blobs: Blobs, leaves_out: Callable[[Place], bool]
+    connection: Connection, blobs: Blobs, leaves_out: Callable[[Place], bool], parts: Parts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the values that graph checkpoints and writes refer to, and of these the lists, each with what it continues.
 
@@ -103,14 +123,16 @@ def in_use(
         connection: any.
         blobs: the values of the tenant.
         leaves_out: tells which graph checkpoints, and writes on them, do not count.
+        parts: tells how far it is.
 
     Raises:
         Corrupt: a list or a record is damaged, so nobody knows what it needs.
     """
-    live = set(_referenced(connection, blobs.tenant_id, leaves_out))
+    parts = parts or Parts()
+    live = set(_referenced(connection, blobs.tenant_id, leaves_out, parts))
     live.update(_parts(connection, blobs, live))
     lists = _lists(connection, blobs, live)
-    for found in walk(connection, blobs, lists):
+    for found in parts.over("lists", ([one] for one in walk(connection, blobs, lists))):
         if found.wrong:
             raise damaged(found.key, "is a damaged list")
         live.update(split_hashes(found.items))
@@ -146,11 +168,13 @@ def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[Place]
         connection.execute(delete(WRITE).where(WRITE.c.tenant_id == tenant_id, *same))
 
 
-def _referenced(connection: Connection, tenant_id: int, leaves_out: Callable[[Place], bool]) -> Iterator[bytes]:
+def _referenced(
+    connection: Connection, tenant_id: int, leaves_out: Callable[[Place], bool], parts: Parts
+) -> Iterator[bytes]:
     for table, read in ((CHECKPOINT, _of_checkpoint), (WRITE, split_hashes)):
         held = table.c.channels if table is CHECKPOINT else table.c.value
-        query = select(*_place(table), held).where(table.c.tenant_id == tenant_id)
-        for *place, data in connection.execute(query):
+        query = Prepared(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
+        for *place, data in parts.over(table.name, query.pages(connection)):
             if not leaves_out(Place(*place)):
                 yield from read(data)
 
@@ -198,14 +222,9 @@ def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
     connection.execute(update(BLOB).where(same).values(data=data))
 
 
-def _stored(connection: Connection, tenant_id: int) -> Iterable[_Stored]:
-    query = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == tenant_id)
-    return (_Stored(*row) for row in connection.execute(query))
-
-
-class _Stored(NamedTuple):
-    hash: bytes
-    size: int
+def _stored(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:
+    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(BLOB.c.tenant_id == tenant_id)
+    return Prepared(query).pages(connection, raw=True)
 
 
 def _delete_values(connection: Connection, tenant_id: int, keys: list[bytes]) -> None:

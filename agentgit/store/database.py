@@ -176,7 +176,8 @@ class Database:
             for statement in _SHRINK["sqlite" if self.is_sqlite else "postgresql"]:
                 cursor.execute(statement)
             cursor.close()
-            connection.invalidate()  # nobody else should get a connection that commits by itself
+            if not self.in_memory:  # the one connection of that is the database
+                connection.invalidate()  # nobody else should get a connection that commits by itself
 
     def size(self) -> int:
         """Tell how many bytes the database takes: its files, or on a server what that says."""

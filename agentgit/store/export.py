@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, Row, select
 
@@ -13,6 +14,7 @@ from agentgit.errors import Conflict
 from agentgit.exports.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.sessions.operation import DONE
 from agentgit.store import export_records as records
+from agentgit.store.explorations import MARK
 from agentgit.store.export_states import StateWriter
 from agentgit.store.export_values import ValueWriter, Write
 from agentgit.store.graph_rows import INTERRUPT, Place
@@ -26,6 +28,7 @@ from agentgit.tools.effects import READ_ONLY
 from agentgit.tools.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
 from agentgit.tools.plan import KEEP
 from agentgit.tools.report import GROUPS
+from agentgit.values import as_object
 
 ELSEWHERE = "elsewhere"
 """The branch that has, in the export of one path, what other branches did: it stands in the same world."""
@@ -63,7 +66,14 @@ class Cut:
         return f"{self.point.branch_name}#{self.point.number}"
 
 
-def export(store: Store, connection: Connection, cut: Cut, write: Write) -> None:
+class Sends(Protocol):
+    """What writes the files of snapshots into an export."""
+
+    def send(self, settings: Mapping[str, Any], snapshot: str) -> tuple[int | None, str | None]:
+        """Write a snapshot, unless that was done before; give the number of its tree, or why it has none."""
+
+
+def export(store: Store, connection: Connection, cut: Cut, write: Write, files: Sends | None = None) -> None:
     """Write the records of an export, all but its header and its end.
 
     Args:
@@ -71,22 +81,25 @@ def export(store: Store, connection: Connection, cut: Cut, write: Write) -> None
         connection: one that sees one moment.
         cut: what.
         write: writes one record.
+        files: writes files; None leaves them out.
 
     Raises:
         Conflict: a rollback of it is half done.
         Corrupt: something that belongs to it is gone or damaged.
         InvalidInput: something is too large.
     """
-    (_Session if cut.branch is None else _Path)(store, connection, cut, write).run()
+    (_Session if cut.branch is None else _Path)(store, connection, cut, write, files).run()
 
 
 class _Export:
-    def __init__(self, store: Store, connection: Connection, cut: Cut, write: Write) -> None:
+    def __init__(self, store: Store, connection: Connection, cut: Cut, write: Write, files: Sends | None) -> None:
         self.store = store
         self.connection = connection
         self.cut = cut
         self.write = write
         self.values = ValueWriter(store.graphs.content.blobs, connection, write)
+        self.files = files
+        self._with_files: dict[int, list[int]] = defaultdict(list)
 
     def _session(self, current: int) -> None:
         row = self.cut.session
@@ -116,6 +129,23 @@ class _Export:
             if points is None or tag.checkpoint_id in points:
                 self.write(records.of_tag(tag))
 
+    def _point(self, point: Found, **other: Any) -> None:
+        """Write a checkpoint, and note its files."""
+        self.write(records.of_checkpoint(point, **other))
+        if point.workspace_snapshot_id is not None:
+            self._with_files[point.workspace_snapshot_id].append(point.id)
+
+    def _write_files(self, branches: Sequence[Found], **other: Any) -> None:
+        """Write the snapshots of the checkpoints that were written, and the last one of each of these branches."""
+        if self.files is None:
+            return
+        last = (self.store.snapshots.of_branch(self.connection, branch) for branch in branches)
+        ids = self._with_files.keys() | {row.id for row in last if row is not None}
+        for row in self.store.snapshots.rows(self.connection, ids):
+            tree, why = self.files.send(as_object(row.settings), row.snapshot)
+            found = {"tree": tree, "why": why, "checkpoints": self._with_files.get(row.id, [])}
+            self.write(records.of_snapshot(row, **found, **other))
+
     def _log(self) -> Sequence[Row[Any]]:
         of = (WORLD.c.tenant_id == self.store.tenant_id, WORLD.c.external_session_id == self.cut.session.id)
         return self.connection.execute(select(WORLD).where(*of).order_by(WORLD.c.seq)).all()
@@ -137,8 +167,9 @@ class _Session(_Export):
             self._states(row.id).thread(row.thread_id)
         for row in branches:
             for point in self.store.checkpoints.find(self.connection, POINT.c.internal_session_id == row.id):
-                self.write(records.of_checkpoint(point))
+                self._point(point)
         self._tags()
+        self._write_files(branches)
         for call in self._calls():
             self.write(records.of_call(call))
         for operation in operations:
@@ -186,15 +217,17 @@ class _Path(_Export):
         track = self._track(parts, beside=bool(points))
         self._session(branch.id)
         head = points[-1].id if points else None
-        self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head))
+        meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # that names others
+        self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
         if track.others:
             self._write_aside(branch, points[0])
         self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None)
         for n, row in enumerate(points, 1):
-            self.write(records.of_checkpoint(row, branch=branch.id, number=n))
+            self._point(row, branch=branch.id, number=n)
         self._tags({row.id for row in points})
         if track.others:
             self._write_beginning(points[0])
+        self._write_files([branch] if point is None else [], branch=branch.id)
         self._write_track(branch, points, track)
 
     # -- checkpoints and states

@@ -80,6 +80,14 @@ def of_tag(tag: Tag) -> Record:
     }  # fmt: skip
 
 
+def of_snapshot(row: Row[Any], **other: Any) -> Record:
+    """Write a snapshot of files; where its workspace is, is left out."""
+    return {
+        "record": "snapshot", "id": row.id, "branch": row.internal_session_id,
+        "created_at": row.created_at.isoformat(), **other,
+    }  # fmt: skip
+
+
 def of_call(row: Row[Any], **other: Any) -> Record:
     """Write a call. Its functions are left out: what is called where it is read is not for a file to say."""
     return {

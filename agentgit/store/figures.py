@@ -19,6 +19,7 @@ from agentgit.store.graph_rows import where
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.sizes import OF_BRANCHES, OF_THREADS, lengths
 from agentgit.store.slices import slices
 from agentgit.store.store import Store
 from agentgit.values import from_json
@@ -38,6 +39,7 @@ def figures(
     ids = [branch.id for branch in branches]
     points = {row.branch: row for row in _many(connection, store, _POINTS, ids)}
     calls, operations = (_by_word(connection, store, query, ids) for query in (_CALLS, _OPERATIONS))
+    began = _beginnings(connection, store, branches)
     names = {session.id: session.session_name for session in sessions}
     return [
         BranchFigures(
@@ -50,7 +52,7 @@ def figures(
                 last=points[branch.id].last if branch.id in points else None,
                 calls=calls[branch.id],
                 operations=operations[branch.id],
-                tokens=_tokens(connection, store, branch),
+                tokens=_tokens(connection, store, branch, began.get(branch.id)),
             ),
         )
         for branch in branches
@@ -65,23 +67,24 @@ def names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> di
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def storage(connection: Connection, store: Store, threads: set[str]) -> Storage:
-    """Measure what some threads take; it walks through everything that is stored, but reads no state.
+def storage(connection: Connection, store: Store, branches: Sequence[Found]) -> Storage:
+    """Measure what some branches take; it walks through everything that is stored, but reads no state.
 
     Args:
         connection: any.
         store: where.
-        threads: which.
+        branches: their rows.
     """
-    blobs = store.graphs.content.blobs
+    blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
     mine, _ = in_use(connection, blobs, lambda place: place.thread not in threads)
     others, _ = in_use(connection, blobs, lambda place: place.thread in threads)
     own = shared = 0
     for key, size in connection.execute(_SIZES, {"tenant": store.tenant_id}):
         if key in mine:
             own, shared = (own, shared + size) if key in others else (own + size, shared)
-    for part in slices(list(threads)):
-        own += connection.execute(_ROWS, {"tenant": store.tenant_id, "threads": part}).scalar_one() or 0
+    for keys, queries in ((list(threads), _OF_THREADS), ([branch.id for branch in branches], _OF_BRANCHES)):
+        for query in queries:
+            own += sum(row.bytes or 0 for row in _many(connection, store, query, keys))
     return Storage(own=own, shared=shared)
 
 
@@ -97,19 +100,25 @@ def _by_word(connection: Connection, store: Store, query: Any, ids: Sequence[int
     return counts
 
 
-def _tokens(connection: Connection, store: Store, branch: Found) -> Usage:
+def _tokens(connection: Connection, store: Store, branch: Found, began: str | None) -> Usage:
     """Tell what was used on a branch itself: what its newest state has more than the one that it began with."""
     thread = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
     now = _NEWEST.first(connection, thread)
     if now is None:
         return {}
-    point = {"tenant": store.tenant_id, "checkpoint": branch.branch_point_id}
-    began = _POINT.first(connection, point) if branch.branch_point_id is not None else None
-    if began is None or began.graph_checkpoint_id is None:
-        first = None
-    else:
-        first = _ONE.first(connection, {**thread, "checkpoint_id": began.graph_checkpoint_id})
+    first = _ONE.first(connection, {**thread, "checkpoint_id": began}) if began is not None else None
     return beyond(usage.read(from_json(now.header)), usage.read(from_json(first.header)) if first is not None else {})
+
+
+def _beginnings(connection: Connection, store: Store, branches: Sequence[Found]) -> dict[int, str]:
+    """Give the graph checkpoint that each branch began with, if it did not begin with nothing: a fork, a template."""
+    left = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
+    points = _many(connection, store, _LEFT, list(left))
+    # Where a branch is not published yet, the checkpoint where it left says the same.
+    found = {left[row.id]: row.graph_checkpoint_id for row in points}
+    own = _many(connection, store, _BEGAN, [branch.id for branch in branches])
+    found.update((row.internal_session_id, row.graph_checkpoint_id) for row in own)
+    return found
 
 
 _of_branches: Any = bindparam("branches", expanding=True)
@@ -136,6 +145,14 @@ _OPERATIONS = (
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.source_id.in_(_of_branches))
     .group_by(OPERATION.c.source_id, OPERATION.c.kind)
 )
+_BEGAN = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"),
+    CHECKPOINT.c.internal_session_id.in_(_of_branches),
+    CHECKPOINT.c.kind == "branch",
+)
+_LEFT = select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id.in_(_of_branches)
+)
 _NAMES = (
     select(CHECKPOINT.c.name, func.count().label("total"))
     .where(
@@ -146,14 +163,16 @@ _NAMES = (
     .group_by(CHECKPOINT.c.name)
 )
 _SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.tenant_id == bindparam("tenant"))
-_ROWS = select(func.sum(func.length(GRAPH.c.meta) + func.length(GRAPH.c.header) + func.length(GRAPH.c.channels))).where(
-    GRAPH.c.tenant_id == bindparam("tenant"), GRAPH.c.thread_id.in_(bindparam("threads", expanding=True))
-)
+
+
+def _bytes(key: Any, columns: Sequence[Any]) -> Any:
+    """Add up how long the contents of some columns are, of the rows with these keys."""
+    mine = key.table.c.tenant_id == bindparam("tenant")
+    return select(func.sum(lengths(columns)).label("bytes")).where(mine, key.in_(_of_branches))
+
+
+_OF_THREADS = [_bytes(table.c.thread_id, columns) for table, columns in OF_THREADS.items()]
+_OF_BRANCHES = [_bytes(table.c.internal_session_id, columns) for table, columns in OF_BRANCHES.items()]
 _thread = where(GRAPH, "tenant_id", "thread_id", "ns")
 _NEWEST = Prepared(select(GRAPH.c.header).where(*_thread).order_by(GRAPH.c.seq.desc()).limit(1))
 _ONE = Prepared(select(GRAPH.c.header).where(*_thread, GRAPH.c.checkpoint_id == bindparam("checkpoint_id")))
-_POINT = Prepared(
-    select(CHECKPOINT.c.graph_checkpoint_id).where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint")
-    )
-)

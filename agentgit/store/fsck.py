@@ -14,8 +14,10 @@ from sqlalchemy import Connection, func, select, text
 from agentgit.errors import AgentGitError, Corrupt
 from agentgit.sessions.upkeep import Checked, Finding, Progress
 from agentgit.store.fsck_heads import check_heads
-from agentgit.store.fsck_rows import check_rows
+from agentgit.store.fsck_rows import Rows
+from agentgit.store.fsck_states import check_states
 from agentgit.store.fsck_values import RESTORE, Report, check_dictionaries, check_values
+from agentgit.store.fsck_world import check_world
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA
 
@@ -61,7 +63,11 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
                 report.add("the database file", f"SQLite says: {said}", RESTORE)
     dictionaries = check_dictionaries(connection, store, report)
     there = check_values(connection, store, dictionaries, report, hashes=level >= HASHES)
-    check_rows(connection, store, there, report, hashes=level >= HASHES)
+    check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
+    del there
+    rows = Rows(connection, store, report, hashes=level >= HASHES)
+    rows.check()
+    check_world(rows)
     if level >= HEADS:
         check_heads(connection, store, report)
 

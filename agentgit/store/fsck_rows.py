@@ -2,98 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, func, select, true
 
-from agentgit.errors import Corrupt
-from agentgit.sessions import operation
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
-from agentgit.store.blobs import unpack
 from agentgit.store.checkpoints import OPERATION
-from agentgit.store.chunks import split_hashes
-from agentgit.store.fsck_values import RESTORE, Report, missing_from, rows
+from agentgit.store.fsck_values import RESTORE, Report, rows
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
-from agentgit.store.graph_rows import WRITE, conversation, found, hash_state
-from agentgit.store.journal import INVOCATION, LOGGED, WORLD
+from agentgit.store.journal import INVOCATION
+from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, TAG, USER
 from agentgit.store.snapshots import SNAPSHOT
 from agentgit.store.store import Store
-from agentgit.store.texts import TEXT
-from agentgit.tools.effects import KINDS, UNDECLARED
-from agentgit.tools.invocation import CALL, FAILED, MOVES, PAUSED, REDO, REPLAY, REVERSED
+from agentgit.store.tables import METADATA, UTCDateTime
+from agentgit.store.texts import CALL, MESSAGE, NAMED, TEXT
+from agentgit.tools.invocation import REDO
 from agentgit.values import from_json
 
 LOST = "Restore the database from a copy, or delete the session: what belongs to this row cannot be found."
 BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL)
-CALL_STATUSES = frozenset({*MOVES, FAILED, PAUSED, REVERSED})
-CALL_KINDS = (CALL, REPLAY, REDO)
 CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
-OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
+TEXT_KINDS = (MESSAGE, CALL, NAMED)
 
 
-def check_rows(connection: Connection, store: Store, there: set[bytes], report: Report, *, hashes: bool) -> None:
-    """Check every row but the stored values.
+class Owner(NamedTuple):
+    """Of a branch: its session, and how many calls its track begins with, and may have at most."""
+
+    session_id: int
+    inherited: int
+    calls: int
+
+
+class Spot(NamedTuple):
+    """Of a checkpoint: its branch, and how many calls lie before it."""
+
+    branch_id: int
+    position: int
+
+
+class Rows:
+    """One check of the rows of a tenant. It keeps the ids of what it has seen, for those that refer to them.
 
     Args:
         connection: any.
         store: whose.
-        there: the hashes of the values that are stored.
         report: takes what is found.
         hashes: True to also compare what rows say of states, and to read their JSON.
     """
-    check = _Rows(connection, store, report, hashes=hashes)
-    check.graph_checkpoints(there)
-    check.writes(there)
-    check.sessions()
-    check.branches()
-    check.snapshots()
-    check.checkpoints()
-    check.tags()
-    check.calls()
-    check.texts()
-    check.operations()
-    check.world()
-
-
-class _Rows:
-    """One check of the rows of a tenant. It keeps the ids of what it has seen, for those that refer to them."""
 
     def __init__(self, connection: Connection, store: Store, report: Report, *, hashes: bool) -> None:
         self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
-        self.states: dict[tuple[str, str], tuple[bytes, int]] = {}
-        """The hash of the state and the count of messages of each graph checkpoint of a whole graph."""
-        self.users = self._ids(USER)
+        self.users = self.ids(USER)
         self.current: dict[int, int | None] = {}
         """Of each session the branch that it continues on."""
-        self.of_branch: dict[int, tuple[int, str]] = {}
-        """Of each branch its session and its thread."""
-        self.of_checkpoint = dict(self._columns(CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id))
-        self.call_ids = self._ids(INVOCATION)
-        self.operation_ids = self._ids(OPERATION)
-        self.snapshot_ids = self._ids(SNAPSHOT)
+        self.of_branch: dict[int, Owner] = {}
+        columns = (CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.position)
+        self.of_checkpoint = {id: Spot(*rest) for id, *rest in self._columns(*columns)}
+        self.call_ids = self.ids(INVOCATION)
+        self.operation_ids = self.ids(OPERATION)
+        self.snapshot_ids = self.ids(SNAPSHOT)
 
-    def _columns(self, *columns: Any) -> Iterable[Any]:
+    def _columns(self, *columns: Any, where: Any = None) -> Iterator[Any]:
+        """Read some columns; with a count, by the others."""
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
-        return (tuple(row) for row in self.connection.execute(query))
+        if where is not None:
+            query = query.where(where).group_by(columns[0])
+        for page in Prepared(query).pages(self.connection, raw=True):
+            yield from page
 
-    def _ids(self, table: Any) -> set[int]:
+    def ids(self, table: Any) -> set[int]:
+        """Give the ids of all rows."""
         return {id for (id,) in self._columns(table.c.id)}
 
-    def _rows(self, *columns: Any) -> Iterable[Any]:
+    def read(self, *columns: Any) -> Iterable[Any]:
+        """Read some columns of all rows of a table, and count these."""
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
         return rows(self.connection, query, self.report)
 
-    def _one_of(self, row: str, column: str, value: Any, known: Collection[str]) -> None:
+    def one_of(self, row: str, column: str, value: Any, known: Collection[str]) -> None:
+        """Check that a word is one that means something."""
         if value not in known:
             self.report.add(row, f"its {column} is {value!r}, which means nothing", RESTORE)
 
-    def _refers(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
+    def refers(self, row: str, what: str, id: int | None, known: Collection[int], todo: str = LOST) -> None:
+        """Check that what a row refers to is there."""
         if id is not None and id not in known:
             self.report.add(row, f"its {what} {id} is not there", todo)
 
-    def _json(self, row: str, **columns: bytes | None) -> None:
+    def same_session(self, row: str, what: str, branch_id: int | None, session_id: int) -> None:
+        """Check that a branch which a row refers to is there, and of the same session."""
+        self.refers(row, what, branch_id, self.of_branch)
+        owner = self.of_branch.get(branch_id or 0)
+        if owner is not None and owner.session_id != session_id:
+            self.report.add(row, f"its session {session_id} is not that of its {what}", RESTORE)
+
+    def json(self, row: str, **columns: bytes | None) -> None:
+        """Check that JSON can be read; not at the first level."""
         for name, data in columns.items():
             if self.hashes and data is not None:
                 try:
@@ -101,180 +107,164 @@ class _Rows:
                 except ValueError:
                     self.report.add(row, f"its {name} cannot be read", RESTORE)
 
-    # -- of LangGraph
-
-    def graph_checkpoints(self, there: set[bytes]) -> None:
-        """Check the graph checkpoints: their values are stored, and their hash is that of the values."""
-        light = (GRAPH.c.thread_id, GRAPH.c.ns, GRAPH.c.checkpoint_id, GRAPH.c.channels, GRAPH.c.state_hash)
-        for row in self._rows(*(GRAPH.c if self.hashes else (*light, GRAPH.c.message_count))):
-            name = f"graph_checkpoint {row.thread_id}/{row.ns}/{row.checkpoint_id}"
-            if not row.ns:
-                self.states[row.thread_id, row.checkpoint_id] = row.state_hash, row.message_count
-            try:
-                named = self._hashed(name, row) if self.hashes else unpack(row.channels)
-                if missing := missing_from(there, named):
-                    self.report.add(name, missing, RESTORE)
-            except ValueError:
-                self.report.add(name, "its channels cannot be read", RESTORE)
-            except (Corrupt, KeyError, TypeError, AttributeError):
-                self.report.add(name, "its channels, header or metadata cannot be read", RESTORE)
-
-    def _hashed(self, name: str, row: Any) -> Mapping[str, bytes]:
-        """Compare what a graph checkpoint says of its state; give the values."""
-        at = found(row)
-        counts: Mapping[str, int] = at.header["counts"]
-        count = counts.get(conversation(counts) or "", 0)
-        if hash_state({**at.values, **at.digests}) != at.state_hash:
-            self.report.add(name, "its state_hash is not that of its values", RESTORE)
-        if count != at.message_count:
-            self.report.add(name, f"it says {at.message_count} messages, and its header {count}", RESTORE)
-        return at.values
-
-    def writes(self, there: set[bytes]) -> None:
-        """Check the pending writes: their values are stored. Their checkpoint may still be on its way."""
-        columns = (WRITE.c.thread_id, WRITE.c.ns, WRITE.c.checkpoint_id, WRITE.c.task_id, WRITE.c.idx, WRITE.c.value)
-        for *key, value in self._rows(*columns):
-            missing = [held for held in split_hashes(value) if held not in there]
-            if missing:
-                name = "/".join(map(str, key))
-                self.report.add(f"graph_write {name}", f"its value {missing[0].hex()} is not there", RESTORE)
+    def check(self) -> None:
+        """Check the rows of sessions: all but the stored values, what LangGraph saved, and what tools did."""
+        self.sessions()
+        self.branches()
+        self.snapshots()
+        self.checkpoints()
+        self.tags()
+        self.texts()
+        if self.hashes:
+            self.times()
 
     # -- sessions and branches
 
     def sessions(self) -> None:
         """Check the sessions: they have an owner; the branch that they continue on is checked with the branches."""
-        for row in self._rows(SESSION.c.id, SESSION.c.user_id, SESSION.c.current_branch_id, SESSION.c.meta):
+        for row in self.read(SESSION.c.id, SESSION.c.user_id, SESSION.c.current_branch_id, SESSION.c.meta):
             self.current[row.id] = row.current_branch_id
-            self._refers(f"external_session {row.id}", "user", row.user_id, self.users)
-            self._json(f"external_session {row.id}", meta=row.meta)
+            self.refers(f"external_session {row.id}", "user", row.user_id, self.users)
+            self.json(f"external_session {row.id}", meta=row.meta)
 
     def branches(self) -> None:
         """Check the branches: their session, parent, branch point and head, and that each leads to a root."""
         columns = (
-            "id",
-            "external_session_id",
-            "thread_id",
-            "status",
-            "head_id",
-            "parent_id",
-            "branch_point_id",
+            "id", "external_session_id", "thread_id", "status", "head_id", "parent_id", "branch_point_id", "inherited",
             "meta",
-        )
-        found_ = list(self._rows(*(BRANCH.c[name] for name in columns)))
-        self.of_branch = {row.id: (row.external_session_id, row.thread_id) for row in found_}
+        )  # fmt: skip
+        made = dict(self._columns(INVOCATION.c.internal_session_id, func.count(), where=INVOCATION.c.kind != REDO))
+        found_ = list(self.read(*(BRANCH.c[name] for name in columns)))
+        self.of_branch = {
+            row.id: Owner(row.external_session_id, row.inherited, row.inherited + made.get(row.id, 0)) for row in found_
+        }
         parents = {row.id: row.parent_id for row in found_}
+        circles = in_circles(parents)
         for row in found_:
             name = f"internal_session {row.id}"
-            self._refers(name, "session", row.external_session_id, self.current)
-            self._one_of(name, "status", row.status, BRANCH_STATUSES)
-            self._refers(name, "parent", row.parent_id, parents)
-            if _loops(row.id, parents):
+            self.refers(name, "session", row.external_session_id, self.current)
+            self.one_of(name, "status", row.status, BRANCH_STATUSES)
+            self.refers(name, "parent", row.parent_id, parents)
+            if row.id in circles:
                 self.report.add(name, "it is its own ancestor", RESTORE)
             self._point(name, "head", row.head_id, row.id)
             self._point(name, "branch point", row.branch_point_id, row.parent_id)
-            self._json(name, meta=row.meta)
+            point = self.of_checkpoint.get(row.branch_point_id or 0)
+            if row.inherited != (point.position if point is not None else 0) and (point or not row.branch_point_id):
+                self.report.add(name, f"it says that its track begins with {row.inherited} calls, and its branch "
+                                f"point {point.position if point else 0}", RESTORE)  # fmt: skip
+            self.json(name, meta=row.meta)
         for session_id, branch_id in self.current.items():
-            if branch_id is None or self.of_branch.get(branch_id, (None,))[0] != session_id:
+            if branch_id not in self.of_branch or self.of_branch[branch_id].session_id != session_id:
                 todo = "Continue on another branch: agentgit switch SESSION BRANCH."
                 self.report.add(f"external_session {session_id}", f"its branch {branch_id} is not there", todo)
 
     def _point(self, name: str, what: str, checkpoint_id: int | None, branch_id: int | None) -> None:
-        self._refers(name, what, checkpoint_id, self.of_checkpoint)
-        owner = self.of_checkpoint.get(checkpoint_id or 0, branch_id)
-        if branch_id is not None and owner != branch_id:
+        self.refers(name, what, checkpoint_id, self.of_checkpoint)
+        found = self.of_checkpoint.get(checkpoint_id or 0)
+        if branch_id is not None and found is not None and found.branch_id != branch_id:
             self.report.add(name, f"its {what} {checkpoint_id} is a checkpoint of another branch", RESTORE)
 
     def snapshots(self) -> None:
-        """Check what is known of workspaces: the session and the branch."""
-        for row in self._rows(SNAPSHOT.c.id, SNAPSHOT.c.external_session_id, SNAPSHOT.c.internal_session_id):
+        """Check what is known of workspaces: the session and the branch, and what opens the workspace again."""
+        c = SNAPSHOT.c
+        for row in self.read(c.id, c.external_session_id, c.internal_session_id, c.settings):
             name = f"workspace_snapshot {row.id}"
-            self._refers(name, "session", row.external_session_id, self.current)
-            self._refers(name, "branch", row.internal_session_id, self.of_branch)
+            self.refers(name, "session", row.external_session_id, self.current)
+            self.same_session(name, "branch", row.internal_session_id, row.external_session_id)
+            self.json(name, settings=row.settings)
 
     def checkpoints(self) -> None:
         """Check the checkpoints: their branch, their graph checkpoint and their files, and that they agree."""
-        columns = ("id", "internal_session_id", "kind", "graph_checkpoint_id", "state_hash", "message_count", "data")
-        for row in self._rows(*(CHECKPOINT.c[name] for name in columns), CHECKPOINT.c.workspace_snapshot_id):
+        for row in rows(self.connection, _with_state(self.store.tenant_id), self.report):
             name = f"checkpoint {row.id}"
-            self._refers(name, "branch", row.internal_session_id, self.of_branch)
-            self._one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
+            self.refers(name, "branch", row.internal_session_id, self.of_branch)
+            self.one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
             todo = "Its files cannot be brought back; its conversation can, with files=False."
-            self._refers(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
-            self._json(name, data=row.data)
-            if row.graph_checkpoint_id is None or row.internal_session_id not in self.of_branch:
+            self.refers(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
+            self.refers(name, "user", row.user_id, self.users)
+            if bool(row.is_auto) is (row.kind == "named"):
+                self.report.add(name, f"its kind is {row.kind}, and its is_auto {bool(row.is_auto)}", RESTORE)
+            branch = self.of_branch.get(row.internal_session_id)
+            if branch is not None and not branch.inherited <= row.position <= branch.calls:
+                said = f"its position is {row.position}, and its branch has {branch.inherited} to {branch.calls} calls"
+                self.report.add(name, said, RESTORE)
+            if row.data is not None:
+                self.json(name, data=row.data)
+            if row.thread_id is None:  # its branch is not there, and that was told
                 continue
-            at = self.states.get((self.of_branch[row.internal_session_id][1], row.graph_checkpoint_id))
-            if at is None:
+            if row.graph_checkpoint_id is not None and row.hash_there is None:
                 todo = "Delete it with repo.delete_checkpoint(id), or restore the database from a copy."
                 self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is not there", todo)
-            elif self.hashes and at != (row.state_hash, row.message_count):
+            elif self.hashes and (row.state_hash, row.message_count) != (row.hash_there or b"", row.count_there or 0):
                 self.report.add(name, "its state_hash or message_count is not that of its graph checkpoint", RESTORE)
 
     def tags(self) -> None:
-        """Check the tags: their session and their checkpoint."""
-        for row in self._rows(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id):
+        """Check the tags: their session, who made them, and their checkpoint."""
+        for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
-            self._refers(name, "session", row.external_session_id, self.current)
-            self._refers(name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Take it away: repo.untag(name).")
+            self.refers(name, "session", row.external_session_id, self.current)
+            self.refers(name, "user", row.user_id, self.users)
+            self.refers(name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Take it away: repo.untag(name).")
+            spot = self.of_checkpoint.get(row.checkpoint_id)
+            if spot is not None and row.external_session_id in self.current:
+                self.same_session(name, "checkpoint's branch", spot.branch_id, row.external_session_id)
 
     def texts(self) -> None:
-        """Check the texts that a search finds: their branch."""
-        for row in self._rows(TEXT.c.id, TEXT.c.internal_session_id):
-            self._refers(f"search_text {row.id}", "branch", row.internal_session_id, self.of_branch)
+        """Check the texts that a search finds: their branch, and the call that they are of."""
+        for row in self.read(TEXT.c.id, TEXT.c.internal_session_id, TEXT.c.kind, TEXT.c.row_id):
+            name = f"search_text {row.id}"
+            self.refers(name, "branch", row.internal_session_id, self.of_branch)
+            self.one_of(name, "kind", row.kind, TEXT_KINDS)
+            if row.kind == CALL:
+                self.refers(name, "call", row.row_id, self.call_ids)
 
-    # -- the world
-
-    def calls(self) -> None:
-        """Check the tool invocations: their branch, what they replay, and their words."""
-        columns = ("id", "external_session_id", "internal_session_id", "status", "effect", "kind", "replay_of")
-        content = ("args", "result", "answers") if self.hashes else ()
-        for row in self._rows(*(INVOCATION.c[name] for name in (*columns, *content))):
-            name = f"tool_invocation {row.id}"
-            self._refers(name, "branch", row.internal_session_id, self.of_branch)
-            owner = self.of_branch.get(row.internal_session_id, (row.external_session_id,))[0]
-            if owner != row.external_session_id:
-                self.report.add(name, f"its session {row.external_session_id} is not that of its branch", RESTORE)
-            self._refers(name, "earlier call", row.replay_of, self.call_ids)
-            self._one_of(name, "status", row.status, CALL_STATUSES)
-            self._one_of(name, "effect", row.effect, (*KINDS, UNDECLARED))
-            self._one_of(name, "kind", row.kind, CALL_KINDS)
-            if self.hashes:
-                self._json(name, args=row.args, result=row.result, answers=row.answers)
-
-    def operations(self) -> None:
-        """Check the operations: their session, branches, and the checkpoint that they lead to."""
-        columns = ("id", "external_session_id", "status", "source_id", "target_id", "internal_session_id")
-        for row in self._rows(*(OPERATION.c[name] for name in (*columns, "request", "report"))):
-            name = f"operation {row.id}"
-            self._refers(name, "session", row.external_session_id, self.current)
-            self._refers(name, "source", row.source_id, self.of_branch)
-            self._refers(name, "branch", row.internal_session_id, self.of_branch)
-            self._refers(name, "checkpoint", row.target_id or None, self.of_checkpoint)
-            self._one_of(name, "status", row.status, OPERATION_STATUSES)
-            self._json(name, request=row.request, report=row.report)
-
-    def world(self) -> None:
-        """Check the world log: the session, the call and the operation of each entry."""
-        columns = (
-            WORLD.c.external_session_id,
-            WORLD.c.seq,
-            WORLD.c.invocation_id,
-            WORLD.c.action,
-            WORLD.c.operation_id,
-        )
-        for row in self._rows(*columns):
-            name = f"world_log {row.external_session_id}/{row.seq}"
-            self._refers(name, "session", row.external_session_id, self.current)
-            self._refers(name, "call", row.invocation_id, self.call_ids)
-            self._refers(name, "operation", row.operation_id, self.operation_ids)
-            self._one_of(name, "action", row.action, LOGGED)
+    def times(self) -> None:
+        """Check that SQLite, which keeps times as text, has nothing else in their place."""
+        for table in METADATA.sorted_tables if self.store.database.is_sqlite else ():
+            mine = table.c.tenant_id == self.store.tenant_id if "tenant_id" in table.c else true()
+            for column in (one for one in table.c if isinstance(one.type, UTCDateTime)):
+                torn = and_(column.is_not(None), func.datetime(column).is_(None))
+                for key in self.connection.execute(select(*table.primary_key).where(mine, torn)).all():
+                    self.report.add(f"{table.name} {'/'.join(map(str, key[1:]))}", f"its {column.name} is no time",
+                                    RESTORE)  # fmt: skip
 
 
-def _loops(branch_id: int, parents: Mapping[int, int | None]) -> bool:
-    """Tell whether a branch is its own ancestor."""
-    seen: set[int] = set()
-    at = parents.get(branch_id)
-    while at is not None and at not in seen:
-        seen.add(at)
-        at = parents.get(at)
-    return branch_id in seen
+def _with_state(tenant_id: int) -> Any:
+    """Read the checkpoints, each beside what it points at."""
+    c, of_branch = CHECKPOINT.c, and_(BRANCH.c.tenant_id == tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    at = and_(
+        GRAPH.c.tenant_id == tenant_id,
+        GRAPH.c.thread_id == BRANCH.c.thread_id,
+        GRAPH.c.ns == "",
+        GRAPH.c.checkpoint_id == c.graph_checkpoint_id,
+    )
+    columns = (
+        c.id, c.internal_session_id, c.kind, c.data, c.workspace_snapshot_id, c.graph_checkpoint_id, c.state_hash,
+        c.message_count, c.position, c.is_auto, c.user_id, BRANCH.c.thread_id, GRAPH.c.state_hash.label("hash_there"),
+        GRAPH.c.message_count.label("count_there"),
+    )  # fmt: skip
+    joined = CHECKPOINT.outerjoin(BRANCH, of_branch).outerjoin(GRAPH, at)
+    return select(*columns).select_from(joined).where(c.tenant_id == tenant_id)
+
+
+def in_circles(parents: Mapping[int, int | None]) -> set[int]:
+    """Find the branches that are their own ancestors.
+
+    Example:
+        >>> sorted(in_circles({1: None, 2: 1, 3: 4, 4: 3, 5: 3}))
+        [3, 4]
+    """
+    known: set[int] = set()
+    circles: set[int] = set()
+    for start in parents:
+        way: dict[int, None] = {}
+        at: int | None = start
+        while at is not None and at not in known and at not in way:
+            way[at] = None
+            at = parents.get(at)
+        if at in way:
+            met = list(way)
+            circles.update(met[met.index(at) :])
+        known.update(way)
+    return circles

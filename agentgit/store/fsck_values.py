@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from hashlib import sha256
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, case, func, or_, select
 
 from agentgit.errors import AgentGitError
-from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, link_of, unpack
+from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, continued, link_of, unpack
 from agentgit.store.chunks import CHUNK, HASH_BYTES, split_hashes
-from agentgit.store.compression import CHUNKED, HEADER_BYTES, RAW, ZLIB, ZSTD, ZSTD_DICTIONARY, dictionary_of
+from agentgit.store.compression import (
+    CHUNKED,
+    HEADER_BYTES,
+    RAW,
+    ZLIB,
+    ZSTD,
+    ZSTD_DICTIONARY,
+    Dictionary,
+    dictionary_of,
+    unpacked,
+)
 from agentgit.store.lists import walk
+from agentgit.store.prepared import Prepared
 from agentgit.store.store import Store
 
 RESTORE = "Restore the database from a copy."
-
-AT_ONCE = 2000
-"""How many rows are read at once, and between two reports of how far it is."""
 
 
 class Report(Protocol):
@@ -33,12 +42,11 @@ class Report(Protocol):
         """Look at something; that it raises is a finding."""
 
 
-def rows(connection: Connection, query: Any, report: Report) -> Iterator[Any]:
-    """Read many rows a part at a time, and count them."""
-    result = connection.execute(query, execution_options={"yield_per": AT_ONCE})
-    for part in result.partitions():
-        yield from part
-        report.did(len(part))
+def rows(connection: Connection, query: Any, report: Report, *, raw: bool = False) -> Iterator[Any]:
+    """Read many rows a part at a time, and count them; see `Prepared.pages`."""
+    for page in Prepared(query).pages(connection, raw=raw):
+        yield from page
+        report.did(len(page))
 
 
 def check_dictionaries(connection: Connection, store: Store, report: Report) -> set[int]:
@@ -69,13 +77,15 @@ def check_values(
         hashes: True to also unpack each value and hash it.
     """
     mine = BLOB.c.tenant_id == store.tenant_id
-    there = {bytes(key) for (key,) in connection.execute(select(BLOB.c.hash).where(mine))}
+    pages = Prepared(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
+    there = {key for page in pages for (key,) in page}
     check = _Values(connection, store, there, dictionaries, report, hashes=hashes)
     data = BLOB.c.data
     if not hashes:  # only what refers to other values is read in full
-        refers = or_(BLOB.c.type.in_((LIST, RECORD)), BLOB.c.codec == CHUNKED)
+        refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((refers, data), else_=func.substr(data, 1, HEADER_BYTES))
-    for row in rows(connection, select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data).where(mine), report):
+    query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(mine)
+    for row in rows(connection, query, report, raw=True):
         check.value(*row)
     if hashes:
         check.lists()
@@ -98,7 +108,7 @@ class _Values:
     def value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
         """Check one row."""
         if type_ == LIST:
-            self._list(key, data)
+            self._list(key, codec, size, data)
         elif codec == CHUNKED and type_ != CHUNK:
             self._refers(key, split_hashes(data), "its chunk")
             self._hash(key, type_, codec, size, data)
@@ -124,32 +134,47 @@ class _Values:
         if not self.hashes and type_ != RECORD:
             return
         try:
-            value = self.blobs.checked(self.connection, key, type_, codec, data)
-        except (AgentGitError, ValueError) as error:
+            if codec == CHUNKED and type_ != CHUNK:
+                value = self.blobs.checked(self.connection, key, type_, codec, data).data
+            else:
+                value = unpacked(codec, data, self._dictionary)
+        except AgentGitError as error:
             self._wrong(key, str(error).split(" in table blob ")[-1].split(". ")[0].rstrip("."))
             return
-        if len(value.data) != size:
-            self._wrong(key, f"it says that it has {size} bytes, and it has {len(value.data)}")
+        except ValueError as error:
+            self._wrong(key, f"cannot be unpacked ({error})")
+            return
+        if sha256(b"%b\0%b" % (type_.encode(), value)).digest() != key:
+            self._wrong(key, "does not match its bytes")
+        elif len(value) != size:
+            self._wrong(key, f"it says that it has {size} bytes, and it has {len(value)}")
         if type_ == RECORD:
             try:
-                self._refers(key, unpack(value.data).values(), "its part")
+                self._refers(key, unpack(value).values(), "its part")
             except ValueError as error:
                 self._wrong(key, str(error))
 
-    def _list(self, key: bytes, data: bytes) -> None:
+    def _dictionary(self, id: int) -> Dictionary:
+        return self.blobs.dictionaries.find(self.connection, id)
+
+    def _list(self, key: bytes, codec: int, size: int, data: bytes) -> None:
         link = link_of(data)
         own = link.own if link is not None else data[1:]
-        if (link is None and data[:1] != FULL) or len(own) % HASH_BYTES:
+        if (link is None and data[:1] != FULL) or len(own) % HASH_BYTES or codec != RAW:
             self._wrong(key, "it is no list of hashes")
             return
-        self._lists[key] = data
+        count = len(own) // HASH_BYTES + (link.kept if link is not None else 0)
+        if count != size:
+            self._wrong(key, f"it says that it has {size} items, and it has {count}")
+        if self.hashes:
+            self._lists[key] = data
         if link is not None and link.base not in self.there:
             self._wrong(key, f"the list {link.base.hex()} that it continues is not there")
         self._refers(key, split_hashes(own), "its item")
 
-    def _refers(self, key: bytes, others: Iterable[bytes], what: str) -> None:
-        missing = [other for other in others if other not in self.there]
-        if missing:
+    def _refers(self, key: bytes, others: Collection[bytes], what: str) -> None:
+        if not self.there.issuperset(others):
+            missing = [other for other in others if other not in self.there]
             self._wrong(key, f"{what} {missing[0].hex()} is not there" + _and_others(len(missing) - 1))
 
     def _wrong(self, key: bytes, what: str, todo: str = RESTORE) -> None:
@@ -158,8 +183,8 @@ class _Values:
     def lists(self) -> None:
         """Hash each list."""
         for found in walk(self.connection, self.blobs, self._lists):
-            link = link_of(self._lists[found.key])
-            if found.wrong and (link is None or link.base in self.there):  # else it was told already
+            base = continued(self._lists[found.key]) if found.wrong else None
+            if found.wrong and (base is None or base in self.there):  # else it was told already
                 self._wrong(found.key, found.wrong)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
+from agentgit.sessions.upkeep import Parts
 from agentgit.store import fork, threads, usage
 from agentgit.store.blobs import compact, pack
 from agentgit.store.collect import Collected, collect
@@ -54,10 +55,12 @@ class GraphStore:
     Args:
         tenant_id: whose.
         compression: how new values are packed, `zlib`, `zstd` or `none`.
+        counts: False if the answers of models that are put were given elsewhere: what they used is counted there.
     """
 
-    def __init__(self, tenant_id: int, compression: str = "zstd") -> None:
+    def __init__(self, tenant_id: int, compression: str = "zstd", *, counts: bool = True) -> None:
         self.tenant_id = tenant_id
+        self.counts = counts
         self.content = Content(tenant_id, compression)
         self.spread = SpreadValues(self.content)
         self.seen = Seen()
@@ -93,7 +96,8 @@ class GraphStore:
         counts = _counts(channels, fresh, parent)
         hashed = hash_state({**channels, **spread.digests})
         head = Head(place.checkpoint_id, hashed, counts.get(conversation(counts) or "", 0))
-        used = usage.of_put(connection, self.content, place, conversation(counts), fresh, parent)
+        talk = conversation(counts)
+        used = usage.of_put(connection, self.content, place, talk, fresh, parent, counts=self.counts)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         values = {
             **self._key(place), "seq": newest.seq + 1 if newest else 1,
@@ -210,10 +214,12 @@ class GraphStore:
         *,
         dry_run: bool = False,
         imports: bool = False,
-        find_steps: Callable[[Connection], Spare] | None = None,
+        find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
+        parts: Parts | None = None,
     ) -> Collected:
         """Delete the values that nothing refers to any more; see `agentgit.store.collect`."""
-        return collect(connection, self.content.blobs, dry_run=dry_run, imports=imports, find_steps=find_steps)
+        blobs = self.content.blobs
+        return collect(connection, blobs, dry_run=dry_run, imports=imports, find_steps=find_steps, parts=parts)
 
     # -- reading
 

@@ -11,6 +11,7 @@ from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict, Corrupt
 from agentgit.exports.lines import damaged, read
 from agentgit.exports.records import checked, expect_header
+from agentgit.exports.trees import Keeps
 from agentgit.store.blobs import Blobs, Leaf
 from agentgit.store.export_values import AT_ONCE
 from agentgit.store.graph_rows import CHECKPOINT, WRITE
@@ -22,15 +23,17 @@ from agentgit.store.journal import INVOCATION, WORLD
 from agentgit.store.sessions import BRANCH, SESSION, TAG
 from agentgit.store.sessions import CHECKPOINT as POINT
 from agentgit.store.slices import AT_ONCE as ROWS_AT_ONCE
+from agentgit.store.snapshots import SNAPSHOT
 from agentgit.store.store import Store
 from agentgit.store.world import OPERATION
+from agentgit.tools.files import FilesAt
 
 BYTES_AT_ONCE = 4 * 2**20
 """Bytes of values that wait to be stored."""
 
 TABLES: Mapping[str, Table] = {
     "branch": BRANCH, "state": CHECKPOINT, "write": WRITE, "checkpoint": POINT, "tag": TAG,
-    "call": INVOCATION, "operation": OPERATION, "log": WORLD,
+    "snapshot": SNAPSHOT, "call": INVOCATION, "operation": OPERATION, "log": WORLD,
 }  # fmt: skip
 
 
@@ -47,7 +50,7 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
     """
     stream.seek(0)
     number = 0
-    for number, found in read(stream):
+    for number, found, checker.seal in read(stream):
         if number == 1:
             expect_header(found)
         try:
@@ -68,13 +71,17 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
         )
 
 
-def check(stream: BinaryIO) -> Checker:
+def check(stream: BinaryIO, keeps: Keeps | None = None) -> Checker:
     """Read an export and hold it against itself; nothing is stored.
+
+    Args:
+        stream: the file, at any place.
+        keeps: keeps its files; None only checks them.
 
     Raises:
         InvalidInput, Corrupt: as `records`.
     """
-    checker = Checker()
+    checker = Checker(keeps)
     for _ in records(stream, checker):
         pass
     return checker
@@ -86,7 +93,7 @@ class Import:
     Args:
         store: where.
         user_id: whose it becomes.
-        stream: the file; it can be read twice.
+        stream: the file; it can be read again.
         name: how the session is called; None for its own name, or the next free one like it.
     """
 
@@ -96,20 +103,23 @@ class Import:
         self.stream = stream
         self.name = name
 
-    def run(self) -> tuple[int, Checker]:
-        """Import it; give the id of the session, and what was read.
+    def run(self, whole: Checker, files: Mapping[int, FilesAt] | None = None) -> int:
+        """Import it; give the id of the session.
+
+        Args:
+            whole: as `check` gave it.
+            files: where each tree is now; None leaves the files out.
 
         Raises:
             InvalidInput, Corrupt: as `records`; nothing is stored.
             Conflict: there is a session of that name.
         """
-        whole = check(self.stream)
-        return self.store.database.write(lambda c: self._store(c, whole), durable=True), whole
+        return self.store.database.write(lambda c: self._store(c, whole, files), durable=True)
 
-    def _store(self, connection: Connection, whole: Checker) -> int:
+    def _store(self, connection: Connection, whole: Checker, files: Mapping[int, FilesAt] | None) -> int:
         rows = Rows(
             tenant_id=self.store.tenant_id, user_id=self.user_id, session_id=new_id(), ids=new_ids(whole.ids),
-            seen=whole.last_seq,
+            seen=whole.last_seq, files=files, snapshots=whole.files.snapshots if files is not None else {},
         )  # fmt: skip
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
         connection.execute(insert(SESSION), row)
@@ -118,11 +128,11 @@ class Import:
         tables = _Tables(connection, rows)
         checker = Checker()
         for kind, record in records(self.stream, checker):
-            if kind in TABLES:
+            if kind in TABLES and (kind != "snapshot" or rows.has(record)):
                 tables.add(kind, record)
             elif kind in ("value", "part", "list"):
                 values.add(checker.made)
-        if checker.ids != whole.ids:
+        if checker.seal != whole.seal:
             raise _changed()
         values.flush()
         tables.flush()

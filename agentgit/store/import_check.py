@@ -6,26 +6,25 @@ It is one pass over the records in their order. In memory are the hashes of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentgit.exports import meta
-from agentgit.exports.fields import fields, many, named, number, text, thing
 from agentgit.exports.records import COUNTED, HEADER
+from agentgit.exports.trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
 from agentgit.store.graph_rows import conversation, hash_state
 from agentgit.store.import_values import ListItems, ValueReader, expect_readable
-from agentgit.store.threads import DELTA_COUNTERS
 from agentgit.tools.invocation import CALL, PAUSED, REDO
 
 Record = Mapping[str, Any]
 
 _RANK = {
-    HEADER: 0, "session": 1, "branch": 2, "value": 3, "part": 3, "list": 3, "state": 3, "write": 3, "checkpoint": 4,
-    "tag": 4, "call": 5, "operation": 6, "log": 7, "end": 8,
+    HEADER: 0, "session": 1, "branch": 2, "value": 3, "list": 3, "state": 3, "write": 3, "checkpoint": 4, "tag": 4,
+    "file": 5, "tree": 5, "path": 5, "snapshot": 5, "call": 6, "operation": 7, "log": 8, "end": 9,
 }  # fmt: skip
-"""The order of the records; those of one rank are mixed."""
+"""The order of the records; those of one rank are mixed, and a part comes after what it is a part of."""
 
 
 @dataclass
@@ -45,21 +44,31 @@ class _Branch:
 class Checker:
     """Holds the records of one export against each other.
 
-    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, and `last_seq` the end
-    of the world log. `made` is the value or the list that the last record made whole.
+    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, `files` what is known
+    of files, `last_seq` the end of the world log, and `seal` the hash of the whole. `made` is the value or the list
+    that the last record made whole.
+
+    Args:
+        keeps: keeps the files; None only checks.
     """
 
     made: Leaf | ListItems | None
 
-    def __init__(self) -> None:
-        self.ids: dict[str, set[int]] = {kind: set() for kind in ("branch", "checkpoint", "call", "operation")}
+    def __init__(self, keeps: Keeps | None = None) -> None:
+        self.ids: dict[str, set[int]] = {
+            kind: set() for kind in ("branch", "checkpoint", "call", "operation", "snapshot")
+        }
+        self.files = FileChecker(keeps)
+        self.seal = b""
         self.counts: Counter[str] = Counter()
         self.header: Record = {}
         self.session: Record = {}
         self._values = ValueReader()
         self._rank = 0
-        self._known: set[bytes] = set()
+        self._weights: dict[bytes, int] = {}
+        self._carried = 0
         self._lists: dict[bytes, int] = {}
+        self._records: set[bytes] = set()
         self._branches: dict[int, _Branch] = {}
         self._writes: set[tuple[Any, ...]] = set()
         self._replays: list[tuple[int, int]] = []
@@ -70,6 +79,7 @@ class Checker:
             HEADER: self._take_header, "session": self._take_session, "branch": self._take_branch,
             "value": self._take_value, "part": self._take_part, "list": self._take_list, "state": self._take_state,
             "write": self._take_write, "checkpoint": self._take_checkpoint, "tag": self._take_tag,
+            "file": self.files.file, "tree": self.files.tree, "path": self.files.path, "snapshot": self._take_snapshot,
             "call": self._take_call, "operation": self._take_operation, "log": self._take_log, "end": self._take_end,
         }  # fmt: skip
 
@@ -83,8 +93,9 @@ class Checker:
         Raises:
             ValueError: it does not fit to what came before.
         """
-        self._values.expect_whole(kind)
-        rank, once = _RANK[kind], kind in (HEADER, "session", "end")
+        if (kind == "part") != (self._values.is_open or self.files.is_open):
+            raise ValueError("is not where a part of a value or of a file should be")
+        rank, once = _RANK.get(kind, self._rank), kind in (HEADER, "session", "end")
         if rank < self._rank or (once and self.counts[kind]) or (rank > 1 and not self.session):
             raise ValueError(f"is a {kind} where none should be")
         self._rank = rank
@@ -100,8 +111,6 @@ class Checker:
         self.header = record
 
     def _take_session(self, record: Record) -> None:
-        if not record["name"].strip() or len(record["name"]) > 200:
-            raise ValueError("names its session by no text of 1 to 200 characters")
         self.session = record
 
     def _new(self, kind: str, id: int) -> None:
@@ -136,7 +145,11 @@ class Checker:
         self._add(self._values.value(record))
 
     def _take_part(self, record: Record) -> None:
-        self._add(self._values.part(record))
+        if self.files.is_open:
+            self.made = None
+            self.files.part(record)
+        else:
+            self._add(self._values.part(record))
 
     def _add(self, value: Leaf | None) -> None:
         self.made = value
@@ -144,25 +157,43 @@ class Checker:
             return
         expect_readable(value)
         if value.type == RECORD:
-            self._expect_values(*unpack(value.data).values())
-        self._new_value(value.hash)
+            parts = unpack(value.data).values()
+            self._expect_values(*parts)
+            if not self._records.isdisjoint(parts):
+                raise ValueError("is a record in a record")
+            self._records.add(value.hash)
+            self._new_value(value.hash, self._weight(parts))
+        else:
+            self._carried += len(value.data)
+            self._new_value(value.hash, len(value.data))
 
     def _take_list(self, record: Record) -> None:
         found = self.made = self._values.list(record)
         self._expect_values(*record["items"])
-        if any(item in self._lists for item in record["items"]):
-            raise ValueError("is a list in a list")
-        self._new_value(found.key)
+        if any(item in self._lists or item in self._records for item in record["items"]):
+            raise ValueError("is a list or a record in a list")
+        self._new_value(found.key, self._weight(found.items))
         self._lists[found.key] = len(found.items)
 
-    def _new_value(self, key: bytes) -> None:
-        if key in self._known:
+    def _new_value(self, key: bytes, weight: int) -> None:
+        if key in self._weights:
             raise ValueError(f"is a second value {key.hex()}")
-        self._known.add(key)
+        self._weights[key] = weight
+
+    def _weight(self, keys: Iterable[bytes]) -> int:
+        """Tell how many bytes values take together when they are read.
+
+        Raises:
+            ValueError: far more than the export has.
+        """
+        weight = sum(map(self._weights.__getitem__, keys))
+        if weight > max(MUCH, AT_MOST * self._carried):
+            raise ValueError(f"unpacks to more than {AT_MOST} times what the export has of values")
+        return weight
 
     def _expect_values(self, *keys: bytes) -> None:
         for key in keys:
-            if key not in self._known:
+            if key not in self._weights:
                 raise ValueError(f"names a value {key.hex()} that did not come before it")
 
     # -- graph checkpoints
@@ -170,8 +201,13 @@ class Checker:
     def _take_state(self, record: Record) -> None:
         branch, channels = self._of(record), record["channels"]
         self._expect_values(*channels.values())
-        digests = _expect_header(record["header"], channels)
-        _expect_meta(record)
+        self._weight(channels.values())
+        header = record["header"]
+        if not set(header.get("folded", [])) <= channels.keys():
+            raise ValueError("has folded values that are not there")
+        if record["root"] is not None and "" not in (record["meta"].get("parents") or {}):
+            raise ValueError("belongs to a graph checkpoint that it does not name")
+        digests = {name: bytes.fromhex(digest) for name, digest in header.get("digests", {}).items()}
         if hash_state({**channels, **digests}) != record["state_hash"]:
             raise ValueError("does not match the hash of its state")
         self._expect_messages(record)
@@ -223,6 +259,12 @@ class Checker:
             raise ValueError(f"is a second tag {record['name']!r}, or is called as a branch is")
         self._tags.add(record["name"])
 
+    def _take_snapshot(self, record: Record) -> None:
+        self._expect("branch", record["branch"])
+        self._expect("checkpoint", *record["checkpoints"])
+        self._new("snapshot", record["id"])
+        self.files.snapshot(record)
+
     def _take_call(self, record: Record) -> None:
         branch = self._of(record)
         self._new("call", record["id"])
@@ -255,8 +297,8 @@ class Checker:
     # -- the end
 
     def _take_end(self, record: Record) -> None:
-        counts = {kind: self.counts[kind] for kind in COUNTED}
-        if record["counts"] != counts:
+        counts = {kind: self.counts[kind] for kind in COUNTED[self.header["format"]]}
+        if record["counts"] != counts or any(self.counts[kind] for kind in KINDS if kind not in counts):
             raise ValueError(f"counts {record['counts']}, and there are {counts}")
         self._expect("branch", self.session["current"])
         for id, replay_of in self._replays:
@@ -282,22 +324,3 @@ class Checker:
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
             raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
         meta.moved(meta.checked(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()})
-
-
-def _expect_header(header: Record, channels: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Check what the header of a graph checkpoint says; give what stands for the values that are not known."""
-    needed = {"versions": thing, "seen": named(thing), "counts": named(number()), "ts": text}
-    fields({name: header[name] for name in needed if name in header}, needed)
-    folded = many(text)(header.get("folded", []))
-    if not set(folded) <= channels.keys():
-        raise ValueError("has folded values that are not there")
-    return {name: bytes.fromhex(text(digest)) for name, digest in named(text)(header.get("digests", {})).items()}
-
-
-def _expect_meta(record: Record) -> None:
-    """Check what LangGraph's metadata says of other graph checkpoints."""
-    found = record["meta"]
-    parents = named(text)(found.get("parents") or {})
-    thing(found.get(DELTA_COUNTERS) or {})
-    if record["root"] is not None and "" not in parents:
-        raise ValueError("belongs to a graph checkpoint that it does not name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from agentgit.sessions.session import OPEN
 from agentgit.store.blobs import compact, pack
 from agentgit.store.checkpoints import MERGED, merged_by
 from agentgit.store.ids import new_id
+from agentgit.tools.files import FilesAt
 from agentgit.values import as_object, to_json
 
 Record = Mapping[str, Any]
@@ -28,6 +29,8 @@ class Rows:
         session_id: its new id.
         ids: for each kind of record, the new id of each old one.
         seen: how long the world log is: every branch is up to date with it.
+        files: where each tree of files is now; None leaves them out.
+        snapshots: for each checkpoint with files, its snapshot, by their old ids.
     """
 
     tenant_id: int
@@ -35,6 +38,8 @@ class Rows:
     session_id: int
     ids: Mapping[str, Mapping[int, int]]
     seen: int
+    files: Mapping[int, FilesAt] | None = None
+    snapshots: Mapping[int, int] = field(default_factory=dict)
 
     def _id(self, kind: str, old: int | None) -> int | None:
         return None if old is None else self.ids[kind][old]
@@ -88,7 +93,21 @@ class Rows:
             "is_auto": record["is_auto"], "user_id": self.user_id, "created_at": record["created_at"],
             "graph_checkpoint_id": record["state"], "state_hash": record["state_hash"] or b"",
             "position": record["position"], "message_count": record["messages"],
-            "restore_point": record["restore_point"], "data": self._data(record["data"]), "workspace_snapshot_id": None,
+            "restore_point": record["restore_point"], "data": self._data(record["data"]),
+            "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
+        }  # fmt: skip
+
+    def has(self, snapshot: Record) -> bool:
+        """Tell whether the files of a snapshot came along."""
+        return self.files is not None and snapshot["tree"] is not None
+
+    def snapshot(self, record: Record) -> dict[str, Any]:
+        """Make the row of a snapshot, which nobody has looked at here."""
+        at = (self.files or {})[record["tree"]]
+        return {
+            "tenant_id": self.tenant_id, "id": self._id("snapshot", record["id"]),
+            "external_session_id": self.session_id, "internal_session_id": self._id("branch", record["branch"]),
+            "snapshot": at.snapshot, "settings": to_json(at.settings), "created_at": record["created_at"],
         }  # fmt: skip
 
     def _data(self, data: bytes | None) -> bytes | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from agentgit.exports.trees import unbased
 from agentgit.sessions.history import from_stored
 from agentgit.store.blobs import LIST, RECORD, Leaf, leaf, list_hash, unpack
 from agentgit.store.chunks import CHUNK, CHUNK_BYTES
@@ -15,6 +14,10 @@ from agentgit.store.plain import MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, SE
 
 TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
 """The types of values that agentgit writes; what is of another is not taken: a pickle, for example."""
+
+
+PICKLE = b"pickle"
+"""What LangGraph's serializer calls a pickle, if somebody allows it."""
 
 
 class ListItems(NamedTuple):
@@ -33,14 +36,10 @@ class ValueReader:
         self._open: dict[str, Any] | None = None
         self._parts: list[bytes] = []
 
-    def expect_whole(self, kind: str) -> None:
-        """Make sure that a value whose parts come is whole before something else does.
-
-        Raises:
-            ValueError: it is not.
-        """
-        if (self._open is not None) != (kind == "part"):
-            raise ValueError("is not where a part of a value should be")
+    @property
+    def is_open(self) -> bool:
+        """True while parts of a value are to come."""
+        return self._open is not None
 
     def value(self, fields: Mapping[str, Any]) -> Leaf | None:
         """Read a value; None if its parts are still to come.
@@ -55,13 +54,13 @@ class ValueReader:
                 raise ValueError(f"cannot have {fields['parts']} parts")
             self._open = dict(fields)
             return None
-        data = fields["text"].encode() if fields["text"] is not None else _bytes(fields["data"])
+        data = fields["text"].encode() if fields["text"] is not None else unbased(fields["data"])
         return _leaf(fields, data)
 
     def part(self, fields: Mapping[str, Any]) -> Leaf | None:
         """Read a part; give the value if it is the last one."""
-        assert self._open is not None  # noqa: S101  # `expect_whole` has seen to it
-        data = _bytes(fields["data"])
+        assert self._open is not None  # noqa: S101  # whoever calls has looked
+        data = unbased(fields["data"])
         if len(data) > CHUNK_BYTES:
             raise ValueError(f"has more than {CHUNK_BYTES} bytes")
         self._parts.append(data)
@@ -87,16 +86,11 @@ class ValueReader:
         return ListItems(fields["id"], items, fields["base"])
 
 
-def _bytes(data: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"has data that is no base64 ({error})") from error
-
-
 def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
     if fields["type"] in (LIST, CHUNK) or fields["type"] not in TYPES:
         raise ValueError(f"has type {fields['type']!r}, which agentgit does not write")
+    if fields["type"] == SEALED and data.partition(b"\0")[0] == PICKLE:
+        raise ValueError("is a pickle, which may do anything where it is read, and is not carried")
     found = leaf(fields["type"], data)
     if found.hash != fields["id"]:
         raise ValueError("does not match its hash")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import FULL, Blobs, link_of
+from agentgit.store.blobs import FULL, Blobs, continued, link_of
 from agentgit.store.chunks import HASH_BYTES
 
 
@@ -38,8 +38,8 @@ def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) ->
     """
     after: dict[bytes | None, list[bytes]] = defaultdict(list)
     for key, data in stored.items():
-        link = link_of(data)
-        after[link.base if link is not None and link.base in stored else None].append(key)
+        base = continued(data)
+        after[base if base in stored else None].append(key)
     stack: list[tuple[bytes, Any, int]] = [(key, None, 0) for key in after.pop(None, ())]
     while stack:
         key, state, count = stack.pop()

@@ -6,7 +6,7 @@ SQLAlchemy's `execute` costs twenty times what a small statement costs in SQLite
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Dialect
@@ -14,6 +14,9 @@ from sqlalchemy.sql import ClauseElement, Select
 from sqlalchemy.types import TypeEngine
 
 Convert = Callable[[Any], Any]
+
+PAGE = 2000
+"""How many rows are in memory at a time, where there are many."""
 
 
 class Prepared:
@@ -71,6 +74,29 @@ class Prepared:
         """Run a query that finds at most one row, and give that or None."""
         found = self.all(connection, row)
         return found[0] if found else None
+
+    def pages(
+        self, connection: Connection, row: Mapping[str, Any] | None = None, *, size: int = PAGE, raw: bool = False
+    ) -> Iterator[Sequence[Any]]:
+        """Run a query and give its rows a page at a time; the others are not in memory.
+
+        Args:
+            connection: in a transaction.
+            row: by the names of the parameters.
+            size: how many rows a page has at most.
+            raw: True for tuples as the driver gives them, which takes a third of the time.
+        """
+        compiled = self._for(connection)
+        is_sqlite = connection.dialect.name == "sqlite"
+        # A server sends everything at once, unless it is asked by a cursor with a name.
+        source: Any = connection.connection
+        cursor = source.cursor() if is_sqlite else source.cursor(f"agentgit_{id(compiled):x}")
+        try:
+            cursor.execute(compiled.sql, compiled.bind(row or {}))
+            while page := cursor.fetchmany(size):
+                yield page if raw else [compiled.read(found) for found in page]
+        finally:
+            cursor.close()
 
     def _for(self, connection: Connection) -> _Compiled:
         compiled = self._compiled.get(connection.dialect.name)

@@ -31,8 +31,10 @@ class Snapshots:
     def see(self, connection: Connection, branch: Found, files: FilesAt) -> int:
         """Record that a branch has these files; give the id of the row, which is the last one if they are the same."""
         last = self.last(connection, branch.external_session_id)
-        if last is not None and (last.internal_session_id, last.snapshot) == (branch.id, files.snapshot):
-            return int(last.id)
+        if last is not None and last.internal_session_id == branch.id:
+            known = files_of(last)
+            if (known.snapshot, known.is_imported) == (files.snapshot, files.is_imported):
+                return int(last.id)
         row_id = new_id()
         connection.execute(
             insert(SNAPSHOT),
@@ -68,6 +70,14 @@ class Snapshots:
         for part in slices(wanted):
             query = select(SNAPSHOT.c.id, SNAPSHOT.c.snapshot).where(self._mine(), SNAPSHOT.c.id.in_(part))
             found.update(connection.execute(query).all())
+        return found
+
+    def rows(self, connection: Connection, ids: Iterable[int]) -> list[Found]:
+        """Read several rows, oldest first; one that is gone is left out."""
+        found: list[Found] = []
+        for part in slices(sorted(ids)):
+            query = select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id.in_(part)).order_by(SNAPSHOT.c.id)
+            found += connection.execute(query)
         return found
 
     def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:

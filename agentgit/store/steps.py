@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from agentgit.sessions.session import OPEN
+from agentgit.sessions.upkeep import Parts
 from agentgit.store.graph_rows import CHECKPOINT, INTERRUPT, ONE, WRITE, Place, found
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH
@@ -44,23 +45,29 @@ class Spare(NamedTuple):
     parents: dict[Place, str | None]
 
 
-def find(connection: Connection, tenant_id: int, without: Collection[int] = ()) -> Spare:
-    """Find the steps that nothing needs.
+def find(
+    connection: Connection,
+    tenant_id: int,
+    without: Collection[int] = (),
+    branches: Collection[int] | None = None,
+    parts: Parts | None = None,
+) -> Iterator[Spare]:
+    """Find the steps that nothing needs, one branch after the other.
 
     Args:
         connection: any.
         tenant_id: whose.
         without: checkpoints of agentgit that are taken as gone already.
+        branches: only those of these; None is all.
+        parts: tells how far it is.
     """
-    spare = Spare([], {})
-    named: dict[int, set[str]] = defaultdict(set)
-    for row in connection.execute(_NAMED, {"tenant": tenant_id}):
-        if row.id not in without:
-            named[row.internal_session_id].add(row.graph_checkpoint_id)
-    for branch in connection.execute(_BRANCHES, {"tenant": tenant_id}).all():
-        if branch.id in named and IMPORTED not in as_object(branch.meta):
-            _of_thread(connection, tenant_id, branch.thread_id, named[branch.id], spare)
-    return spare
+    found = connection.execute(_BRANCHES, {"tenant": tenant_id}).all()
+    wanted = [branch for branch in found if branches is None or branch.id in branches]
+    for branch in (parts or Parts()).over("branches", ([one] for one in wanted)):
+        rows = _NAMED.all(connection, {"tenant": tenant_id, "branch": branch.id})
+        named = {row.graph_checkpoint_id for row in rows if row.id not in without}
+        if named and IMPORTED not in as_object(branch.meta):
+            yield _of_thread(connection, tenant_id, branch.thread_id, named)
 
 
 def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
@@ -78,9 +85,10 @@ def _key(place: Place) -> dict[str, str]:
     return {"thread": place.thread, "at_ns": place.ns, "id": place.checkpoint_id}
 
 
-def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str], spare: Spare) -> None:
-    rows = _STEPS.all(connection, {"tenant": tenant_id, "thread": thread})
+def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str]) -> Spare:
     spreads = DELTA_COUNTERS.encode()
+    pages = _STEPS.pages(connection, {"tenant": tenant_id, "thread": thread})
+    rows = (row for page in pages for row in page)
     steps = [Step(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, spreads in r.meta) for r in rows]
     asking = {row.checkpoint_id for row in _ASKING.all(connection, {"tenant": tenant_id, "thread": thread})}
     kept = needed(steps, named, asking)
@@ -89,9 +97,8 @@ def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Colle
             at = {"tenant_id": tenant_id, "thread_id": thread, "ns": step.ns, "checkpoint_id": step.checkpoint_id}
             chain = delta_chain(connection, tenant_id, found(ONE.all(connection, at)[0]))
             kept.update((each.place.ns, each.place.checkpoint_id) for each in chain)
-    spare.gone.extend(Place(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept)
-    for (ns, id), parent in _new_parents(steps, kept):
-        spare.parents[Place(thread, ns, id)] = parent
+    gone = [Place(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept]
+    return Spare(gone, {Place(thread, ns, id): parent for (ns, id), parent in _new_parents(steps, kept)})
 
 
 def needed(steps: Sequence[Step], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
@@ -153,8 +160,12 @@ def _new_parents(
         yield (ns, id), heir
 
 
-_NAMED = select(POINT.c.id, POINT.c.internal_session_id, POINT.c.graph_checkpoint_id).where(
-    POINT.c.tenant_id == bindparam("tenant"), POINT.c.graph_checkpoint_id.is_not(None)
+_NAMED = Prepared(
+    select(POINT.c.id, POINT.c.graph_checkpoint_id).where(
+        POINT.c.tenant_id == bindparam("tenant"),
+        POINT.c.internal_session_id == bindparam("branch"),
+        POINT.c.graph_checkpoint_id.is_not(None),
+    )
 )
 _BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
     BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.status == OPEN

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, select, update
 
 from agentgit.checkpoints.retention import Point, Retention, Verdict, judge
-from agentgit.store.checkpoints import OPERATION
+from agentgit.store.checkpoints import OPERATION, merged_by
+from agentgit.store.explorations import mark_of
 from agentgit.store.graph_rows import INTERRUPT, WRITE
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, Found
+from agentgit.store.sizes import Sizes
 from agentgit.store.slices import slices
 from agentgit.store.store import Store
 from agentgit.tools.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
@@ -25,6 +28,14 @@ MARK = "retention"
 
 UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 """The statuses of effects of which somebody has still to find out or to mend something."""
+
+
+class Judged(NamedTuple):
+    """What becomes of the checkpoints of a session; and, if its bytes are limited, how many it takes and will take."""
+
+    verdicts: Sequence[Verdict]
+    bytes_before: int | None = None
+    bytes_after: int | None = None
 
 
 def read(connection: Connection, store: Store, session_id: int) -> Retention | None:
@@ -73,18 +84,48 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
     is_due = any(count > limit for limit in limits) or (retention.max_age is not None and count > retention.keep_last)
     if not is_due:
         return 0
-    return sum(one.goes for one in thin(connection, store, session_id, retention))
+    quick = replace(retention, max_bytes=None)  # to measure takes longer than a turn should
+    return sum(one.goes for one in thin(connection, store, session_id, quick).verdicts)
 
 
-def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
     """Tell what a retention would do to a session, oldest checkpoint first; nothing is done."""
-    return judge(points(connection, store, session_id), retention, datetime.now(UTC))
+    of_session, now = points(connection, store, session_id), datetime.now(UTC)
+    if retention.max_bytes is None:
+        return Judged(judge(of_session, retention, now))
+    sizes = Sizes(connection, store, session_id)
+    found = judge(of_session, retention, now, sizes.without)
+    return Judged(found, sizes.now(), sizes.without([one.point.id for one in found if one.goes]))
 
 
-def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
     """Delete the checkpoints that a retention lets go; tell what became of each."""
     store.sessions.lock(connection, session_id)
-    return delete(connection, store, verdicts(connection, store, session_id, retention))
+    judged = verdicts(connection, store, session_id, retention)
+    return judged._replace(verdicts=delete(connection, store, judged.verdicts))
+
+
+def clear(
+    connection: Connection,
+    store: Store,
+    session_id: int,
+    *,
+    branch_id: int | None = None,
+    ids: Collection[int] | None = None,
+) -> list[Verdict]:
+    """Delete the checkpoints of a session that nothing needs; tell what became of each.
+
+    Args:
+        connection: in a transaction that writes.
+        store: where.
+        session_id: which.
+        branch_id: only those that this branch made; None for all.
+        ids: only these; None for all.
+    """
+    store.sessions.lock(connection, session_id)  # so that nobody goes to one meanwhile
+    found = points(connection, store, session_id, branch_id)
+    wanted = [point for point in found if ids is None or point.id in ids]
+    return delete(connection, store, [Verdict(point=one, goes=not one.needed, why=one.needed) for one in wanted])
 
 
 def delete(connection: Connection, store: Store, judged: Sequence[Verdict]) -> list[Verdict]:
@@ -136,6 +177,12 @@ def _needed(
     needed = _before_unresolved(connection, store, session_id, rows)
     needed.update((row.id, "it waits for a person's answer") for row in _asking(connection, store, branches, rows))
     of_session = {"tenant": store.tenant_id, "session": session_id}
+    for branch in branches.values():
+        if end := mark_of(branch).get("end"):
+            needed[end] = f"what was explored on branch {branch.name} ends there"
+    for row, source in _merges(connection, store, branches):
+        needed[row.id] = "it is a merge, and the next one goes on from there"
+        needed[source] = f"{branches[row.internal_session_id].name}#{row.number} is a merge of it"
     gone_to = connection.execute(_TARGETS, of_session).scalars()
     needed.update((id, "a rollback or a fork went to it") for id in gone_to)
     needed.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
@@ -163,6 +210,15 @@ def _before_unresolved(connection: Connection, store: Store, session_id: int, ro
             last = max(before, key=lambda row: row.number)
             found[last.id] = f"it is the way back before {call.tool_name}, which is {call.status}"
     return found
+
+
+def _merges(connection: Connection, store: Store, branches: Mapping[int, Found]) -> Iterator[tuple[Found, int]]:
+    """Find the checkpoints that a merge made, each with the id of what was merged."""
+    for part in slices(list(branches)):
+        for row in connection.execute(_WITH_DATA, {"tenant": store.tenant_id, "branches": part}):
+            source = merged_by(row.data)
+            if source is not None:
+                yield row, source
 
 
 def _asking(connection: Connection, store: Store, branches: Mapping[int, Found], rows: Sequence[Found]) -> list[Found]:
@@ -203,6 +259,12 @@ _ROWS = (
         CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
     )
     .order_by(CHECKPOINT.c.id)
+)
+_WITH_DATA = select(CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.number, CHECKPOINT.c.data).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"),
+    CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
+    CHECKPOINT.c.kind == "named",
+    CHECKPOINT.c.data.is_not(None),
 )
 _TARGETS = select(OPERATION.c.target_id).where(
     OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.external_session_id == bindparam("session")

@@ -30,8 +30,17 @@ LONGEST = 200
 
 
 def read(header: Mapping[str, Any]) -> dict[str, Tokens]:
-    """Read what a header says of the way that led to its graph checkpoint."""
-    return {model: Tokens(*counts) for model, counts in (header.get(KEY) or {}).items()}
+    """Read what a header says of the way that led to its graph checkpoint; what is no number counts nothing.
+
+    Example:
+        >>> read({"usage": {"m": [1, 20, 3]}})
+        {'m': Tokens(messages=1, input=20, output=3, cache_read=0, cache_write=0)}
+    """
+    found = header.get(KEY)
+    if not isinstance(found, dict):
+        return {}
+    most = len(Tokens._fields)
+    return {model: Tokens(*map(_number, counts[:most])) for model, counts in found.items() if isinstance(counts, list)}
 
 
 def of_put(
@@ -41,6 +50,8 @@ def of_put(
     name: str | None,
     fresh: Mapping[str, Encoded],
     parent: Found | None,
+    *,
+    counts: bool = True,
 ) -> dict[str, Any]:
     """Give what the header of a new graph checkpoint has; nothing for subgraphs, and where nothing is known.
 
@@ -51,12 +62,13 @@ def of_put(
         name: the channel that is its conversation; None if none is.
         fresh: the values that the parent does not have.
         parent: what it was made from.
+        counts: False if what is new in it was said elsewhere, and is counted there.
     """
     if place.ns:
         return {}
     header: Mapping[str, Any] = parent.header if parent is not None else {}
     found = header.get(KEY)
-    if name is not None and name in fresh:
+    if counts and name is not None and name in fresh:
         before = parent.values.get(name) if parent is not None and name in header["counts"] else None
         found = _counted(connection, content, fresh[name].body, before, header)
     return {KEY: found} if found else {}
@@ -83,7 +95,7 @@ def _counted(
             again = _ids(connection, content, items, before)
             used = {key: said for key, said in used.items() if said[1] is None or said[1] not in again}
     sums = added([read(header), *({model: tokens} for model, _, tokens in used.values())])
-    return {model: list(tokens) for model, tokens in sums.items()}
+    return {model: list(tokens if any(tokens[3:]) else tokens[:3]) for model, tokens in sums.items()}
 
 
 def _new(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes | None) -> Sequence[Leaf]:
@@ -115,7 +127,12 @@ def _said(item: Leaf) -> tuple[str, str | None, Tokens] | None:
     usage = data.get("usage_metadata") if isinstance(data, dict) else None
     if not isinstance(usage, dict):
         return None
-    tokens = Tokens(1, *(_number(usage.get(name)) for name in ("input_tokens", "output_tokens")))
+    details = usage.get("input_token_details")
+    cached = details if isinstance(details, dict) else {}
+    tokens = Tokens(
+        messages=1, input=_number(usage.get("input_tokens")), output=_number(usage.get("output_tokens")),
+        cache_read=_number(cached.get("cache_read")), cache_write=_number(cached.get("cache_creation")),
+    )  # fmt: skip
     id = data.get("id")
     return _model(data.get("response_metadata")), id if isinstance(id, str) else None, tokens
 

@@ -10,6 +10,9 @@ WRITE, DELETE, ASIDE, CONFLICT, LEFT = "write", "delete", "aside", "conflict", "
 """A path gets the content it had; goes, because it was made since; is moved aside, because no snapshot has it and it
 stands in the way; was changed by somebody else since the last turn; is left as it is."""
 
+IMPORTED = "imported"
+"""Where the settings of files say that an import brought them, and that nobody has looked at the workspace since."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
@@ -89,6 +92,16 @@ class FilesAt:
 
     snapshot: str
     settings: Mapping[str, Any]
+
+    @property
+    def is_imported(self) -> bool:
+        """True if an import brought the snapshot, and the files were never so in that workspace."""
+        return bool(self.settings.get(IMPORTED))
+
+    def brought(self) -> FilesAt:
+        """Give the same files, which are in the workspace now."""
+        settings = {name: value for name, value in self.settings.items() if name != IMPORTED}
+        return FilesAt(snapshot=self.snapshot, settings=settings)
 
 
 class Keeper(Protocol):

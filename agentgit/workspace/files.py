@@ -105,11 +105,22 @@ class Files:
         entries = sorted(source._trees.tree(tree).items())
         folders = (Written(path, entry) for path, entry in entries if entry.is_directory)
         files = source._trees.contents(tree, [(path, entry) for path, entry in entries if not entry.is_directory])
-        key = secrets.token_hex(8)
-        self._trees.write(key, None, chain(folders, (Written(*one) for one in files)))
         snapshot = made(sum(not entry.is_directory for _, entry in entries))
-        self._catalog.add(snapshot, key)
+        self.put(snapshot, None, chain(folders, (Written(*one) for one in files)))
         return snapshot
+
+    def put(self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[Written]) -> str:
+        """Store a snapshot of files that did not stand here; give the key of its tree.
+
+        Args:
+            snapshot: as it is to be listed.
+            base: the key of the tree to begin with; None begins with nothing.
+            changes: what to take away first, then what to put there.
+        """
+        key = secrets.token_hex(8)
+        self._trees.write(key, base, changes)
+        self._catalog.add(snapshot, key)
+        return key
 
     def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
         """Go to a snapshot, after a safety snapshot of what stands now.

@@ -1,0 +1,118 @@
+"""Paths and links of files as an export may name them: such that every system takes them, and none leads out. Pure.
+
+Each check gives the bytes that the system has, or raises ValueError.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+LONGEST_PATH, LONGEST_NAME = 4096, 255
+"""Bytes."""
+
+DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
+    f"{port}{n}" for port in ("com", "lpt") for n in range(10)
+}
+"""What Windows takes for a device, with any ending."""
+
+REPOSITORY = (".git", "git~1")
+
+IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
+"""Characters that some file systems leave out of names."""
+
+
+def path(value: Any) -> bytes:
+    """Take the path of a file, relative to its workspace.
+
+    Example:
+        >>> path("src/plan.md")
+        b'src/plan.md'
+    """
+    found = _bytes(value)
+    for name in value.split("/"):
+        if problem := _problem(name):
+            raise ValueError(f"{_named(value)} {problem}")
+    return found
+
+
+def link(value: Any) -> bytes:
+    """Take where a symbolic link leads, if not into a repository; `expect_within` knows if out of the workspace."""
+    found = _bytes(value)
+    if any(_plain(name) in REPOSITORY for name in value.split("/")):
+        raise ValueError(f"{_named(value)} leads into a git repository")
+    return found
+
+
+def expect_within(at: bytes, target: bytes) -> None:
+    """Make sure that a link cannot lead out of its workspace, whatever other links there are.
+
+    It may go up only at its beginning, through directories that no link stands for, and not above the workspace. What
+    it goes down through may be links, but those do not lead out either.
+
+    Raises:
+        ValueError: it could.
+
+    Example:
+        >>> expect_within(b"a/b/link", b"../../c")
+    """
+    names = target.split(b"/")
+    up = next((n for n, name in enumerate(names) if name != b".."), len(names))
+    if target.startswith(b"/") or up > at.count(b"/") or b".." in names[up:]:
+        raise ValueError(f"{_named(_text(at))} is a link that may lead out of the workspace")
+
+
+def folded(name: str) -> str:
+    """Give what names have in common that are one on some systems.
+
+    Example:
+        >>> folded("README") == folded("readme")
+        True
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def text_of(found: bytes) -> str:
+    """Give a path or a link as an export has it; what is no UTF-8 in it becomes lone surrogates."""
+    return _text(found)
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not str:
+        raise ValueError("is no text")
+    try:
+        found = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{_named(value)} is no path of any system") from error
+    if not 0 < len(found) <= LONGEST_PATH:
+        raise ValueError(f"is no text of 1 to {LONGEST_PATH} bytes")
+    if any(unicodedata.category(letter) == "Cc" for letter in value):
+        raise ValueError(f"{_named(value)} has control characters")
+    return found
+
+
+def _problem(name: str) -> str:
+    """Say why something cannot be the name of a file; nothing if it can."""
+    if name in ("", ".", ".."):
+        return "is not relative to the workspace, or leads out of it"
+    if len(name.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
+        return f"has a name of more than {LONGEST_NAME} bytes"
+    plain = _plain(name)
+    if plain in REPOSITORY:
+        return "is of a git repository"
+    if plain.partition(".")[0].rstrip() in DEVICES or "\\" in name:
+        return "is a device or another path on some systems"
+    return ""
+
+
+def _plain(name: str) -> str:
+    """Give a name as the file system sees it that makes most names the same."""
+    return folded(name.translate(IGNORED)).partition(":")[0].rstrip(" .")
+
+
+def _text(found: bytes) -> str:
+    return found.decode("utf-8", "surrogateescape")
+
+
+def _named(value: str) -> str:
+    return ascii(value if len(value) <= 80 else f"{value[:80]}…")
