@@ -627,3 +627,13 @@ def test_w9_a_chat_pages_through_what_it_found(folder):
     second = folder.chat(f"/search needle {more}").out.splitlines()
     assert (len(first[-21:-1]), len(second)) == (20, 4)
     assert not set(second) & set(first)
+
+
+def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
+    """C7, B2: /log N reads a page, and not every checkpoint of the branch."""
+    from agentgit.finding import Finds
+
+    monkeypatch.setattr(Finds, "checkpoints", None)
+    lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
+    assert lines[2:4] == ["main#3  <time>  named  0 calls  here", "main#2  <time>  after  0 calls  hm"]
+    assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]

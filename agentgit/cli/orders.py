@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from agentgit.cli import output, slash
@@ -175,8 +176,8 @@ def _tree(chat: Chat, order: Order) -> None:
 
 
 def _log(chat: Chat, order: Order) -> None:
-    found = chat.agent.checkpoints()[-(order.number() or 0) :]
-    output.show(logs.lines(found, width=output.width(), zone=None) or _NOTHING)
+    found = list(islice(chat.agent.log(), order.number()))
+    output.show(logs.lines(found[::-1], width=output.width(), zone=None) or _NOTHING)
 
 
 def _track(chat: Chat, order: Order) -> None:
