@@ -11,8 +11,9 @@ from agentgit.exports import meta
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import OPEN
 from agentgit.store.blobs import compact, pack
+from agentgit.store.checkpoints import MERGED, merged_by
 from agentgit.store.ids import new_id
-from agentgit.values import to_json
+from agentgit.values import as_object, to_json
 
 Record = Mapping[str, Any]
 
@@ -87,8 +88,17 @@ class Rows:
             "is_auto": record["is_auto"], "user_id": self.user_id, "created_at": record["created_at"],
             "graph_checkpoint_id": record["state"], "state_hash": record["state_hash"] or b"",
             "position": record["position"], "message_count": record["messages"],
-            "restore_point": record["restore_point"], "data": record["data"], "workspace_snapshot_id": None,
+            "restore_point": record["restore_point"], "data": self._data(record["data"]), "workspace_snapshot_id": None,
         }  # fmt: skip
+
+    def _data(self, data: bytes | None) -> bytes | None:
+        """Give what was kept with a checkpoint; a merge names what was merged by its new id."""
+        source = merged_by(data)
+        if data is None or source is None or source not in self.ids["checkpoint"]:
+            return data
+        facts = as_object(data)
+        facts[MERGED]["checkpoint"] = self.ids["checkpoint"][source]
+        return to_json(facts)
 
     def tag(self, record: Record) -> dict[str, Any]:
         """Make the row of a tag."""
