@@ -562,5 +562,5 @@ def test_b8_w9_tags_are_carried(repo, other, branch):
         other.checkpoint("v1", "s").to_dict()["conversation_history"]
         == (repo.checkpoint("v1", "s").to_dict()["conversation_history"])
     )
-    with pytest.raises(Conflict, match="a tag"):
+    with pytest.raises(Conflict, match="the tag"):
         other.delete_checkpoint("v1", "s")

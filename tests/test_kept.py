@@ -76,6 +76,17 @@ def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
     assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
+def test_w7_b8_an_imported_session_merges_from_where_it_was_merged_last(repo, merged):
+    """W7, B8: a merge is a merge after export and import, too; the next one brings nothing twice."""
+    file = io.BytesIO()
+    repo.export("s", file)
+    file.seek(0)
+    repo.import_(file, session="copy")
+    copy = repo.wrap(shopping(), "copy")
+    copy.merge("theirs")
+    assert copy.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
+
+
 def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
     """B4: also a person, or an agent with its tools, keeps the way back before an effect that is not resolved."""
     agent = working(repo)
