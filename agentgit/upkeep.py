@@ -18,6 +18,7 @@ from agentgit.store.fsck import HASHES, HEADS, REFERENCES, fsck
 from agentgit.store.sessions import CHECKPOINT
 from agentgit.store.steps import Spare
 from agentgit.store.steps import find as find_steps
+from agentgit.store.trail import note
 from agentgit.verbs import BranchRef, SessionRef, Verbs
 
 
@@ -65,6 +66,10 @@ class Upkeep(Verbs):
             session_id = self.lookup.session(connection, session).id
             before = thinning.read(connection, self.store, session_id)
             thinning.write(connection, self.store, session_id, retention)
+            note(
+                connection, self.store.tenant_id, "retention.changed", session_id=session_id, user_id=self.user.id,
+                retention=retention.to_dict() if retention is not None else None,
+            )  # fmt: skip
             return before
 
         return self.store.database.write(change, durable=True)
@@ -89,8 +94,10 @@ class Upkeep(Verbs):
                     f"Session {found.session_name} keeps everything. Say what it keeps with "
                     "set_retention(Retention(...)), or give a retention here."
                 )
-            judge = thinning.verdicts if dry_run else thinning.thin
-            judged = judge(connection, self.store, found.id, keeps)
+            if dry_run:
+                judged = thinning.verdicts(connection, self.store, found.id, keeps)
+            else:
+                judged = thinning.thin(connection, self.store, found.id, keeps, self.user.id)
             return Thinned(session_name=found.session_name, retention=keeps, verdicts=tuple(judged), dry_run=dry_run)
 
         if dry_run:
@@ -114,7 +121,7 @@ class Upkeep(Verbs):
             self.store.sessions.lock(connection, found.id)
             points = thinning.points(connection, self.store, found.id, of)
             judged = [Verdict(point=point, goes=not point.needed, why=point.needed) for point in points]
-            return sum(one.goes for one in thinning.delete(connection, self.store, judged))
+            return sum(one.goes for one in thinning.delete(connection, self.store, judged, self.user.id))
 
         gone = self.store.database.write(work, durable=True)
         self._engine().files.release()
@@ -126,7 +133,7 @@ class Upkeep(Verbs):
         def work(connection: Connection) -> int:
             for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids[:1])):
                 self.store.sessions.lock(connection, row.external_session_id)  # so that nobody goes to one meanwhile
-            return self.store.checkpoints.delete(connection, ids)
+            return self.store.checkpoints.delete(connection, ids, self.user.id)
 
         return self.store.database.write(work)
 
@@ -154,7 +161,10 @@ class Upkeep(Verbs):
 
         def work(connection: Connection) -> Collected:
             wanted = spare if steps else None
-            return self.store.graphs.collect(connection, dry_run=dry_run, imports=imports, find_steps=wanted)
+            found = self.store.graphs.collect(connection, dry_run=dry_run, imports=imports, find_steps=wanted)
+            if not dry_run:
+                note(connection, self.store.tenant_id, "gc.done", user_id=self.user.id, **found._asdict())
+            return found
 
         if dry_run:
             snapshots = self._read(lambda c: len(self.store.snapshots.free(c, without)))

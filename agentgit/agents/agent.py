@@ -366,7 +366,7 @@ class RollbackAgent(Explores, Carries, Finds, Steps, Twins, Runs):
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
             expect_whole(row)
             if sync is None and current:
-                self.store.sessions.set_current(connection, self._session_id, row.id)
+                self.store.sessions.set_current(connection, self._session_id, row.id, self.rules.user_id)
             return row
 
         row = self.store.database.write(move, durable=sync is None)

@@ -30,6 +30,7 @@ from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment, snapshot_of
+from agentgit.store.trail import note
 from agentgit.tools.declared import Declared
 from agentgit.tools.effects import READ_ONLY, UNDECLARED
 from agentgit.tools.files import Keeper
@@ -243,6 +244,11 @@ class Turn:
         meta = sessions.touch(connection, self.branch.external_session_id)
         self._thinned = thinning.automatic(connection, self.agent.store, self.branch.external_session_id, meta)
         sessions.release(connection, self.branch_id, owner)
+        ended = "done" if completed and moment.settled else "waiting" if completed else "failed"
+        note(
+            connection, self.agent.store.tenant_id, f"turn.{ended}", branch_id=self.branch_id,
+            user_id=self.agent.rules.user_id,
+        )  # fmt: skip
         return moment.latest
 
     def _is_due(self, connection: Connection) -> bool:

@@ -11,7 +11,9 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
+from agentgit.store.slices import slices
 from agentgit.store.tables import OperationRow
+from agentgit.store.trail import note
 from agentgit.values import to_json
 
 OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -73,6 +75,19 @@ class Checkpoints:
 
     def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
         """Store a checkpoint and make it the head of its branch; give its id."""
+        checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
+        note(
+            connection, self.tenant_id, "checkpoint.created", branch_id=branch_id, user_id=label.user_id,
+            checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name, state=snapshot.state_hash.hex(),
+        )  # fmt: skip
+        return checkpoint_id
+
+    def bring(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
+        """Store a checkpoint as `add`, of which nobody is told: an import tells of them all at once.
+
+        Returns:
+            Its id, and its number on its branch.
+        """
         checkpoint_id = label.id or new_id()
         of_branch = {"tenant": self.tenant_id, "branch": branch_id}
         last = connection.execute(_LAST_NUMBER, of_branch).scalar() or 0
@@ -91,7 +106,7 @@ class Checkpoints:
             },
         )  # fmt: skip
         connection.execute(_MOVE_HEAD, {**of_branch, "head": checkpoint_id})
-        return checkpoint_id
+        return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Give a checkpoint its files, if it has none: those of a template come after it was made."""
@@ -116,10 +131,29 @@ class Checkpoints:
             parts.append(part if until is None else and_(part, CHECKPOINT.c.number <= until))
         return self.find(connection, or_(*parts))
 
-    def delete(self, connection: Connection, ids: Sequence[int]) -> int:
-        """Delete those of these checkpoints that nothing needs; tell how many went. Where a branch begins stays."""
-        these = [{"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in ids]
-        return sum(connection.execute(_DELETE, one).rowcount for one in these)
+    def delete(self, connection: Connection, ids: Sequence[int], user_id: int | None = None) -> int:
+        """Delete those of these checkpoints of one session that nothing needs; tell how many went.
+
+        Where a branch begins stays.
+
+        Args:
+            connection: in a transaction that writes.
+            ids: which.
+            user_id: who wants it; None is what the session keeps.
+        """
+        tenant, gone = self.tenant_id, []
+        for checkpoint_id in ids:
+            of = connection.execute(_DELETE, {"tenant": tenant, "checkpoint": checkpoint_id}).scalar()
+            if of is not None:
+                gone.append((checkpoint_id, of))
+        for part in slices(gone):
+            by_id = [checkpoint_id for checkpoint_id, _ in part]
+            session_id = connection.execute(_SESSION_OF, {"tenant": tenant, "branch": part[0][1]}).scalar()
+            note(
+                connection, tenant, "checkpoint.deleted", session_id=session_id, user_id=user_id, count=len(part),
+                checkpoints=by_id,
+            )  # fmt: skip
+        return len(gone)
 
 
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
@@ -145,13 +179,20 @@ _WITH_BRANCH = select(
         BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     )
 )
-_DELETE = delete(CHECKPOINT).where(
-    *_this,
-    CHECKPOINT.c.kind != "branch",
-    ~exists().where(
-        BRANCH.c.tenant_id == bindparam("tenant"),
-        or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
-    ),
-    ~exists().where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.target_id == bindparam("checkpoint")),
-    ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
+_DELETE = (
+    delete(CHECKPOINT)
+    .where(
+        *_this,
+        CHECKPOINT.c.kind != "branch",
+        ~exists().where(
+            BRANCH.c.tenant_id == bindparam("tenant"),
+            or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
+        ),
+        ~exists().where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.target_id == bindparam("checkpoint")),
+        ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
+    )
+    .returning(CHECKPOINT.c.internal_session_id)
+)
+_SESSION_OF = select(BRANCH.c.external_session_id).where(
+    BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch")
 )

@@ -81,16 +81,20 @@ def verdicts(connection: Connection, store: Store, session_id: int, retention: R
     return judge(points(connection, store, session_id), retention, datetime.now(UTC))
 
 
-def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> list[Verdict]:
+def thin(
+    connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
+) -> list[Verdict]:
     """Delete the checkpoints that a retention lets go; tell what became of each."""
     store.sessions.lock(connection, session_id)
-    return delete(connection, store, verdicts(connection, store, session_id, retention))
+    return delete(connection, store, verdicts(connection, store, session_id, retention), user_id)
 
 
-def delete(connection: Connection, store: Store, judged: Sequence[Verdict]) -> list[Verdict]:
+def delete(
+    connection: Connection, store: Store, judged: Sequence[Verdict], user_id: int | None = None
+) -> list[Verdict]:
     """Delete those that are to go; what `Checkpoints.delete` does not let go stays, and is told so."""
     ids = [one.point.id for one in judged if one.goes]
-    if store.checkpoints.delete(connection, ids) == len(ids):
+    if store.checkpoints.delete(connection, ids, user_id) == len(ids):
         return list(judged)
     left = {row.id for part in slices(ids) for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(part))}
     return [
