@@ -20,6 +20,7 @@ from agentgit.agents.saver import SQLModelSaver
 from agentgit.agents.turn import Rules, Turn
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.rollback import Planner
+from agentgit.store.bus import LOOP
 from agentgit.store.graph_rows import Place
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Runs(Runnable[Any, Any]):
     async def _ataken(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn, without blocking the event loop, and give it back also when cancelled."""
         await self._closing()
+        LOOP.set(asyncio.get_running_loop())  # where async callbacks are called, of whatever this turn does
         self._beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, value, config))
         try:
             turn, filled = await asyncio.shield(self._beginning)

@@ -16,7 +16,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -38,6 +39,16 @@ LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop",
 """The event loop of the async verb that this code runs for, also in the threads that it uses."""
 
 Callback = Callable[[Event], Any]
+
+
+@contextmanager
+def on_loop() -> Iterator[None]:
+    """Let async callbacks of what is done in this block be called on the loop that runs now."""
+    token = LOOP.set(asyncio.get_running_loop())
+    try:
+        yield
+    finally:
+        LOOP.reset(token)
 
 
 @dataclass

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from agentgit.errors import AgentGitError, Corrupt, InvalidInput, SchemaMismatch, Unavailable
+from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, SchemaMismatch, Unavailable
 from agentgit.store import outbox
-from agentgit.store.bus import LOOP, Bus
+from agentgit.store.bus import Bus, on_loop
 from agentgit.store.idle import ask_when_idle
 from agentgit.store.lite import BUSY_SECONDS, DURABLE, READING, WRITING, Lite
 from agentgit.store.trail import begin_notes, write_notes
@@ -45,6 +45,9 @@ _SIZE = {
 SERIALIZATION_FAILURES = {"40001", "40P01"}
 """PostgreSQL's states for "run the transaction again"."""
 
+
+REFUSED = "The audit trail cannot be changed"
+"""What the triggers of the audit trail say; see migration 0007."""
 
 _writers: dict[str, threading.Lock] = {}
 """One lock for each SQLite file, whoever has opened it in this process."""
@@ -119,13 +122,10 @@ class Database:
         On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
         greenlet is not installed, it runs in a thread.
         """
-        token = LOOP.set(asyncio.get_running_loop())
-        try:
+        with on_loop():
             if self._loops is None:
                 return await asyncio.to_thread(call, *args, **kwargs)
             return await self._loops.run(call, *args, **kwargs)
-        finally:
-            LOOP.reset(token)
 
     def _transaction(self, mode: str) -> AbstractContextManager[Connection]:
         if self._lite is not None:
@@ -260,6 +260,8 @@ def _meaning(error: Exception, where: str) -> AgentGitError:
         where: the database, without its password.
     """
     text = str(error)
+    if REFUSED in text:
+        return NotAllowed(f"{REFUSED} in {where}. What happened has happened; new events are added by what is done.")
     if getattr(error, "sqlstate", None) in SERIALIZATION_FAILURES or _is_a(error, "IntegrityError"):
         return _Again(f"Another writer was in the way in {where}: {text}. Try again.")
     if "locked" in text or "busy" in text:
