@@ -153,6 +153,10 @@ class Tells(Verbs):
             lambda c: self.store.trail.newest(c, self.user.id, session_id=of, kinds=wanted, since=since, limit=limit)
         )
 
+    def last_event_id(self) -> int:
+        """Give the id of the newest event of the user's sessions; 0 if there is none."""
+        return self._read(lambda c: self.store.trail.last_id(c, self.user.id))
+
     def audit_verify(self, known: Mapping[int, Tip] | None = None, *, progress: Progress | None = None) -> Verified:
         """Look whether the audit trail of this database is as it was written.
 

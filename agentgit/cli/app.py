@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 import agentgit
-from agentgit.cli import across, carrying, chat, database, finding, moving_in, output, places, upkeep, workspace, world
+from agentgit.cli import (
+    across,
+    carrying,
+    chat,
+    database,
+    finding,
+    moving_in,
+    output,
+    places,
+    telling,
+    upkeep,
+    workspace,
+    world,
+)
 from agentgit.cli.options import AsJson, Limit, OfBranch, Session, Where, address, repository, usage
 from agentgit.errors import AgentGitError
 from agentgit.render import calls, records
@@ -150,4 +163,5 @@ finding.add_to(app)
 world.add_to(app)
 carrying.add_to(app)
 upkeep.add_to(app)
+telling.add_to(app)
 app.command()(chat.chat)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +10,12 @@ import typer
 
 from agentgit.cli import output, places
 from agentgit.cli.options import AsJson, OfBranch, Session, Where, repository
+from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render import upkeep as drawn
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Retention
-    from agentgit.sessions.upkeep import Progress
 
 DAY = timedelta(days=1)
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Tell only what would go.")]
@@ -120,7 +117,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Give back the space of what nothing needs any more."""
-    with repository(db) as repo, _progress("collecting", as_json):
+    with repository(db) as repo, bar("collecting", as_json):
         found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports)
     output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
 
@@ -133,7 +130,7 @@ def fsck(
     as_json: AsJson = False,
 ) -> None:
     """Check whether everything that is stored is whole; nothing is changed."""
-    with repository(db) as repo, _progress("checking", as_json) as progress:
+    with repository(db) as repo, bar("checking", as_json) as progress:
         found = repo.fsck(level, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.checked_lines(found))
     if not found.is_sound:
@@ -167,19 +164,3 @@ def _price(text: str) -> tuple[str, tuple[float, float]]:
     if not model:
         raise InvalidInput(f"{text!r} is no price. Write the model and what a million tokens cost: --price m=1.25,10")
     return model, (of_input, of_output)
-
-
-@contextmanager
-def _progress(what: str, as_json: bool) -> Iterator[Progress | None]:
-    """Show how far it is by a bar, in a terminal only."""
-    if as_json or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        step: Callable[[int, int], None] = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
-        yield step
