@@ -24,6 +24,7 @@ from agentgit.errors import Conflict, Corrupt, InvalidInput, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.takeover import take_back
 from agentgit.sessions.history import text_of
+from agentgit.spans import NOTHING, Traced
 from agentgit.store import owners, thinning
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph_rows import Place
@@ -85,10 +86,12 @@ class Turn:
     Args:
         agent: who runs.
         given: the input.
+        span: what traces it.
     """
 
     agent: RollbackAgent
     given: Given
+    span: Traced = NOTHING
     wanted: list[tuple[int, Label]] = field(default_factory=list)
     """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
     afterwards: Callable[[], Any] | None = None
@@ -216,6 +219,7 @@ class Turn:
         """
         outcomes = self.recorder.outcomes
         with self._held:
+            self.recorder.end_spans()
             self.files.end()
             try:
                 latest = outcomes.write_with(lambda connection: self._end(connection, completed))

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
 
+from agentgit.spans import span
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
 from agentgit.store.slices import slices
@@ -75,7 +76,9 @@ class Checkpoints:
 
     def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
         """Store a checkpoint and make it the head of its branch; give its id."""
-        checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
+        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as traced:
+            checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
+            traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         note(
             connection, self.tenant_id, "checkpoint.created", branch_id=branch_id, user_id=label.user_id,
             checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name, state=snapshot.state_hash.hex(),
