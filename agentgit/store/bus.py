@@ -154,7 +154,7 @@ class Subscription:
         self.failed = 0
         """How many times it raised."""
         self.missed = 0
-        """How many events were left out because too many waited."""
+        """How many events it was not told: too many waited, or it was closed before it came to them."""
         self.last_error: BaseException | None = None
         """What it raised last."""
         self._bus = bus
@@ -196,6 +196,8 @@ class Subscription:
             self.wait(timeout)
         with self._changed:
             self._is_closed = True
+            self.missed += len(self._waiting)
+            self._waiting.clear()
             self._changed.notify_all()
 
     # -- the thread

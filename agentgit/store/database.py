@@ -21,7 +21,7 @@ from agentgit.store import outbox
 from agentgit.store.bus import Bus, on_loop
 from agentgit.store.idle import ask_when_idle
 from agentgit.store.lite import BUSY_SECONDS, DURABLE, READING, WRITING, Lite
-from agentgit.store.trail import begin_notes, write_notes
+from agentgit.store.trail import begin_notes, take_notes, write_notes
 
 if TYPE_CHECKING:
     from agentgit.store.loops import Loops
@@ -172,9 +172,9 @@ class Database:
         committed = False
         try:
             with self._translated(), self._turn, self._writing, self._transaction(mode) as connection:
-                notes = begin_notes(connection)
+                begin_notes(connection)
                 answer = work(connection)
-                if notes:
+                if notes := take_notes(connection):
                     written = write_notes(connection, notes)
                     if written.has_hooks:
                         outbox.put(connection, written.tenant_id, written.events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,11 +51,13 @@ def deliver(store: Store) -> Delivered:
     except ModuleNotFoundError as error:
         raise Unavailable('Webhooks are sent with httpx. Run: pip install "agentgit[webhooks]"') from error
 
+    stopped = threading.Event()
+
     async def work() -> Delivered:
         ends: list[str] = []
         # No redirects: the URL that was given is the one that somebody has looked at.
         async with httpx.AsyncClient(follow_redirects=False, timeout=SECONDS) as client:
-            while taken := await asyncio.to_thread(_take, store):
+            while not stopped.is_set() and (taken := await asyncio.to_thread(_take, store)):
                 until = time.monotonic() + LEASE.total_seconds() - SECONDS
                 tries = await asyncio.gather(*(_try(client, one, event, until) for one, event in taken))
                 ends += await asyncio.to_thread(_settle, store, taken, tries)
@@ -62,7 +65,11 @@ def deliver(store: Store) -> Delivered:
         return report_of(ends, waiting)
 
     with ThreadPoolExecutor(1) as apart:  # a loop of its own, also where the caller has one
-        return apart.submit(asyncio.run, work()).result()
+        try:
+            return apart.submit(asyncio.run, work()).result()
+        except BaseException:  # Ctrl-C: what is being sent is finished, and no more is taken
+            stopped.set()
+            raise
 
 
 def _take(store: Store) -> list[tuple[Taken, Event | None]]:

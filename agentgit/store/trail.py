@@ -74,10 +74,14 @@ class _Chain:
         return cls(session_id, row.session_name, row.user_id, *last, bool(row.hooks))
 
 
-def begin_notes(connection: Connection) -> list[Note]:
-    """Begin the notes of a transaction that writes; give the list that they will be in."""
-    notes: list[Note] = []
-    connection.info[_NOTES] = notes
+def begin_notes(connection: Connection) -> None:
+    """Begin the notes of a transaction that writes."""
+    connection.info[_NOTES] = []
+
+
+def take_notes(connection: Connection) -> list[Note]:
+    """End the notes of a transaction that writes, and give them."""
+    notes: list[Note] = connection.info.pop(_NOTES)
     return notes
 
 
