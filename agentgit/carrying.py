@@ -80,9 +80,7 @@ class Carrying(Verbs):
             if record["record"] in counts:
                 counts[record["record"]] += 1
 
-        with self.store.database.reading() as connection:
-            if not self.store.database.is_sqlite:
-                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with self.store.database.reading(one_moment=True) as connection:
             cut = self._cut(connection, ref, branch)
             header = {
                 "record": HEADER, "format": FORMAT, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,

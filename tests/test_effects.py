@@ -296,13 +296,42 @@ def test_w1_what_was_declared_here_wins_over_the_record():
     assert registry.undo(2, call) is undo
 
 
-def test_w1_the_record_wins_over_decorators_and_defaults():
-    """W1: a decorator is known only by the tool's name, and a default is meant for all that say nothing themselves."""
-    reversible(other)(named("pay_by_name"))
-    registry = Registry({"pay_by_name": reversible(undo), "*": reversible(undo, verify=look)})
+def test_w1_the_record_wins_over_defaults():
+    """W1: a default is meant for all tools that say nothing themselves."""
+    registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
     assert registry.undo(1, invoked("pay_by_name")) is other
     assert registry.undo(1, invoked("pay_by_name", undo=HERE)) is undo
     assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
+
+
+def test_w1_the_undo_of_another_tool_of_the_same_name_is_never_taken():
+    """W1: what a decorator said elsewhere in the process is no undo of a call that was made without it."""
+    reversible(other)(named("pay_elsewhere"))
+    registry = Registry()
+    assert "wrap the graph" in registry.missing(1, invoked("pay_elsewhere"))
+    assert registry.verify(1, invoked("pay_elsewhere")) is None
+
+
+def test_w3_two_tools_of_one_name_say_nothing_of_a_third():
+    """W3: where decorators of two tools of one name do not agree, a tool out of sight is undeclared until wrap says."""
+
+    def one():
+        def twice_decorated(x): ...
+
+        return twice_decorated
+
+    def another():
+        def twice_decorated(x): ...
+
+        return twice_decorated
+
+    effect("idempotent")(one())
+    effect("idempotent")(another())
+    assert Declared().get("twice_decorated").kind == "idempotent"
+    effect("irreversible")(one())
+    assert Declared().get("twice_decorated") is None
+    effect("irreversible")(another())  # as when a cell of a notebook runs again
+    assert Declared().get("twice_decorated").kind == "irreversible"
 
 
 def test_w1_what_is_missing_is_said():

@@ -143,6 +143,20 @@ def test_s1_the_stream_carries_the_id_of_the_restore_point(repo, desk):
     assert desk.files == {}
 
 
+def test_s1_each_message_of_an_input_is_a_restore_point(repo, desk):
+    """S1, S4: of several messages that were given at once each is one, and any of many can be chosen; no answer is."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt two", id="second")]})
+    agent.run("write a.txt three")
+    for point in ("second", "first"):
+        agent.rewind_files(point)
+        assert desk.files == {"a.txt": "one"}
+    answer = next(message["id"] for message in agent.history() if message["role"] == "assistant")
+    with pytest.raises(NotFound, match="restore point"):
+        agent.rewind_files(answer)
+
+
 def test_s3_files_are_rewound_in_another_process_without_the_graph(tmp_path, desk):
     """S3: later, elsewhere, with the database alone."""
     with agentgit.open(tmp_path / "r.db") as repo:

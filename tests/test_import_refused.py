@@ -16,6 +16,7 @@ from scripted import World
 from test_import import threads
 
 import agentgit
+from agentgit.agents.landing import Landing
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 
 
@@ -256,6 +257,24 @@ def test_two_imports_at_once_double_nothing(repo, origin):
     assert [len(repo.checkpoints(name)) for name in "abc"] == [4, 4, 4]
     assert [len(repo.tool_track(name)) for name in "abc"] == [1, 1, 1]
     assert len(threads(repo)) == 3
+
+
+def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkeypatch):
+    """What was read of a thread that another import landed meanwhile is taken away again."""
+    plain, overtaken = Landing.find, []
+
+    def find(landing):
+        found = plain(landing)
+        if not overtaken:
+            overtaken.append(landing)
+            repo.import_langgraph(origin.url, ["a"])
+        return found
+
+    monkeypatch.setattr(Landing, "find", find)
+    with pytest.raises(Conflict, match="has moved while"):
+        repo.import_langgraph(origin.url, ["a"])
+    assert len(threads(repo)) == 1
+    assert len(repo.checkpoints("a")) == 4
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -322,7 +323,7 @@ class TrueWorld(RuleBasedStateMachine):
             agent = self.agent(pick(ways, which)[0])
             self.settle(self.attempt(death, agent.redo))
 
-    @precondition(lambda self: self.tool_of and self.usable() and not self.stopped())  # not beside one that died
+    @precondition(lambda self: self.tool_of and self.usable())
     @rule(which=some, to=some, death=deaths)
     def fork(self, which: int, to: int, death: int | None) -> None:
         """A fork leaves the world alone."""
@@ -376,9 +377,10 @@ class TrueWorld(RuleBasedStateMachine):
             assert self.unclaimed(item) <= len(vague), f"nobody knows of {item}"
 
     def there(self, call: ToolInvocation) -> bool:
-        """Tell whether what a call made is in the world."""
-        orders = self.shop.orders(call.args["item"])
-        return call.result["order"] in orders if call.result is not None else bool(orders)
+        """Tell whether what a call made is in the world; without its result, whether there is an order of nobody."""
+        if call.result is None:
+            return self.unclaimed(call.args["item"]) > 0
+        return call.result["order"] in self.shop.orders(call.args["item"])
 
     def unclaimed(self, item: str) -> int:
         """Count the orders of an item in the world of which no call has the result."""
@@ -431,7 +433,8 @@ class TrueWorld(RuleBasedStateMachine):
 
     def agrees(self, report: Any) -> None:
         """Hold each line of a report beside the world."""
-        vague = self.unclear()
+        lost = Counter(call.args["item"] for call in self.journal() if call.result is None)
+        vague = self.unclear() | {item for item, calls in lost.items() if calls > 1}
         for group, there in {"reversed": False, "gone": False, "redone": True, "kept": True}.items():
             for item in getattr(report, group):
                 call = item.invocation

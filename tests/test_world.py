@@ -412,6 +412,23 @@ def test_w5_a_fork_knows_nothing_of_what_its_parent_accepted_later(repo, world):
     assert agent.fork().run("now?") is not None
 
 
+def test_w5_a_fork_of_a_branch_whose_rollback_stopped_half_way_says_what_it_reversed(repo, world):
+    """W5: what a rollback of the tools alone has reversed so far, a fork of its branch has not seen."""
+    agent = wrapped(repo, world)
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    agent.run("add table")
+    agent.run("add sofa")
+    other, head = agent.fork(), agent.head
+    world.broken.add("table")
+    with pytest.raises(RollbackIncomplete):
+        agent.rollback(before, conversation=False)
+    assert world.items == ["chair", "table"]
+    with pytest.raises(WorldDiverged) as caught:
+        other.fork(head.id).run("now?")
+    assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='sofa')"]
+
+
 def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(repo, world, monkeypatch):
     """W5: who was told of the world, and died, is not taken to know what happened after that."""
     agent = wrapped(repo, world)

@@ -27,6 +27,7 @@ from agentgit.sessions.imports import EXTENDED, IMPORTED, UNCHANGED, ThreadRepor
 from agentgit.store import staging
 from agentgit.store.blobs import compact
 from agentgit.store.graph import Draft, Encoded, GraphStore, Place, Task
+from agentgit.store.slices import slices
 from agentgit.store.store import Store
 from agentgit.values import from_json
 
@@ -164,12 +165,12 @@ class ThreadImport:
         try:
             added = self._fill(line, arrival)
             self._check(line, id, arrival, added)
+            landed = self.landing.land(self.staged, line.roots, arrival)
         except Unavailable:
             raise
         except Exception:
             self.store.database.write(self._drop)
             raise
-        landed = self.landing.land(self.staged, line.roots, arrival)
         return replace(
             self._report(EXTENDED if arrival else IMPORTED), graph_checkpoints=added, checkpoints=landed.checkpoints,
             tool_calls=landed.calls, left_out=len(line.others) + self._others,
@@ -215,8 +216,8 @@ class ThreadImport:
         fresh = [entry for entry in line.entries if entry[:2] not in known]
         todo, done, added = [*again, *fresh], 0, len(staged)
         versions: dict[str, Any] = {}
-        for start in range(0, len(todo), BATCH):
-            batch = [(entry, self.source.read(self.thread_id, entry)) for entry in todo[start : start + BATCH]]
+        for entries in slices(todo, BATCH):
+            batch = [(entry, self.source.read(self.thread_id, entry)) for entry in entries]
             kept = [one for one in batch if self._is_on_line(one[1], line)]
             self._others += len(batch) - len(kept)
             drafts = [

@@ -31,7 +31,7 @@ from agentgit.errors import AgentGitError
 from agentgit.spans import NOTHING, Traced, tool_span
 from agentgit.store.journal import Intent, Outcome
 from agentgit.tools.declared import recorded
-from agentgit.tools.effects import READ_ONLY
+from agentgit.tools.effects import READ_ONLY, Effect, declared_by_name
 from agentgit.tools.identity import call_key
 from agentgit.tools.invocation import DONE, FAILED, PAUSED, UNKNOWN
 from agentgit.tools.running import running
@@ -138,7 +138,7 @@ class Recorder(BaseCallbackHandler):
             self._unrecorded[run_id] = batch
             return
         metadata = kwargs.get("metadata") or {}
-        effect = self.effects.get(name, metadata)
+        effect = self._effect_of(name, metadata)
         task = _task_of(metadata)
         place = self._asking(tool_call_id, parent_run_id, task) or task
         args = portable(inputs if inputs is not None else {"input": input_str})
@@ -174,6 +174,13 @@ class Recorder(BaseCallbackHandler):
         except AgentGitError as error:
             self._failed(run_id, error, f"its tool was not run: {error}")
             raise
+
+    def _effect_of(self, name: str, metadata: Any) -> Effect | None:
+        """Tell what a tool does; of one that the graph does not show, its decorator's functions are kept for later."""
+        far = declared_by_name(name) if name not in self.effects.tools else None
+        if far is not None:
+            self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, far)
+        return self.effects.get(name, metadata)
 
     def _asking(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
         """Name what asks for a call, if the task that makes the call was given it.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from agentgit.errors import InvalidInput
@@ -97,3 +98,18 @@ def near(text: str, names: Iterable[str]) -> tuple[str, ...]:
     """
     by_fold = {name.casefold(): name for name in names}
     return tuple(by_fold[found] for found in difflib.get_close_matches(text.casefold(), by_fold, n=5, cutoff=0.5))
+
+
+def free_name(base: str, taken: Container[str]) -> str:
+    """Give a name, or the first of `base-2`, `base-3`, ... that nothing else has.
+
+    Args:
+        base: the name that is wanted; a long one is cut, so that the number has room.
+        taken: the names of others.
+
+    Example:
+        >>> free_name("demo", set()), free_name("demo", {"demo", "demo-2"})
+        ('demo', 'demo-3')
+    """
+    numbered = (f"{base[:180]}-{n}" for n in itertools.count(2))
+    return next(name for name in itertools.chain([base], numbered) if name not in taken)

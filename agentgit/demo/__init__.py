@@ -7,8 +7,7 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,6 +23,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 import agentgit
 from agentgit.agents.agent import RollbackAgent
+from agentgit.checkpoints.refs import free_name
 from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
 from agentgit.errors import InvalidInput, RollbackBlocked
 from agentgit.render.tree import draw
@@ -211,7 +211,7 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
         say("\n".join(f"  {order}" for order in orders(shop) if order.id not in older))
 
     with agentgit.open(database) as repo:
-        session = _free_name({session.session_name for session in repo.sessions()})
+        session = free_name("demo", {session.session_name for session in repo.sessions()})
         say(f"Session {session}. The graph and the shop are real, only the model is scripted. No key, no network.")
         agent = repo.wrap(graph, session=session, effects=EFFECTS)
         _order_too_much(agent, say)
@@ -266,11 +266,6 @@ def _chat(agent: RollbackAgent, text: str, say: Say) -> None:
 
 def _show(code: str, comment: str, outcome: object, say: Say) -> None:
     say(f"\n{code:<42}  # {comment}\n{textwrap.indent(str(outcome), '  ')}")
-
-
-def _free_name(taken: Collection[str]) -> str:
-    names = (f"demo-{n}" if n > 1 else "demo" for n in count(1))
-    return next(name for name in names if name not in taken)
 
 
 def _option(database: str | Path | None) -> str:

@@ -25,6 +25,7 @@ from agentgit.rollback.settle import Settle, wait
 from agentgit.rollback.stopped import Stopped
 from agentgit.rollback.worker import Worker
 from agentgit.sessions import operation
+from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.spans import span
 from agentgit.store import owners
 from agentgit.store.operations import Begun
@@ -257,7 +258,8 @@ class Rollback:
         self.store.sessions.lock(connection, target.external_session_id)
         self.beginning.expect_there(connection, target, f"{target.branch_name}#{target.number}")
         left = self.store.sessions.branch(connection, target.internal_session_id)
-        touched = self.planner.divergence(connection, left) is not None
+        half_done = left.status in (REPLAYING, PARTIAL)  # what its own operation has changed so far it has not seen
+        touched = half_done or self.planner.divergence(connection, left) is not None
         branch_id = self.beginning.branch(connection, target, name, source_id)
         begun = Begun(
             kind="fork", session_id=target.external_session_id, user_id=user_id, source_id=source_id,

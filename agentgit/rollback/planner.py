@@ -180,10 +180,6 @@ class Planner:
             cannot=cannot,
         )  # fmt: skip
 
-    def with_track(self, connection: Connection, plan: RollbackPlan, path: Sequence[Part]) -> RollbackPlan:
-        """Show in a plan what the track of the branch begins with."""
-        return replace(plan, replayed=self.store.journal.track(connection, path))
-
     def _cannot_run(self, connection: Connection, session_id: int, call: ToolInvocation, replay: str) -> str | None:
         """Say why a recorded call cannot be made again here; None if it can."""
         inside = self.store.fences.inside(connection, call, HAPPENED)

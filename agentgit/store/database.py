@@ -139,9 +139,16 @@ class Database:
             time.sleep(seconds)
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Give a connection that sees one consistent moment and changes nothing."""
+    def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
+        """Give a connection that changes nothing.
+
+        Args:
+            one_moment: True if all its statements must see the same moment. On SQLite they always do; on PostgreSQL
+                each sees what is committed when it begins.
+        """
         with self._translated(), self._turn, self._transaction(READING) as connection:
+            if one_moment and not self.is_sqlite:
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False) -> T:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.checkpoints.refs import free_name
 from agentgit.errors import NotFound
 from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
 from agentgit.sessions.history import from_stored, text_of
@@ -72,8 +72,7 @@ class Explorations:
     def free_name(self, connection: Connection, session_id: int) -> str:
         """Choose the name of a new exploration."""
         taken = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
-        names = (NAME if n == 1 else f"{NAME}-{n}" for n in itertools.count(1))
-        return next(name for name in names if name not in taken)
+        return free_name(NAME, taken)
 
     def rows(self, connection: Connection, session_id: int, name: str) -> list[Found]:
         """Read the branches of an exploration, each before those that go on from it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict
 from agentgit.exports.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.sessions.operation import DONE
@@ -285,10 +286,13 @@ class _Path(_Export):
     def _write_aside(self, branch: Found, first: Found) -> None:
         """Write the branch of the calls that are not on the path; it begins before anything was said."""
         taken = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.cut.session.id))}
-        name = next(
-            one for one in [ELSEWHERE, *(f"{ELSEWHERE}-{n}" for n in range(2, len(taken) + 2))] if one not in taken
-        )
-        about = {"id": MADE_UP, "name": name, "parent": branch.id, "point": first.id, "inherited": first.position}
+        about = {
+            "id": MADE_UP,
+            "name": free_name(ELSEWHERE, taken),
+            "parent": branch.id,
+            "point": first.id,
+            "inherited": first.position,
+        }
         self.write(records.of_branch(branch, **about, head=MADE_UP, meta={}))
 
     def _write_beginning(self, first: Found) -> None:

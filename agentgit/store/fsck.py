@@ -43,9 +43,7 @@ def fsck(store: Store, level: int, progress: Progress | None = None) -> Checked:
     fresh = Store(store.database, store.tenant_id, store.compression)  # what is read is read anew, from no cache
     report = _Counting(progress)
     try:
-        with store.database.reading() as connection:
-            if not store.database.is_sqlite:
-                connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+        with store.database.reading(one_moment=True) as connection:
             _check(connection, fresh, level, report)
     except Corrupt as error:  # the database itself cannot read its file
         report.add(error.row or "the database", str(error).split(". ")[0], RESTORE)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from sqlalchemy import Connection, Table, insert
 
+from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict, Corrupt
 from agentgit.exports.lines import damaged, read
 from agentgit.exports.records import checked, expect_header
@@ -139,15 +139,11 @@ class Import:
             if self.name in taken:
                 raise Conflict(f"There is a session {self.name!r} already. Import it under another name.")
             return self.name
-        return next(name for name in itertools.chain([own], _numbered(own)) if name not in taken)
+        return free_name(own, taken)
 
 
 def _changed() -> Corrupt:
     return Corrupt("The export was changed while it was read. Nothing was imported. Import it once more.")
-
-
-def _numbered(name: str) -> Iterator[str]:
-    return (f"{name[:180]}-{n}" for n in itertools.count(2))
 
 
 class _Values:

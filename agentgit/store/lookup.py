@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from sqlalchemy import Connection
@@ -10,11 +12,15 @@ from agentgit.checkpoints import Checkpoint, refs
 from agentgit.checkpoints.finding import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.sessions.history import from_stored
 from agentgit.store.log import of_path
 from agentgit.store.sessions import CHECKPOINT, SESSION, Found, Segment
 from agentgit.store.store import Store
 
 ID_LIMIT = 2**53
+
+ANSWERS = ("assistant", "tool")
+"""Who speaks between two inputs of a user."""
 
 
 def is_id(value: object) -> bool:
@@ -153,16 +159,28 @@ class Lookup:
             connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
         )
         found = [row for row in points if row.restore_point == place]
-        if found:
+        if found := found or self._said_together(connection, branch, place, points):
             return found[-1]
         try:
             return self.checkpoint(connection, session, branch, place)
         except NotFound as error:
             raise NotFound(
-                f"Session {session.session_name} has no restore point {place!r}. The last message of an input is one, "
-                "with auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
+                f"Session {session.session_name} has no restore point {place!r}. Each message of a user is one, with "
+                "auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
                 near=refs.near(place, [row.restore_point for row in points]),
             ) from error
+
+    def _said_together(
+        self, connection: Connection, branch: Found, message_id: str, points: Sequence[Found]
+    ) -> list[Found]:
+        """Find the restore point of an input with several messages by one of those before the last."""
+        head = self.store.graphs.head(connection, branch.thread_id)
+        if head is None:
+            return []
+        said = map(from_stored, self.store.graphs.messages(connection, branch.thread_id, head.checkpoint_id))
+        behind = dropwhile(lambda message: message["id"] != message_id, said)
+        together = {message["id"] for message in takewhile(lambda message: message["role"] not in ANSWERS, behind)}
+        return [row for row in points if row.restore_point in together][:1]
 
     def target(
         self, connection: Connection, session: ExternalSession, branch: Found, place: Place

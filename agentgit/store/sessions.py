@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -208,7 +207,7 @@ class Sessions:
             return wanted
         taken |= tags
         base = re.sub(r"-\d+$", "", source)
-        return next(name for n in itertools.count(2) if (name := f"{base}-{n}") not in taken)
+        return refs.free_name(base, taken | {base})
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
         """Read the branches of a session in the order they were made."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.tools.by_name import ByName
 
 READ_ONLY = "read_only"
 IDEMPOTENT = "idempotent"
@@ -36,8 +37,7 @@ ATTRIBUTE = "__agentgit_effect__"
 """Where a decorated tool function carries its effect."""
 
 
-_by_name: dict[str, Effect] = {}
-"""What decorators declared last, by tool name: some tools are called where nobody can see the tool itself."""
+_decorated: ByName[Effect] = ByName()
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Effect:
             raise InvalidInput(
                 f"{tool!r} cannot carry an effect; declare it in wrap(effects={{'tool name': ...}})."
             ) from None
-        _by_name[str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))] = self
+        _decorated.add(tool, self)
         return tool
 
     def functions(self) -> Iterator[tuple[str, Undo | str]]:
@@ -214,8 +214,9 @@ def declared_on(tool: Any) -> Effect | None:
 
 
 def declared_by_name(name: str) -> Effect | None:
-    """Find the effect that a decorator in this process declared last of a tool of that name."""
-    return _by_name.get(name)
+    """Find the effect that a decorator declared of a tool of that name; None if two tools of that name do not agree."""
+    found = _decorated.get(name)
+    return found[0] if len(found) == 1 else None
 
 
 def as_effect(declared: Effect | str) -> Effect:

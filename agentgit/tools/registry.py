@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.tools.declared import default
-from agentgit.tools.effects import Effect, Look, Undo, declared_by_name, resolve
+from agentgit.tools.effects import Effect, Look, Undo, resolve
 from agentgit.tools.files import Keeper
 from agentgit.tools.invocation import ELSEWHERE, ToolInvocation
 
@@ -18,9 +18,10 @@ Run = Callable[[dict[str, Any], str], Any]
 class Registry:
     """The functions at hand: those that graphs were wrapped with here, and those that can be imported.
 
-    What was declared here wins over the import path in a record, which may be older; that wins over what a decorator
-    declared of a tool of the same name, and that over the defaults. What a later declaration leaves out stays as an
-    earlier one had it, for the calls that were made under that one.
+    What was declared here of a session's tools wins over the import path in a record, which may be older; that wins
+    over the defaults. What a later declaration leaves out stays as an earlier one had it, for the calls that were made
+    under that one. What a decorator says of a tool of the same name elsewhere in the process says nothing: to undo a
+    payment with the function of another shop's `pay` would do harm, and call it undone.
 
     Args:
         defaults: what the repository says of tools of which nothing else is said, by name or `*`.
@@ -123,8 +124,6 @@ class Registry:
     def _find(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function that looks at the world of this program would see another one
             return None
-        by_name = declared_by_name(call.tool_name), default(self._defaults, call.tool_name)
         found = self._declared.get((session_id, call.tool_name, role)) or getattr(call, role)
-        for effect in by_name:
-            found = found or getattr(effect, role, None)
+        found = found or getattr(default(self._defaults, call.tool_name), role, None)
         return resolve(found) if isinstance(found, str) else found

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentgit.errors import InvalidInput
+from agentgit.tools.by_name import ByName, name_of
 from agentgit.tools.effects import READ_ONLY, declared_on
 
 Tool = TypeVar("Tool")
@@ -79,8 +80,7 @@ class Modifies:
 
 EVERYTHING = Modifies(everything=True)
 
-_by_name: dict[str, tuple[str, ...]] = {}
-"""What decorators declared last, by tool name: some tools are called where nobody can see the tool itself."""
+_decorated: ByName[tuple[str, ...]] = ByName()
 
 
 def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
@@ -102,13 +102,13 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
 
     def declare(tool: Tool) -> Tool:
         if unknown := set(arguments) - (_parameters(tool) or set(arguments)):
-            raise InvalidInput(f"{_name(tool)} has no argument {', '.join(sorted(unknown))}; name those with a path.")
+            raise InvalidInput(f"{name_of(tool)} has no argument {', '.join(sorted(unknown))}; name those with a path.")
         for candidate in (getattr(tool, "func", None), getattr(tool, "coroutine", None), tool):
             try:
                 object.__setattr__(candidate, ATTRIBUTE, arguments)  # also on pydantic, which refuses unknown ones
             except (AttributeError, TypeError):
                 continue  # there is no such function, or it is a method, which takes no attributes
-            _by_name[_name(tool)] = arguments
+            _decorated.add(tool, arguments)
             return tool
         raise InvalidInput(f"{tool!r} cannot be declared; decorate a function or a tool.")
 
@@ -153,7 +153,8 @@ def _declared(tool_name: str, tool: Any) -> tuple[str, ...] | None:
         found = getattr(candidate, ATTRIBUTE, None)
         if isinstance(found, tuple):
             return found
-    return _by_name.get(tool_name)
+    said = _decorated.get(tool_name)
+    return said[0] if len(said) == 1 else () if said else None  # two tools of one name: any file may be meant
 
 
 def _modifies(paths: Iterator[str]) -> Modifies:
@@ -200,10 +201,6 @@ def _names(tool_name: str) -> Iterator[str]:
 
 def _short(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _name(tool: Any) -> str:
-    return str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
 
 
 def _parameters(tool: Any) -> set[str] | None:

@@ -1,0 +1,50 @@
+"""What decorators said of tools, found by the tool's name where nobody can see the tool itself."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class ByName(Generic[T]):
+    """What was said of the tools of a process, by name.
+
+    A program may have two tools of one name, in two graphs. Then what is said of one is no word about the other.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, dict[str, T]] = {}
+
+    def add(self, tool: Any, said: T) -> None:
+        """Remember what is said of a tool; said again of the same function, as in a notebook, the last word counts.
+
+        Args:
+            tool: a function, or what has one.
+            said: what is said of it.
+        """
+        self._said.setdefault(name_of(tool), {})[_origin(tool)] = said
+
+    def get(self, name: str) -> list[T]:
+        """Give what is said of the tools of a name, each thing once.
+
+        Example:
+            >>> found = ByName[str]()
+            >>> found.add(print, "harmless"), found.get("print"), found.get("input")
+            (None, ['harmless'], [])
+        """
+        found: list[T] = []
+        for said in self._said.get(name, {}).values():
+            if said not in found:
+                found.append(said)
+        return found
+
+
+def name_of(tool: Any) -> str:
+    """Give the name by which a model calls a tool, or the function that one will be made of."""
+    return str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
+
+
+def _origin(tool: Any) -> str:
+    function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
