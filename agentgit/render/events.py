@@ -14,7 +14,7 @@ from agentgit.sessions.webhooks import Delivered, Webhook
 _BAD = ("failed", "incomplete", "unknown", "abandoned")
 """What the kinds of events end with that need a person."""
 
-_QUIET = ("checkpoint", "operation", "source", "invocation", "state", "made", "ran", "webhook", "checkpoints")
+_QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
 """What is in the details for programs."""
 
 

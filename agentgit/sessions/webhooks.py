@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from agentgit.errors import InvalidInput, NotAllowed
-from agentgit.sessions.events import NOWHERE, Event
+from agentgit.sessions.events import Event
 from agentgit.values import to_json
 
 PREFIX = "whsec_"
@@ -88,10 +88,10 @@ class Delivered:
 
 
 def message_of(event: Event) -> tuple[str, bytes]:
-    """Give the id and the body of the message that tells of an event; the same at every try."""
+    """Give the id and the body of the message that tells of an event; the same at every try, and of no other event."""
     told = event.to_dict()
     body = to_json({"type": event.kind, "timestamp": told["created_at"], "data": told})
-    return f"evt_{event.session_id or NOWHERE}_{event.number}", body
+    return f"evt_{event.hash[:32]}", body
 
 
 def new_secret() -> str:

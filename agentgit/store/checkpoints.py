@@ -81,7 +81,7 @@ class Checkpoints:
             traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         note(
             connection, self.tenant_id, "checkpoint.created", branch_id=branch_id, user_id=label.user_id,
-            checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name, state=snapshot.state_hash.hex(),
+            checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name,
         )  # fmt: skip
         return checkpoint_id
 
