@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.saver import SQLModelSaver
     from agentgit.repository import Repository, open
+    from agentgit.sessions.events import Event
     from agentgit.workspace.environment import Environment
     from agentgit.workspace.workspace import Workspace
 
@@ -44,6 +45,7 @@ __all__ = [
     "Corrupt",
     "Diff",
     "Environment",
+    "Event",
     "ExternalSession",
     "Fenced",
     "InternalSession",
@@ -74,6 +76,7 @@ __all__ = [
 
 _LATE = {
     "Environment": "agentgit.workspace.environment",
+    "Event": "agentgit.sessions.events",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "SQLModelSaver": "agentgit.agents.saver",

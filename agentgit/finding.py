@@ -384,7 +384,7 @@ class Finds(Verbs):
         def take(connection: Connection) -> Tag:
             found = self.lookup.session(connection, session)
             tag = self._tag(connection, found, name)
-            self.store.tags.remove(connection, found.id, name)
+            self.store.tags.remove(connection, found.id, name, self.user.id)
             return tag
 
         return self.store.database.write(take, durable=True)

@@ -25,6 +25,7 @@ from agentgit.store.sessions import SESSION
 from agentgit.store.store import Store
 from agentgit.store.tenants import ensure_tenant
 from agentgit.store.training import Trained, train_dictionary
+from agentgit.telling import Tells
 from agentgit.tools import Effect, ToolInvocation
 from agentgit.tools.declared import as_effects
 from agentgit.upkeep import Upkeep
@@ -102,7 +103,7 @@ def _expect_file(database: Database) -> None:
         raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
 
 
-class Repository(Across, Carrying, Finds, Upkeep):
+class Repository(Across, Carrying, Finds, Tells, Upkeep):
     """An open handle on one database, bound to one user. A context manager; safe to use from many threads.
 
     Args:

@@ -18,6 +18,7 @@ from agentgit.store.fsck import HASHES, HEADS, REFERENCES, fsck
 from agentgit.store.sessions import CHECKPOINT
 from agentgit.store.steps import Spare
 from agentgit.store.steps import find as find_steps
+from agentgit.store.trail import note
 from agentgit.verbs import BranchRef, SessionRef, Verbs
 
 
@@ -65,6 +66,10 @@ class Upkeep(Verbs):
             session_id = self.lookup.session(connection, session).id
             before = thinning.read(connection, self.store, session_id)
             thinning.write(connection, self.store, session_id, retention)
+            note(
+                connection, self.store.tenant_id, "retention.changed", session_id=session_id, user_id=self.user.id,
+                retention=retention.to_dict() if retention is not None else None,
+            )  # fmt: skip
             return before
 
         return self.store.database.write(change, durable=True)
@@ -89,8 +94,10 @@ class Upkeep(Verbs):
                     f"Session {found.session_name} keeps everything. Say what it keeps with "
                     "set_retention(Retention(...)), or give a retention here."
                 )
-            judge = thinning.verdicts if dry_run else thinning.thin
-            judged = judge(connection, self.store, found.id, keeps)
+            if dry_run:
+                judged = thinning.verdicts(connection, self.store, found.id, keeps)
+            else:
+                judged = thinning.thin(connection, self.store, found.id, keeps, self.user.id)
             return Thinned(
                 session_name=found.session_name,
                 retention=keeps,
@@ -118,7 +125,9 @@ class Upkeep(Verbs):
         def work(connection: Connection) -> int:
             found = self.lookup.session(connection, session)
             of = self.lookup.branch(connection, found, branch).id if branch is not None else None
-            return sum(one.goes for one in thinning.clear(connection, self.store, found.id, branch_id=of))
+            return sum(
+                one.goes for one in thinning.clear(connection, self.store, found.id, branch_id=of, user_id=self.user.id)
+            )
 
         gone = self.store.database.write(work, durable=True)
         self._engine().files.release()
@@ -129,7 +138,7 @@ class Upkeep(Verbs):
 
         def work(connection: Connection) -> list[Verdict]:
             for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(list(ids)[:1])):
-                return thinning.clear(connection, self.store, row.external_session_id, ids=ids)
+                return thinning.clear(connection, self.store, row.external_session_id, ids=ids, user_id=self.user.id)
             return []
 
         judged = self.store.database.write(work)
@@ -166,9 +175,12 @@ class Upkeep(Verbs):
 
         def work(connection: Connection) -> Collected:
             wanted = spare if steps else None
-            return self.store.graphs.collect(
+            found = self.store.graphs.collect(
                 connection, dry_run=dry_run, imports=imports, find_steps=wanted, parts=parts
             )
+            if not dry_run:
+                note(connection, self.store.tenant_id, "gc.done", user_id=self.user.id, **found._asdict())
+            return found
 
         if dry_run:
             snapshots = self._read(lambda c: len(self.store.snapshots.free(c, without)))

@@ -13,11 +13,13 @@ from agentgit.rollback import Request, Rollback, Switch
 from agentgit.rollback.takeover import break_off, take_back
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.operation import Operation
+from agentgit.sessions.session import RUNNING
 from agentgit.store import owners
 from agentgit.store.lookup import Lookup, Place, is_id
 from agentgit.store.operations import value
 from agentgit.store.sessions import SESSION, Found, expect_whole
 from agentgit.store.store import Store
+from agentgit.store.trail import note
 from agentgit.store.views import Views
 from agentgit.tools import Effect, RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.tools.files import FileChanges
@@ -253,7 +255,7 @@ class Verbs:
             row = self.lookup.branch(connection, found, branch)
             expect_whole(row)
             if sync is None:
-                self.store.sessions.set_current(connection, found.id, row.id)
+                self.store.sessions.set_current(connection, found.id, row.id, self.user.id)
             return found.current_internal_session_id or row.id, row
 
         source_id, row = self.store.database.write(move, durable=sync is None)
@@ -334,6 +336,10 @@ class Verbs:
             if decisions[outcome] != call.status:
                 error = None if outcome == "happened" else call.error_message or "somebody saw that it did not happen"
                 self.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
+            note(
+                connection, self.store.tenant_id, "call.resolved", branch_id=branch.id, user_id=self.user.id,
+                invocation=call.id, tool=call.tool_name, outcome=outcome,
+            )  # fmt: skip
             return self._own_invocation(connection, invocation_id)
 
         return self.store.database.write(decide, durable=True)
@@ -375,6 +381,8 @@ class Verbs:
                 )
             self.store.journal.abandon(connection, row.id, row.owner)
             self.store.sessions.release(connection, row.id, row.owner)
+            if row.status == RUNNING:
+                note(connection, self.store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=self.user.id)
             for operation in operations:
                 break_off(self.store, connection, operation)
             return self.views.branch(connection, found, self.store.sessions.branch(connection, row.id))

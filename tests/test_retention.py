@@ -18,6 +18,7 @@ from agentgit.checkpoints.retention import Point, judge
 from agentgit.errors import InvalidInput
 from agentgit.store import thinning
 from agentgit.store.journal import INVOCATION
+from agentgit.store.trail import begin_notes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -438,6 +439,7 @@ def test_w13_another_writer_makes_a_branch_while_a_session_is_thinned_out(repo):
         agent.run("hm")
     session = repo.session("s")
     with repo.store.database.engine.begin() as connection:
+        begin_notes(connection)
         repo.store.sessions.lock(connection, session.id)
         connection.execute(text("SET LOCAL lock_timeout = '1s'"))
         with ThreadPoolExecutor(1) as pool:

@@ -16,6 +16,7 @@ from agentgit.agents.explores import Explores
 from agentgit.agents.finds import Finds
 from agentgit.agents.runs import Runs
 from agentgit.agents.steps import Steps
+from agentgit.agents.tells import Tells
 from agentgit.agents.turn import named
 from agentgit.agents.twins import Twins
 from agentgit.checkpoints import Checkpoint
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from agentgit.verbs import BranchRef
 
 
-class RollbackAgent(Explores, Carries, Finds, Steps, Twins, Runs):
+class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
     """A compiled graph on one branch of a session. Made by `Repository.wrap`.
 
     It runs as the graph does, with the branch's thread filled in; `rollback`, `fork` and `undo` give a new agent on a
@@ -366,7 +367,7 @@ class RollbackAgent(Explores, Carries, Finds, Steps, Twins, Runs):
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
             expect_whole(row)
             if sync is None and current:
-                self.store.sessions.set_current(connection, self._session_id, row.id)
+                self.store.sessions.set_current(connection, self._session_id, row.id, self.rules.user_id)
             return row
 
         row = self.store.database.write(move, durable=sync is None)

@@ -28,6 +28,7 @@ from agentgit.store.checkpoints import Label
 from agentgit.store.graph import GraphStore, Place
 from agentgit.store.sessions import Found, expect_whole
 from agentgit.store.store import Moment, snapshot_of
+from agentgit.store.trail import note
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -71,8 +72,14 @@ class Arriving:
             )
         return row, moment
 
-    def publish(self, coming: Coming, label: Label) -> int:
+    def publish(self, coming: Coming, label: Label, kind: str, facts: Mapping[str, Any]) -> int:
         """Write what comes, and make a checkpoint of it; give its id.
+
+        Args:
+            coming: what comes.
+            label: of the checkpoint.
+            kind: what the audit trail tells then.
+            facts: what it says about it.
 
         Raises:
             Conflict: the branch moved meanwhile, or is in the middle of a turn; nothing was changed.
@@ -83,7 +90,7 @@ class Arriving:
         try:
             made = self._write(staged, place, values)
             return self.store.database.write(
-                lambda connection: self._publish(connection, staged, made, place, label), durable=True
+                lambda connection: self._publish(connection, staged, made, place, label, kind, facts), durable=True
             )
         finally:
             self.store.database.write(lambda connection: self.store.graphs.delete_thread(connection, staged))
@@ -109,7 +116,10 @@ class Arriving:
                 made = graph.update_state(config, None, END)  # no node is to run for what only came along
         return str(made["configurable"]["checkpoint_id"])
 
-    def _publish(self, connection: Connection, staged: str, made: str, place: Place | None, label: Label) -> int:
+    def _publish(
+        self, connection: Connection, staged: str, made: str, place: Place | None, label: Label, kind: str,
+        facts: Mapping[str, Any],
+    ) -> int:  # fmt: skip
         sessions = self.store.sessions
         sessions.lock(connection, self.agent._session_id)
         if take_back(self.store, connection, self.agent._session_id):
@@ -124,6 +134,10 @@ class Arriving:
         if files is not None:
             snapshot = replace(snapshot, workspace_snapshot_id=files.id)
         checkpoint_id = self.store.checkpoints.add(connection, row.id, snapshot, label)
+        note(
+            connection, self.store.tenant_id, kind, branch_id=row.id, user_id=label.user_id, made=checkpoint_id,
+            source=facts,
+        )  # fmt: skip
         sessions.touch(connection, row.external_session_id)
         self._made = made
         return checkpoint_id

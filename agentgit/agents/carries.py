@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 PICKED = "picked"
 """Where the data of a checkpoint says what was picked with it."""
 
+TOLD = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
+"""What the audit trail tells then."""
+
 
 class Carries:
     """The verbs of `RollbackAgent` that look at, or take from, another branch.
@@ -101,7 +104,8 @@ class Carries:
                 "stay: resolve='ours', 'theirs', a function, or a mapping from keys to these.",
                 coming.plan,
             )
-        return self._arrive(coming, name, {MERGED: {"checkpoint": theirs.id, **counted(coming.plan)}})
+        data = {"checkpoint": theirs.id, **counted(coming.plan)}
+        return self._arrive(coming, name, MERGED, data)
 
     def _merging(self, source: Place, resolve: Resolve) -> tuple[Coming, Found]:
         agent = self._carrying
@@ -159,7 +163,7 @@ class Carries:
             InvalidInput: it is none of these, or the graph's state has no messages.
             Conflict: this branch is running, or in the middle of a turn, or was moved; or nothing of it can come.
         """
-        return self._arrive(coming := self._picking(what), name, {PICKED: counted(coming.plan)})
+        return self._arrive(coming := self._picking(what), name, PICKED, counted(coming.plan))
 
     def _picking(self, what: What) -> Coming:
         agent = self._carrying
@@ -183,15 +187,15 @@ class Carries:
         agent = self._carrying
         return Side(agent._saver, agent.graph, thread, checkpoint_id)
 
-    def _arrive(self, coming: Coming, name: str | None, data: dict[str, Any]) -> Checkpoint:
+    def _arrive(self, coming: Coming, name: str | None, how: str, facts: dict[str, Any]) -> Checkpoint:
         agent, plan = self._carrying, coming.plan
-        label = named(agent.rules.user_id, name, plan.heading.partition(":")[0], data)
+        label = named(agent.rules.user_id, name, plan.heading.partition(":")[0], {how: facts})
         if not plan.values and not plan.messages:
             if plan.left_out:
                 raise Conflict(f"Nothing of {plan.source} can come: {plan.left_out[0].why}.")
             if agent.head is not None:
                 return agent.head
         arriving = Arriving(agent)
-        checkpoint_id = arriving.publish(coming, label)
+        checkpoint_id = arriving.publish(coming, label, TOLD[how], facts)
         agent.seen, agent.late = arriving.made, ()
         return agent.repository.checkpoint(checkpoint_id)

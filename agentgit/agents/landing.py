@@ -17,6 +17,7 @@ from agentgit.store.graph import Place
 from agentgit.store.journal import Intent, Outcome
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.staging import IMPORTED
+from agentgit.store.trail import note
 from agentgit.tools.effects import UNDECLARED
 from agentgit.tools.invocation import DONE
 from agentgit.values import as_object, portable
@@ -143,6 +144,10 @@ class Landing:
         facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(past.calls)}
         self.store.sessions.note(connection, branch.id, {IMPORTED: facts})
         self.store.sessions.touch(connection, session_id)
+        note(
+            connection, self.store.tenant_id, "session.imported", branch_id=branch.id, user_id=self.user_id,
+            thread=self.thread_id, checkpoints=checkpoints, calls=calls,
+        )  # fmt: skip
         return Landed(checkpoints=checkpoints, calls=calls)
 
     def _branch(self, connection: Connection, session_id: int, arrival: Arrival | None) -> Found:
@@ -162,7 +167,7 @@ class Landing:
         for call in past.calls[known:]:
             intent, outcome = self._record(branch, call, batches[call.message])
             invocation_id = self.store.journal.intend(connection, intent)
-            self.store.journal.end(connection, invocation_id, outcome)
+            self.store.journal.end(connection, invocation_id, outcome, is_past=True)
         return len(past.calls) - known
 
     def _record(self, branch: Found, call: PastCall, batch: int) -> tuple[Intent, Outcome]:
@@ -188,5 +193,5 @@ class Landing:
             if point.at >= first and (point.label.kind, point.snapshot.graph_checkpoint_id) not in made
         ]  # fmt: skip
         for point in points:
-            self.store.checkpoints.add(connection, branch.id, point.snapshot, point.label)
+            self.store.checkpoints.bring(connection, branch.id, point.snapshot, point.label)
         return len(points)

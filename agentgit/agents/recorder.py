@@ -28,6 +28,7 @@ from agentgit.agents.outcomes import Outcomes
 from agentgit.agents.questions import Questions
 from agentgit.agents.refusals import unswallowed
 from agentgit.errors import AgentGitError
+from agentgit.spans import NOTHING, Traced, tool_span
 from agentgit.store.journal import Intent, Outcome
 from agentgit.tools.declared import recorded
 from agentgit.tools.effects import READ_ONLY, Effect, declared_by_name
@@ -75,6 +76,7 @@ class Recorder(BaseCallbackHandler):
         self._unrecorded: dict[UUID, int] = {}
         self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
         self._batches: dict[str, int] = {}  # AI message -> its batch
+        self._spans: dict[UUID, Traced] = {}
         self._shown: dict[UUID, tuple[str, list[Any]]] = {}  # run -> its task, the conversation that it was given
         if unfinished is not None:
             name, batch_of_it, calls = unfinished
@@ -153,12 +155,16 @@ class Recorder(BaseCallbackHandler):
             started_at=datetime.now(UTC),
             **recorded(effect, name, self.effects.in_one_form(name, args), is_named=inputs is not None),
         )
+        self._spans[run_id] = tool_span(
+            name, self.turn.span, gen__ai_tool_call_id=tool_call_id, agentgit_effect=intent.effect
+        )
         once, is_reachable = effect is not None and effect.once, metadata.get(CLONE) is True
         try:
             call = self._running[run_id] = self.gate.admit(Asked(intent, task, place, once, is_reachable))
             if call.answer is None and intent.effect != READ_ONLY:
                 self._keep_files(run_id, name, args)
         except AgentGitError as error:
+            self._spans.pop(run_id, NOTHING).end(error)
             raise unswallowed(error) from error.__cause__
 
     def _keep_files(self, run_id: UUID, name: str, args: Mapping[str, Any]) -> None:
@@ -223,7 +229,11 @@ class Recorder(BaseCallbackHandler):
         """Let a call know its idempotency key and see the answers that are for it, until the block ends."""
         intent = self._running[run_id].intent
         call_id = intent.tool_call_id or str(run_id)
-        with running(intent.idempotency_key), self.questions.asking(run_id, call_id, intent.batch_index):
+        with (
+            running(intent.idempotency_key),
+            self.questions.asking(run_id, call_id, intent.batch_index),
+            self._spans.get(run_id, NOTHING).current(),
+        ):
             yield
 
     def returned(self, run_id: UUID, value: Any) -> None:
@@ -267,6 +277,7 @@ class Recorder(BaseCallbackHandler):
 
     def _failed(self, run_id: UUID, error: Exception, text: str) -> None:
         """Record that a call raised; it may have acted before that, and a tool that can look is asked."""
+        self._spans.get(run_id, NOTHING).fail(type(error).__name__)
         call = self._running.get(run_id)
         try:
             looks = call is not None and self.gate.can_look(call)
@@ -278,6 +289,7 @@ class Recorder(BaseCallbackHandler):
 
     def cancelled(self, run_id: UUID, error: BaseException) -> None:
         """Take note of a call that was cancelled, of which LangChain tells nobody; its turn's end writes it down."""
+        self._spans.pop(run_id, NOTHING).end(error)
         self._over(self._running.get(run_id), error)
 
     def _over(self, call: Call | None, error: BaseException) -> None:
@@ -292,12 +304,26 @@ class Recorder(BaseCallbackHandler):
         self._parents.pop(run_id, None)
         self._returned.pop(run_id, None)
         call = self._running.pop(run_id, None)
+        if call is not None:
+            self._end_span(run_id, call, outcome)
         batch = call.intent.batch if call is not None else self._unrecorded.pop(run_id, None)
         # An answer was written down when it was given.
         if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
             self.outcomes.add(call, outcome)
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
             self.turn.ended(batch)
+
+    def _end_span(self, run_id: UUID, call: Call, outcome: Outcome) -> None:
+        traced = self._spans.pop(run_id, NOTHING)
+        traced.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
+        traced.end()
+
+    def end_spans(self) -> None:
+        """End the spans of calls of which nobody told that they ended."""
+        while self._spans:
+            traced = self._spans.popitem()[1]
+            traced.fail(UNKNOWN)
+            traced.end()
 
 
 def name_of(message_id: str | None, tool_calls: Sequence[Mapping[str, Any]]) -> str:

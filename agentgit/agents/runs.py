@@ -20,6 +20,8 @@ from agentgit.agents.saver import SQLModelSaver
 from agentgit.agents.turn import Rules, Turn
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.rollback import Planner
+from agentgit.spans import NOTHING, Traced, start
+from agentgit.store.bus import LOOP
 from agentgit.store.graph_rows import Place
 
 if TYPE_CHECKING:
@@ -84,15 +86,29 @@ class Runs(Runnable[Any, Any]):
         with by_itself():  # LangChain merges what surrounds it into every config
             return merge_configs(config, {"configurable": {"thread_id": self._thread_id}})
 
-    def _begin(self, value: Any, config: RunnableConfig | None) -> tuple[Turn, RunnableConfig]:
+    def _traced(self) -> Traced:
+        """Begin the span of a turn."""
+        return start(
+            f"invoke_agent {self.graph.name}", gen__ai_operation_name="invoke_agent",
+            gen__ai_agent_name=self.graph.name, gen__ai_conversation_id=str(self._session_id),
+            agentgit_branch_id=self.branch_id,
+        )  # fmt: skip
+
+    def _begin(
+        self, value: Any, config: RunnableConfig | None, traced: Traced = NOTHING
+    ) -> tuple[Turn, RunnableConfig]:
         """Begin a turn: take the branch, and make the config that records it."""
+        with traced.current():
+            return self._begun(value, config, traced)
+
+    def _begun(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
         filled = self._config(config)
         if filled["configurable"].get("checkpoint_id") not in (None, self.seen):
             raise InvalidInput(
                 "A branch is not run from its middle; make a new one there with fork(to) or rollback(to)."
             )
         filled["configurable"].pop("checkpoint_id", None)
-        turn = Turn(cast("RollbackAgent", self), inputs.read(self._runs, value))
+        turn = Turn(cast("RollbackAgent", self), inputs.read(self._runs, value), traced)
         if self._asking is not None and not turn.given.is_new:
             turn.wanted, turn.afterwards = self._asking.wanted, self._asking.afterwards
         turn.begin()
@@ -102,7 +118,8 @@ class Runs(Runnable[Any, Any]):
 
     def _end(self, turn: Turn, *, completed: bool) -> None:
         try:
-            self.seen = turn.end(completed=completed)
+            with turn.span.current():
+                self.seen = turn.end(completed=completed)
             self.late = () if completed else (turn.head_id,)
         finally:
             self._turn = None
@@ -121,19 +138,29 @@ class Runs(Runnable[Any, Any]):
     @contextmanager
     def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn; give what the graph is run with."""
-        turn, filled = self._begin(value, config)
-        completed = False
-        try:
-            yield turn.given.value, filled
-            completed = True
-        finally:
-            self._end(turn, completed=completed)
+        with self._traced() as traced:
+            turn, filled = self._begin(value, config, traced)
+            completed = False
+            try:
+                yield turn.given.value, filled
+                completed = True
+            finally:
+                self._end(turn, completed=completed)
 
     @asynccontextmanager
     async def _ataken(self, value: Any, config: RunnableConfig | None) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn, without blocking the event loop, and give it back also when cancelled."""
+        with self._traced() as traced:
+            async with self._aheld(value, config, traced) as held:
+                yield held
+
+    @asynccontextmanager
+    async def _aheld(
+        self, value: Any, config: RunnableConfig | None, traced: Traced
+    ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._closing()
-        self._beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, value, config))
+        LOOP.set(asyncio.get_running_loop())  # where async callbacks are called, of whatever this turn does
+        self._beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, value, config, traced))
         try:
             turn, filled = await asyncio.shield(self._beginning)
         except asyncio.CancelledError:
@@ -163,13 +190,17 @@ class Runs(Runnable[Any, Any]):
         if not begun.cancelled() and begun.exception() is None:
             self._end(begun.result()[0], completed=False)
 
+    def _current(self) -> AbstractContextManager[None]:
+        """Let what the graph itself traces be a part of the turn."""
+        return self._turn.span.current() if self._turn is not None else nullcontext()
+
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `invoke`.
 
         Raises:
             Conflict: somebody else runs this branch, or has moved it since this agent last saw it.
         """
-        with self._taken(input, config) as (value, filled), by_itself():
+        with self._taken(input, config) as (value, filled), by_itself(), self._current():
             return self._runs.invoke(value, filled, **kwargs)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
@@ -177,7 +208,7 @@ class Runs(Runnable[Any, Any]):
         with self._taken(input, config) as (value, filled):
             chunks = self._runs.stream(value, filled, **kwargs)
             while True:
-                with by_itself():
+                with by_itself(), self._current():
                     chunk = next(chunks, END)
                 if chunk is END:
                     return
@@ -186,14 +217,14 @@ class Runs(Runnable[Any, Any]):
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `ainvoke`."""
         async with self._ataken(input, config) as (value, filled):
-            with by_itself():
+            with by_itself(), self._current():
                 return await self._runs.ainvoke(value, filled, **kwargs)
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream`."""
         async with (
             self._ataken(input, config) as (value, filled),
-            aclosing(_each(self._runs.astream(value, filled, **kwargs))) as chunks,
+            aclosing(self._each(self._runs.astream(value, filled, **kwargs))) as chunks,
         ):
             async for chunk in chunks:
                 yield chunk
@@ -204,10 +235,23 @@ class Runs(Runnable[Any, Any]):
         """Run one turn, as the graph's `astream_events`."""
         async with (
             self._ataken(input, config) as (value, filled),
-            aclosing(_each(self._runs.astream_events(value, filled, **kwargs))) as events,
+            aclosing(self._each(self._runs.astream_events(value, filled, **kwargs))) as events,
         ):
             async for event in events:
                 yield event
+
+    async def _each(self, chunks: Any) -> AsyncGenerator[Any, None]:
+        """Pass chunks on; each is made outside of the graph that this agent may be called from."""
+        chunks = aiter(chunks)
+        try:
+            while True:
+                with by_itself(), self._current():
+                    chunk = await anext(chunks, END)
+                if chunk is END:
+                    return
+                yield chunk
+        finally:
+            await chunks.aclose()
 
     def batch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
@@ -273,20 +317,6 @@ class Runs(Runnable[Any, Any]):
             InvalidInput: the graph's state has no messages.
         """
         return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
-
-
-async def _each(chunks: Any) -> AsyncGenerator[Any, None]:
-    """Pass chunks on; each is made outside of the graph that this agent may be called from."""
-    chunks = aiter(chunks)
-    try:
-        while True:
-            with by_itself():
-                chunk = await anext(chunks, END)
-            if chunk is END:
-                return
-            yield chunk
-    finally:
-        await chunks.aclose()
 
 
 def _configs(config: Any, count: int) -> list[Any]:

@@ -24,12 +24,14 @@ from agentgit.errors import Conflict, Corrupt, InvalidInput, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.takeover import take_back
 from agentgit.sessions.history import text_of
+from agentgit.spans import NOTHING, Traced
 from agentgit.store import owners, thinning
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment, snapshot_of
+from agentgit.store.trail import note
 from agentgit.tools.declared import Declared
 from agentgit.tools.effects import READ_ONLY, UNDECLARED
 from agentgit.tools.files import Keeper
@@ -84,10 +86,12 @@ class Turn:
     Args:
         agent: who runs.
         given: the input.
+        span: what traces it.
     """
 
     agent: RollbackAgent
     given: Given
+    span: Traced = NOTHING
     wanted: list[tuple[int, Label]] = field(default_factory=list)
     """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
     afterwards: Callable[[], Any] | None = None
@@ -215,6 +219,7 @@ class Turn:
         """
         outcomes = self.recorder.outcomes
         with self._held:
+            self.recorder.end_spans()
             self.files.end()
             try:
                 latest = outcomes.write_with(lambda connection: self._end(connection, completed))
@@ -243,6 +248,11 @@ class Turn:
         meta = sessions.touch(connection, self.branch.external_session_id)
         self._thinned = thinning.automatic(connection, self.agent.store, self.branch.external_session_id, meta)
         sessions.release(connection, self.branch_id, owner)
+        ended = "done" if completed and moment.settled else "waiting" if completed else "failed"
+        note(
+            connection, self.agent.store.tenant_id, f"turn.{ended}", branch_id=self.branch_id,
+            user_id=self.agent.rules.user_id,
+        )  # fmt: skip
         return moment.latest
 
     def _is_due(self, connection: Connection) -> bool:

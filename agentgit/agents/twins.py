@@ -17,6 +17,7 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.rollback import on_this_loop
 from agentgit.sessions import InternalSession, Tree
+from agentgit.store.bus import on_loop
 from agentgit.store.lookup import Place
 from agentgit.tools import RollbackPlan, ToolInvocation
 from agentgit.tools.files import FileChanges
@@ -32,7 +33,8 @@ class Twins:
     """What `RollbackAgent` has with an `a` in front; each does what its twin says."""
 
     async def _io(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(verb, *args, **kwargs)
+        with on_loop():
+            return await asyncio.to_thread(verb, *args, **kwargs)
 
     @property
     def _agent(self) -> RollbackAgent:

@@ -17,6 +17,7 @@ from agentgit.cli import (
     moving_in,
     output,
     places,
+    telling,
     upkeep,
     workspace,
     world,
@@ -164,4 +165,5 @@ finding.add_to(app)
 world.add_to(app)
 carrying.add_to(app)
 upkeep.add_to(app)
+telling.add_to(app)
 app.command()(chat.chat)

@@ -63,7 +63,7 @@ def log(
         found, branch = places.path(repo, session)
         asked = repo.log(
             found, branch, which="all" if all_branches else "branch" if branch_only else "path", name=name,
-            since=_time(since), until=_time(until), tag=tagged, author=author, auto=auto,
+            since=time_of(since), until=time_of(until), tag=tagged, author=author, auto=auto,
         )  # fmt: skip
         if count:
             number = len(asked)
@@ -107,7 +107,7 @@ def _nothing(asked: Log, after: str | None) -> list[Line]:
     return [(Span("no such checkpoints" if after or asked.is_filtered else "no checkpoints yet"),)]
 
 
-def _time(text: str | None) -> datetime | None:
+def time_of(text: str | None) -> datetime | None:
     """Read a time as ISO 8601; without a zone it is this machine's."""
     if text is None:
         return None

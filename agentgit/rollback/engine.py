@@ -26,6 +26,7 @@ from agentgit.rollback.stopped import Stopped
 from agentgit.rollback.worker import Worker
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
+from agentgit.spans import span
 from agentgit.store import owners
 from agentgit.store.operations import Begun
 from agentgit.store.sessions import Found
@@ -131,6 +132,10 @@ class Rollback:
             RollbackIncomplete: a reversal failed, or the files did not come back; `resume` goes on.
             Conflict: the branch that is left is running.
         """
+        with span("agentgit.rollback", **_of(request.target.external_session_id)):
+            return self._run(request)
+
+    def _run(self, request: Request) -> int:
         self.looks.look(request.target.external_session_id)
         files = self._files_of(request)
         if not request.force:
@@ -155,6 +160,10 @@ class Rollback:
             RollbackIncomplete: a step failed; `resume` goes on.
             Conflict: a branch of the session is running.
         """
+        with span("agentgit.switch", **_of(request.branch.external_session_id), agentgit_sync=request.sync):
+            return self._switch(request)
+
+    def _switch(self, request: Switch) -> int:
         self.looks.look(request.branch.external_session_id)
         files = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:
@@ -189,6 +198,11 @@ class Rollback:
             RollbackBlocked: something that happened since cannot be reversed; nothing was done.
             RollbackIncomplete: a step failed again.
         """
+        with span("agentgit.resume", agentgit_operation_id=operation_id):
+            self._resume(operation_id, force=force)
+        return self.read_report(operation_id)
+
+    def _resume(self, operation_id: int, *, force: bool) -> None:
         with owners.owner() as owner:
             taken = self.store.database.write(lambda c: self.stopped.take(c, operation_id, owner), durable=True)
             if taken is not None:
@@ -201,7 +215,6 @@ class Rollback:
                     self.store.database.write(lambda c: self.stopped.leave(c, taken))
                     raise
                 self._proceed(operation_id, owner)
-        return self.read_report(operation_id)
 
     def read_report(self, operation_id: int) -> RollbackReport:
         """Read what an operation did."""
@@ -267,6 +280,10 @@ class Rollback:
             notes.renote(self.store, connection, made, notes.waiting(as_object(left.meta)))
         self.store.operations.end(connection, operation_id, operation.DONE, {})
         return branch_id
+
+
+def _of(session_id: int) -> dict[str, Any]:
+    return {"gen__ai_conversation_id": str(session_id)}
 
 
 def _problem(report: RollbackReport) -> str:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from agentgit.errors import Conflict
 from agentgit.rollback.looks import Looks, Sight, There
 from agentgit.rollback.settle import Settle, done, settled
+from agentgit.spans import span, tool_span
 from agentgit.store.journal import Intent, Outcome
 from agentgit.store.sessions import Found
 from agentgit.store.store import Store
@@ -93,14 +94,17 @@ class Worker:
         except Conflict:
             return False  # another rollback was faster; the report tells its status
         status, problem = invocation.REVERSED, None
-        try:
-            self._undo(undo, call)
-        except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
-            # If it can be seen that nothing is there any more, it was reversed, whatever its undo raised.
-            seen = self.looks.sees(row.external_session_id, call)
-            if seen is not Sight.GONE:
-                is_known = isinstance(seen, There) or not isinstance(error, CANCELLED)
-                status, problem = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN, told(error)
+        with span("agentgit.reverse", gen__ai_tool_name=call.tool_name, agentgit_effect=call.effect) as traced:
+            try:
+                self._undo(undo, call)
+            except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
+                # If it can be seen that nothing is there any more, it was reversed, whatever its undo raised.
+                seen = self.looks.sees(row.external_session_id, call)
+                if seen is not Sight.GONE:
+                    is_known = isinstance(seen, There) or not isinstance(error, CANCELLED)
+                    status, problem = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN, told(error)
+                    traced.fail(type(error).__name__)
+            traced.set(agentgit_call_status=status)
         write(lambda c: journal.move(c, call.id, status, operation_id=row.id, error=problem), durable=True)
         return problem is None
 
@@ -141,8 +145,12 @@ class Worker:
         run = self.registry.runner(row.external_session_id, original)
         intent = _intent(row, original, owner, earlier)
         again = self.store.database.write(lambda c: self.store.journal.intend(c, intent), durable=True)
-        with running(intent.idempotency_key):
+        traced = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
+        with traced, traced.current(), running(intent.idempotency_key):
             outcome = self._run(run, row, original, again)
+            traced.set(agentgit_call_status=outcome.status)
+            if outcome.status != invocation.DONE:
+                traced.fail(outcome.status)
         self.store.database.write(lambda c: self.store.journal.end(c, again, outcome), durable=True)
         return outcome.status == invocation.DONE
 

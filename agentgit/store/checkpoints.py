@@ -9,10 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
 
+from agentgit.spans import span
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
+from agentgit.store.slices import slices
 from agentgit.store.tables import OperationRow
+from agentgit.store.trail import note
 from agentgit.values import from_json, to_json
 
 OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -86,6 +89,21 @@ class Checkpoints:
 
     def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
         """Store a checkpoint and make it the head of its branch; give its id."""
+        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as traced:
+            checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
+            traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
+        note(
+            connection, self.tenant_id, "checkpoint.created", branch_id=branch_id, user_id=label.user_id,
+            checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name,
+        )  # fmt: skip
+        return checkpoint_id
+
+    def bring(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
+        """Store a checkpoint as `add`, of which nobody is told: an import tells of them all at once.
+
+        Returns:
+            Its id, and its number on its branch.
+        """
         checkpoint_id = label.id or new_id()
         of_branch = {"tenant": self.tenant_id, "branch": branch_id}
         last = connection.execute(_LAST_NUMBER, of_branch).scalar() or 0
@@ -104,7 +122,7 @@ class Checkpoints:
             },
         )  # fmt: skip
         connection.execute(_MOVE_HEAD, {**of_branch, "head": checkpoint_id})
-        return checkpoint_id
+        return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Give a checkpoint its files, if it has none: those of a template come after it was made."""
@@ -129,10 +147,34 @@ class Checkpoints:
             parts.append(part if until is None else and_(part, CHECKPOINT.c.number <= until))
         return self.find(connection, or_(*parts))
 
-    def delete(self, connection: Connection, ids: Sequence[int]) -> int:
-        """Delete those of these checkpoints that nothing needs; tell how many went. Where a branch begins stays."""
-        these = [{"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in ids]
-        return _DELETE.run(connection, *these) if these else 0
+    def delete(self, connection: Connection, ids: Sequence[int], user_id: int | None = None) -> set[int]:
+        """Delete those of these checkpoints of one session that nothing needs; give the ids of those that went.
+
+        Where a branch begins stays.
+
+        Args:
+            connection: in a transaction that writes.
+            ids: which.
+            user_id: who wants it; None is what the session keeps.
+        """
+        held = self._sessions_of(connection, ids)
+        if not held:
+            return set()
+        _DELETE.run(connection, *({"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in held))
+        left = self._sessions_of(connection, ids)
+        gone = [checkpoint_id for checkpoint_id in held if checkpoint_id not in left]
+        for part in slices(gone):
+            note(
+                connection, self.tenant_id, "checkpoint.deleted", session_id=held[part[0]], user_id=user_id,
+                count=len(part), checkpoints=list(part),
+            )  # fmt: skip
+        return set(gone)
+
+    def _sessions_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
+        """Give the session of each of these checkpoints that is there."""
+        query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
+        parts = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
+        return {id: session_id for part in parts for id, session_id in connection.execute(part)}
 
 
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
@@ -151,13 +193,10 @@ _MOVE_HEAD = (
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     .values(head_id=bindparam("head"))
 )
+_ITS_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).select_from(
-    CHECKPOINT.join(
-        BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
-    )
-)
+).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
 _owner = BRANCH.alias("owner")
 _its_session = (
     select(_owner.c.external_session_id)

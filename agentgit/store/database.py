@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from agentgit.errors import AgentGitError, Corrupt, InvalidInput, SchemaMismatch, Unavailable
+from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, SchemaMismatch, Unavailable
+from agentgit.store import outbox
+from agentgit.store.bus import Bus, on_loop
 from agentgit.store.idle import ask_when_idle
 from agentgit.store.lite import BUSY_SECONDS, DURABLE, READING, WRITING, Lite
+from agentgit.store.trail import begin_notes, take_notes, write_notes
 
 if TYPE_CHECKING:
     from agentgit.store.loops import Loops
@@ -42,6 +45,9 @@ _SIZE = {
 SERIALIZATION_FAILURES = {"40001", "40P01"}
 """PostgreSQL's states for "run the transaction again"."""
 
+
+REFUSED = "The audit trail cannot be changed"
+"""What the triggers of the audit trail say; see migration 0007."""
 
 _writers: dict[str, threading.Lock] = {}
 """One lock for each SQLite file, whoever has opened it in this process."""
@@ -88,6 +94,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
         self._name = self.url.render_as_string(hide_password=True)
+        self.bus = Bus()
         self._lite = Lite(self.url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = self._lite.engine if self._lite is not None else _server(self.url)
         self._loops = None if self.is_sqlite else _async_side(self.url)
@@ -115,9 +122,10 @@ class Database:
         On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
         greenlet is not installed, it runs in a thread.
         """
-        if self._loops is None:
-            return await asyncio.to_thread(call, *args, **kwargs)
-        return await self._loops.run(call, *args, **kwargs)
+        with on_loop():
+            if self._loops is None:
+                return await asyncio.to_thread(call, *args, **kwargs)
+            return await self._loops.run(call, *args, **kwargs)
 
     def _transaction(self, mode: str) -> AbstractContextManager[Connection]:
         if self._lite is not None:
@@ -158,13 +166,32 @@ class Database:
         mode = DURABLE if durable else WRITING
         for attempt in range(1, attempts + 1):
             try:
-                with self._translated(), self._turn, self._writing, self._transaction(mode) as connection:
-                    return work(connection)
+                return self._once(work, mode)
             except _Again as error:
                 if attempt == attempts:
                     raise Unavailable(str(error)) from error
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _once(self, work: Callable[[Connection], T], mode: str) -> T:
+        """Run `work` in one transaction, write down what it noted, commit, and tell those who listen."""
+        places: Sequence[Any] = ()
+        committed = False
+        try:
+            with self._translated(), self._turn, self._writing, self._transaction(mode) as connection:
+                begin_notes(connection)
+                answer = work(connection)
+                if notes := take_notes(connection):
+                    written = write_notes(connection, notes)
+                    if written.has_hooks:
+                        outbox.put(connection, written.tenant_id, written.events)
+                    if self.bus.is_heard:
+                        places = self.bus.expect(written.events)
+            committed = True
+            return answer
+        finally:
+            if places:
+                self.bus.settle(places, committed=committed)
 
     def shrink(self) -> None:
         """Give the free space of the database back to the file system; writers wait until it is done."""
@@ -204,6 +231,7 @@ class Database:
 
     def close(self) -> None:
         """Give all connections back; the object may not be used afterwards."""
+        self.bus.close()
         if self._loops is not None:
             self._loops.close()
         if self._lite is not None:
@@ -240,6 +268,8 @@ def _meaning(error: Exception, where: str) -> AgentGitError:
         where: the database, without its password.
     """
     text = str(error)
+    if REFUSED in text:
+        return NotAllowed(f"{REFUSED} in {where}. What happened has happened; new events are added by what is done.")
     if getattr(error, "sqlstate", None) in SERIALIZATION_FAILURES or _is_a(error, "IntegrityError"):
         return _Again(f"Another writer was in the way in {where}: {text}. Try again.")
     if "locked" in text or "busy" in text:

@@ -7,11 +7,12 @@ database, so it may run beside turns and other processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, Table, func, select, text
 
 from agentgit.errors import AgentGitError, Corrupt
+from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.upkeep import Checked, Finding, Progress
 from agentgit.store.fsck_heads import check_heads
 from agentgit.store.fsck_rows import Rows
@@ -20,6 +21,8 @@ from agentgit.store.fsck_values import RESTORE, Report, check_dictionaries, chec
 from agentgit.store.fsck_world import check_world
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA
+from agentgit.store.trail import EVENT
+from agentgit.store.verifying import check_outbox, check_trail
 
 REFERENCES, HASHES, HEADS = 1, 2, 3
 """How deep to look."""
@@ -68,12 +71,30 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
     rows = Rows(connection, store, report, hashes=level >= HASHES)
     rows.check()
     check_world(rows)
+    check_trail(connection, store.tenant_id, report, hashes=level >= HASHES)
+    check_outbox(connection, store.tenant_id, report)
     if level >= HEADS:
         check_heads(connection, store, report)
 
 
-def _count(connection: Connection, tenant_id: int) -> int:
-    counts = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in TABLES)
+def verify_trail(store: Store, known: Mapping[int, Tip] | None = None, progress: Progress | None = None) -> Verified:
+    """Check the audit trail alone.
+
+    Args:
+        store: which tenant, in which database.
+        known: the ends of the trails, as an earlier look has given them.
+        progress: told how many rows are done, and of how many.
+    """
+    report, tips = _Counting(progress), {}
+    with store.database.reading() as connection:
+        report.total = _count(connection, store.tenant_id, [EVENT])
+        tips = check_trail(connection, store.tenant_id, report, known, hashes=True)
+    more = [Finding(row="audit_event", what=f"and {report.more} more", todo=RESTORE)] if report.more else []
+    return Verified(events=report.objects, tips=tips, findings=(*report.findings, *more))
+
+
+def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TABLES) -> int:
+    counts = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in tables)
     return sum(int(connection.execute(query).scalar_one()) for query in counts)
 
 

@@ -25,6 +25,7 @@ from agentgit.store.sessions import CHECKPOINT as POINT
 from agentgit.store.slices import AT_ONCE as ROWS_AT_ONCE
 from agentgit.store.snapshots import SNAPSHOT
 from agentgit.store.store import Store
+from agentgit.store.trail import note
 from agentgit.store.world import OPERATION
 from agentgit.tools.files import FilesAt
 
@@ -136,6 +137,10 @@ class Import:
             raise _changed()
         values.flush()
         tables.flush()
+        note(
+            connection, self.store.tenant_id, "session.imported", session_id=rows.session_id, user_id=self.user_id,
+            name=whole.session["name"], checkpoints=whole.counts["checkpoint"], calls=whole.counts["call"],
+        )  # fmt: skip
         return rows.session_id
 
     def _name(self, connection: Connection, own: str) -> str:

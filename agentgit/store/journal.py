@@ -23,9 +23,10 @@ from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
 from agentgit.store.tables import InternalSessionRow, ToolInvocationRow, WorldLogRow
+from agentgit.store.trail import note
 from agentgit.tools import ToolInvocation
 from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import CALL, INTENDED, MOVES, PAUSED, REDO, REVERSING, UNKNOWN
+from agentgit.tools.invocation import CALL, INTENDED, MOVES, PAUSED, REDO, REVERSE_FAILED, REVERSING, UNKNOWN
 from agentgit.values import as_object, from_json, to_json
 
 INVOCATION = ToolInvocationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -34,6 +35,9 @@ BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 
 LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
 """The statuses after which something may be otherwise in the world."""
+
+TOLD = LOGGED | {REVERSE_FAILED}
+"""The statuses that the audit trail tells of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +157,22 @@ class Journal:
             **(_ended(outcome) if outcome else NOT_ENDED),
         }  # fmt: skip
 
-    def end(self, connection: Connection, invocation_id: int, outcome: Outcome) -> None:
+    def end(self, connection: Connection, invocation_id: int, outcome: Outcome, *, is_past: bool = False) -> None:
         """Record how a call ended.
+
+        Args:
+            connection: in a transaction that writes.
+            invocation_id: which.
+            outcome: how.
+            is_past: True if it was made elsewhere long ago: then the trail does not tell of it.
 
         Raises:
             Conflict: its status is no longer one that can end so.
         """
         row = self._move(connection, invocation_id, outcome.status, **_ended(outcome))
         if row.effect != READ_ONLY:
+            if not is_past:
+                self._tell(connection, row, outcome.status, None)
             self._log(connection, row, outcome.status, None)
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
@@ -196,6 +208,7 @@ class Journal:
         """
         values = {"result": to_json(result)} if result is not None else {}
         row = self._move(connection, invocation_id, status, owner=owner, error_message=error, **values)
+        self._tell(connection, row, status, operation_id)
         self._log(connection, row, status, operation_id)
 
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
@@ -209,6 +222,13 @@ class Journal:
                 "else has dealt with it. Plan the rollback again."
             )
         return row
+
+    def _tell(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
+        if action in TOLD:
+            note(
+                connection, self.tenant_id, f"call.{action}", branch_id=row.internal_session_id, invocation=row.id,
+                tool=row.tool_name, effect=row.effect, ran=row.kind, operation=operation_id,
+            )  # fmt: skip
 
     def _log(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action not in LOGGED:

@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
-from agentgit.sessions.operation import RUNNING, Operation
+from agentgit.sessions.operation import DONE, RUNNING, Operation
 from agentgit.store.ids import new_id
 from agentgit.store.tables import OperationRow
+from agentgit.store.trail import note
 from agentgit.values import as_object, to_json
 
 OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -67,11 +68,14 @@ class Operations:
                 "request": to_json(begun.request), "report": to_json({}), "created_at": datetime.now(UTC),
             },
         )  # fmt: skip
+        if begun.owner:  # what is done in the very transaction in which it begins, as a fork, is told when it is done
+            self._tell(connection, operation_id, "begun")
         return operation_id
 
     def take(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Take up an operation that nobody is working on."""
         connection.execute(update(OPERATION).where(self._is(operation_id)).values(owner=owner, status=RUNNING))
+        self._tell(connection, operation_id, "resumed")
 
     def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Record that an operation has something else to do than was planned."""
@@ -81,6 +85,17 @@ class Operations:
         """Record how an operation ended, or that it stopped half way."""
         ended = update(OPERATION).where(self._is(operation_id))
         connection.execute(ended.values(status=status, report=to_json(report), owner=None, ended_at=datetime.now(UTC)))
+        self._tell(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
+
+    def _tell(
+        self, connection: Connection, operation_id: int, how: str, counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Note for the trail what became of an operation."""
+        row = connection.execute(_TOLD, {"tenant": self.tenant_id, "operation": operation_id}).one()
+        note(
+            connection, self.tenant_id, f"{row.kind}.{how}", branch_id=row.internal_session_id, user_id=row.user_id,
+            operation=operation_id, source=row.source_id, checkpoint=row.target_id, **(counts or {}),
+        )  # fmt: skip
 
     def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
         """Read one operation."""
@@ -113,6 +128,14 @@ class Operations:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
 
 
+def _counts(report: Mapping[str, Any]) -> dict[str, int]:
+    """Count what a report lists, where there is anything."""
+    return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
+
+
+_TOLD = select(
+    OPERATION.c.kind, OPERATION.c.internal_session_id, OPERATION.c.user_id, OPERATION.c.source_id, OPERATION.c.target_id
+).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
 _RUNNING = select(OPERATION).where(
     OPERATION.c.tenant_id == bindparam("tenant"),
     OPERATION.c.external_session_id == bindparam("session"),

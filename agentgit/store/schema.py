@@ -11,7 +11,7 @@ from sqlalchemy import Connection, inspect, text
 from agentgit.errors import SchemaMismatch
 from agentgit.store.database import Database
 
-REVISION = "0006"
+REVISION = "0007"
 """The newest migration; a test holds it against the folder."""
 
 VERSION_TABLE = "agentgit_version"

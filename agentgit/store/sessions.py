@@ -19,6 +19,7 @@ from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, TagRow, UserRow
+from agentgit.store.trail import note
 from agentgit.values import as_object, to_json
 
 USER = UserRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -81,6 +82,7 @@ class Sessions:
         )  # fmt: skip
         branch_id = self.create_branch(connection, session_id, "main")
         self.set_current(connection, session_id, branch_id)
+        note(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
     def sessions(
@@ -117,8 +119,17 @@ class Sessions:
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
         return list(connection.execute(select(SESSION.c.session_name).where(where)).scalars())
 
-    def set_current(self, connection: Connection, session_id: int, branch_id: int) -> None:
-        """Make the session continue on that branch."""
+    def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
+        """Make the session continue on that branch.
+
+        Args:
+            connection: in a transaction that writes.
+            session_id: the session.
+            branch_id: one of its branches.
+            user_id: who switches to it; None if it is part of something else that is told of.
+        """
+        if user_id is not None:
+            note(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
         connection.execute(
             update(SESSION)
             .where(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)

@@ -21,11 +21,13 @@ from agentgit.store.graph_rows import Found as At
 from agentgit.store.journal import Journal, Part
 from agentgit.store.log import Log
 from agentgit.store.operations import Operations
+from agentgit.store.outbox import Outbox
 from agentgit.store.search import Search
 from agentgit.store.sessions import Found, Sessions
 from agentgit.store.snapshots import Snapshots
 from agentgit.store.tags import Tags
 from agentgit.store.texts import Texts
+from agentgit.store.trail import Trail, note
 from agentgit.store.world import World
 from agentgit.tools import ToolInvocation
 
@@ -71,6 +73,8 @@ class Store:
         self.snapshots = Snapshots(tenant_id)
         self.graphs = GraphStore(tenant_id, compression)
         self.log = Log(tenant_id)
+        self.trail = Trail(tenant_id)
+        self.outbox = Outbox(tenant_id)
         self.tags = Tags(tenant_id)
         self.texts = Texts(tenant_id, self.sessions, self.graphs)
         self.search = Search(tenant_id, self.graphs)
@@ -165,6 +169,7 @@ class Store:
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release(connection, branch.id, branch.owner)
+        note(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
 
     def state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:

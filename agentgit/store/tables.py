@@ -465,3 +465,64 @@ class DictionaryRow(Row, table=True):
     hash: bytes = _bytes()
     data: bytes = _bytes()
     created_at: datetime = _when()
+
+
+class AuditEventRow(Row, table=True):
+    """One thing that happened, chained to the one before it in its session by `hash`. Triggers refuse to change it.
+
+    A session that is gone keeps its trail, so nothing here refers to other rows; `external_session_id` is 0 for what
+    belongs to no session. `owner_id` is whose session it is, `user_id` who did it.
+    """
+
+    __tablename__ = "audit_event"
+    __table_args__ = (UniqueConstraint("tenant_id", "owner_id", "id"),)
+
+    tenant_id: int = _id(primary_key=True)
+    external_session_id: int = _id(primary_key=True)
+    seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    id: int = _id()
+    internal_session_id: int | None = _ref()
+    owner_id: int | None = _ref()
+    user_id: int | None = _ref()
+    kind: str = _word(32)
+    detail: bytes = _bytes()
+    created_at: datetime = _when()
+    hash: bytes = _bytes()
+
+
+class WebhookRow(Row, table=True):
+    """Where a user's events are sent. `secret` is the key of the signatures, or `env:` and the variable that has it."""
+
+    __tablename__ = "webhook"
+
+    tenant_id: int = _id(primary_key=True)
+    id: int = _id(primary_key=True)
+    user_id: int = _id()
+    external_session_id: int | None = _ref()
+    url: str = _text()
+    kinds: bytes = _bytes()
+    secret: str = _text()
+    created_at: datetime = _when()
+
+
+class WebhookDeliveryRow(Row, table=True):
+    """An event that is still to be sent, or was given up. `status`, `attempts`, `next_at` and `owner` move."""
+
+    __tablename__ = "webhook_delivery"
+    __table_args__ = (
+        Index(None, "tenant_id", "status", "next_at"),
+        Index(None, "tenant_id", "webhook_id", "status"),
+        _same_tenant("webhook_id", "webhook"),
+    )
+
+    tenant_id: int = _id(primary_key=True)
+    id: int = _id(primary_key=True)
+    webhook_id: int = _id()
+    external_session_id: int = _id()
+    seq: int = _number()
+    status: str = _word(16)
+    attempts: int = _number()
+    next_at: datetime = _when()
+    owner: str | None = _word(64, nullable=True)
+    last_error: str | None = _text(nullable=True)
+    created_at: datetime = _when()

@@ -12,6 +12,7 @@ from agentgit.checkpoints.finding import Tag
 from agentgit.errors import Conflict
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found
 from agentgit.store.slices import slices
+from agentgit.store.trail import note
 
 
 class Tags:
@@ -40,6 +41,10 @@ class Tags:
                     "created_at": datetime.now(UTC),
                 },
             )  # fmt: skip
+            note(
+                connection, self.tenant_id, "tag.created", branch_id=point.internal_session_id, user_id=user_id,
+                name=name, checkpoint=point.id,
+            )  # fmt: skip
             known = self.find(connection, point.external_session_id, name)
             assert known is not None  # noqa: S101  # it was just added
         if known.checkpoint_id != point.id:
@@ -49,9 +54,11 @@ class Tags:
             )
         return known
 
-    def remove(self, connection: Connection, session_id: int, name: str) -> bool:
+    def remove(self, connection: Connection, session_id: int, name: str, user_id: int) -> bool:
         """Take a tag away; tell whether it was there."""
         gone = connection.execute(delete(TAG).where(*self._named(session_id, name)))
+        if gone.rowcount:
+            note(connection, self.tenant_id, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
         return bool(gone.rowcount)
 
     def find(self, connection: Connection, session_id: int, name: str) -> Tag | None:

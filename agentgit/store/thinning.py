@@ -98,11 +98,13 @@ def verdicts(connection: Connection, store: Store, session_id: int, retention: R
     return Judged(found, sizes.now(), sizes.without([one.point.id for one in found if one.goes]))
 
 
-def thin(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
+def thin(
+    connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
+) -> Judged:
     """Delete the checkpoints that a retention lets go; tell what became of each."""
     store.sessions.lock(connection, session_id)
     judged = verdicts(connection, store, session_id, retention)
-    return judged._replace(verdicts=delete(connection, store, judged.verdicts))
+    return judged._replace(verdicts=delete(connection, store, judged.verdicts, user_id))
 
 
 def clear(
@@ -112,6 +114,7 @@ def clear(
     *,
     branch_id: int | None = None,
     ids: Collection[int] | None = None,
+    user_id: int | None = None,
 ) -> list[Verdict]:
     """Delete the checkpoints of a session that nothing needs; tell what became of each.
 
@@ -121,21 +124,23 @@ def clear(
         session_id: which.
         branch_id: only those that this branch made; None for all.
         ids: only these; None for all.
+        user_id: who wants it.
     """
     store.sessions.lock(connection, session_id)  # so that nobody goes to one meanwhile
     found = points(connection, store, session_id, branch_id)
     wanted = [point for point in found if ids is None or point.id in ids]
-    return delete(connection, store, [Verdict(point=one, goes=not one.needed, why=one.needed) for one in wanted])
+    judged = [Verdict(point=one, goes=not one.needed, why=one.needed) for one in wanted]
+    return delete(connection, store, judged, user_id)
 
 
-def delete(connection: Connection, store: Store, judged: Sequence[Verdict]) -> list[Verdict]:
+def delete(
+    connection: Connection, store: Store, judged: Sequence[Verdict], user_id: int | None = None
+) -> list[Verdict]:
     """Delete those that are to go; what `Checkpoints.delete` does not let go stays, and is told so."""
     ids = [one.point.id for one in judged if one.goes]
-    if store.checkpoints.delete(connection, ids) == len(ids):
-        return list(judged)
-    left = {row.id for part in slices(ids) for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(part))}
+    gone = store.checkpoints.delete(connection, ids, user_id)
     return [
-        Verdict(point=one.point, goes=False, why="something needs it") if one.goes and one.point.id in left else one
+        Verdict(point=one.point, goes=False, why="something needs it") if one.goes and one.point.id not in gone else one
         for one in judged
     ]
 

@@ -1,0 +1,216 @@
+"""The commands that tell: events, audit, webhooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentgit.cli import output
+from agentgit.cli.finding import time_of
+from agentgit.cli.options import AsJson, Where, repository
+from agentgit.cli.progress import bar
+from agentgit.errors import Corrupt, InvalidInput, NotFound
+from agentgit.render import events as drawn
+from agentgit.render.lines import Line, Span
+
+if TYPE_CHECKING:
+    from agentgit.sessions.events import Event
+
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", "-k", metavar="KIND", help="Like checkpoint.created or rollback.*; may be repeated."),
+]
+OneHook = Annotated[int, typer.Argument(metavar="ID", help="As `agentgit webhooks list` shows it.")]
+OfSession = Annotated[
+    str | None, typer.Argument(metavar="SESSION", help="A session's name or id; else all of your sessions.")
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until you press Ctrl-C.")]
+
+SECONDS = 1.0
+"""How long a worker waits when there is nothing to send."""
+
+audit = typer.Typer(
+    name="audit", help="Look whether the audit trail is as it was written.", no_args_is_help=True, rich_markup_mode=None
+)
+webhooks = typer.Typer(
+    name="webhooks", help="Send events to URLs, signed, and again until they are taken.", no_args_is_help=True,
+    rich_markup_mode=None,
+)  # fmt: skip
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command()(events)
+    app.add_typer(audit)
+    app.add_typer(webhooks)
+
+
+def events(
+    session: OfSession = None,
+    kind: Kinds = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only what happened then or later, like 2026-11-21.")
+    ] = None,
+    after: Annotated[int | None, typer.Option(metavar="ID", help="All that came after this event.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many of the newest; not with --after.")] = 50,
+    follow: Follow = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what happened, the newest last."""
+    kinds, at = kind or "*", time_of(since)
+    with repository(db) as repo:
+        if after is not None and not follow:
+            found = list(repo.events(session, after=after, kinds=kinds, since=at))
+        else:
+            found = repo.last_events(session, kinds=kinds, since=at, limit=limit) if after is None else []
+        if not follow:
+            nothing: list[Line] = [(Span("nothing happened"),)]
+            output.emit(
+                as_json,
+                lambda: [event.to_dict() for event in found],
+                lambda width: drawn.event_lines(found, width=width, zone=None) or nothing,
+            )
+            return
+        for event in found:
+            _one(event, as_json)
+        start = after if after is not None else found[-1].id if found else repo.last_event_id()
+        with suppress(KeyboardInterrupt):
+            for event in repo.events(session, after=start, kinds=kinds, since=at, follow=True):
+                _one(event, as_json)
+
+
+def _one(event: Event, as_json: bool) -> None:
+    _line(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=None))
+
+
+def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
+    """Write one of many answers at once; for a program it is one line."""
+    if as_json:
+        output.stream(json.dumps(data()).replace("\x7f", "\\u007f"))
+        output.stream("\n")
+    else:
+        output.show(lines(output.width()))
+    output.flush()
+
+
+@audit.command("verify")
+def audit_verify(
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What --json wrote earlier: the trail must still lead through it."),
+    ] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look whether nobody has changed the audit trail."""
+    from agentgit.sessions.events import tips_of
+
+    known = None
+    if against is not None:
+        try:
+            known = tips_of(json.loads(against.read_text("utf-8")))
+        except OSError as error:
+            raise NotFound(f"{against} cannot be read: {error.strerror}.") from error
+        except ValueError as error:
+            raise InvalidInput(f"{against} is not what `agentgit audit verify --json` wrote.") from error
+    with repository(db) as repo, bar("verifying", as_json) as progress:
+        found = repo.audit_verify(known, progress=progress)
+    output.emit(as_json, found.to_dict, lambda _: drawn.verified_lines(found))
+    if not found.is_sound:
+        raise typer.Exit(Corrupt.exit_code)
+
+
+@webhooks.command("add")
+def add(
+    url: Annotated[str, typer.Argument(metavar="URL", help="http or https.")],
+    kind: Kinds = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="SESSION", help="Only its events; else those of all of yours.")
+    ] = None,
+    secret_env: Annotated[
+        str | None, typer.Option("--secret-env", metavar="NAME", help="The environment variable that has the secret.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option("--secret-file", metavar="FILE", help="The file that has it; if it is not there, it is made."),
+    ] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send events to a URL from now on; `agentgit webhooks deliver` does the sending."""
+    if (secret_env is None) == (secret_file is None):
+        raise InvalidInput(
+            "Say where the secret is that signs the messages: --secret-env NAME, or --secret-file FILE, which is made "
+            "if it is not there."
+        )
+    with repository(db) as repo:
+        secret = f"env:{secret_env}" if secret_file is None else _secret_in(secret_file)
+        made = repo.webhooks.add(url, kind or "*", secret, session)
+    output.emit(as_json, made.to_dict, lambda width: drawn.webhook_lines([made], width=width))
+
+
+def _secret_in(file: Path) -> str:
+    """Read a secret from a file, or make both; only its owner may read it."""
+    from agentgit.sessions.webhooks import new_secret
+
+    try:
+        with (
+            suppress(FileExistsError),
+            os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+        ):
+            new.write(new_secret() + "\n")
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file} cannot be read as a secret: {type(error).__name__}.") from error
+
+
+@webhooks.command("list")
+def list_(db: Where = None, as_json: AsJson = False) -> None:
+    """List the webhooks, with what is still to be sent."""
+    with repository(db) as repo:
+        found = repo.webhooks.list()
+    nothing: list[Line] = [(Span("no webhooks yet; add one with: agentgit webhooks add URL"),)]
+    output.emit(
+        as_json,
+        lambda: [one.to_dict() for one in found],
+        lambda width: drawn.webhook_lines(found, width=width) or nothing,
+    )
+
+
+@webhooks.command("remove")
+def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
+    """Send nothing more to a webhook, also not what waits."""
+    with repository(db) as repo:
+        gone = repo.webhooks.remove(webhook)
+    output.emit(as_json, gone.to_dict, lambda _: [(Span(f"nothing more is sent to {gone.url}"),)])
+
+
+@webhooks.command("retry")
+def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
+    """Let what was given up be sent again, and what waits at once."""
+    with repository(db) as repo:
+        number = repo.webhooks.retry(webhook)
+    output.emit(as_json, lambda: {"count": number}, lambda _: [(Span(f"{number} to be sent"),)])
+
+
+@webhooks.command("deliver")
+def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -> None:
+    """Send what is due, of all users; several processes may do it at once."""
+    with repository(db) as repo, suppress(KeyboardInterrupt):
+        found = repo.webhooks.deliver()
+        if not follow:
+            output.emit(as_json, found.to_dict, lambda _: drawn.delivered_lines(found))
+            return
+        while True:
+            if found.sent or found.failed or found.dead:
+                _line(as_json, found.to_dict, lambda _, found=found: drawn.delivered_lines(found))  # type: ignore[misc]
+            time.sleep(SECONDS)
+            found = repo.webhooks.deliver()

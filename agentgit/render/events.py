@@ -1,0 +1,103 @@
+"""Events, the state of the audit trail, and webhooks, as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, tzinfo
+from typing import Any
+
+from agentgit.render.lines import Line, Span, table
+from agentgit.render.text import clean, clock, count
+from agentgit.sessions.events import Event, Verified
+from agentgit.sessions.webhooks import Delivered, Webhook
+
+_BAD = ("failed", "incomplete", "unknown", "abandoned")
+"""What the kinds of events end with that need a person."""
+
+_QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
+"""What is in the details for programs."""
+
+
+def event_lines(events: Sequence[Event], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+    """List events, one line each.
+
+    Args:
+        events: as they are to be shown.
+        width: the longest line, in terminal cells.
+        zone: the zone of the times; None is this machine's.
+    """
+    return table([_row(event, zone) for event in events], width=width)
+
+
+def _row(event: Event, zone: tzinfo | None) -> list[Span]:
+    place = "@".join(clean(name) for name in (event.session_name, event.branch_name) if name is not None)
+    return [
+        Span(clock(event.created_at, zone), "dim"),
+        Span(event.kind, "bad" if event.kind.endswith(_BAD) else "heading"),
+        Span(place, "reference"),
+        Span(said(event)),
+    ]
+
+
+def said(event: Event) -> str:
+    """Say in a few words what an event is about.
+
+    Example:
+        >>> from datetime import datetime
+        >>> at = datetime(2026, 11, 21, tzinfo=UTC)
+        >>> of = {"session_id": 1, "session_name": "s", "branch_id": 1, "branch_name": "main"}
+        >>> of |= {"owner_id": 1, "user_id": 1, "detail": {"number": 3, "name": "before payment", "checkpoint": 7}}
+        >>> said(Event(id=1, kind="checkpoint.created", number=1, created_at=at, **of))
+        'main#3 before payment'
+    """
+    detail = dict(event.detail)
+    words = [clean(str(detail.pop(key))) for key in ("tool", "effect", "name") if detail.get(key) is not None]
+    if event.kind == "checkpoint.created":
+        words.insert(0, f"{clean(event.branch_name or '')}#{detail.pop('number')}")
+    words += [f"{clean(key)} {_short(value)}" for key, value in detail.items() if key not in _QUIET]
+    return " ".join(words)
+
+
+def _short(value: Any) -> str:
+    return clean(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def verified_lines(found: Verified) -> list[Line]:
+    """Say whether the trail is as it was written."""
+    lines: list[Line] = [
+        line
+        for one in found.findings
+        for line in (
+            (Span(clean(one.row), "reference"), Span(f"  {clean(one.what)}", "bad")),
+            (Span(f"  {clean(one.todo)}", "dim"),),
+        )
+    ]
+    wrong = count(len(found.findings), "finding") if found.findings else "the trail is as it was written"
+    looked = f"{count(found.events, 'event')} in {count(len(found.tips), 'trail')}"
+    return [*lines, (Span(f"{wrong}: {looked}", "bad" if found.findings else "heading"),)]
+
+
+def webhook_lines(webhooks: Sequence[Webhook], *, width: int = 100) -> list[Line]:
+    """List webhooks, one line each, with what is still to be sent."""
+    return table([_hook(one) for one in webhooks], width=width)
+
+
+def _hook(one: Webhook) -> list[Span]:
+    waits = [f"{one.pending} to be sent"] if one.pending else []
+    waits += [f"{one.dead} given up"] if one.dead else []
+    waits += [clean(one.last_error)] if one.last_error else []
+    return [
+        Span(str(one.id), "reference"),
+        Span(clean(one.url), "name"),
+        Span(clean(", ".join(one.kinds))),
+        Span("; ".join(waits), "bad" if one.dead else "dim"),
+    ]
+
+
+def delivered_lines(found: Delivered) -> list[Line]:
+    """Say what was sent."""
+    facts = [f"{found.sent} sent"]
+    facts += [f"{found.failed} failed, and will be tried again"] if found.failed else []
+    facts += [f"{found.dead} given up"] if found.dead else []
+    facts += [f"{found.waiting} waiting"] if found.waiting else []
+    return [(Span("; ".join(facts), "bad" if found.dead else "heading"),)]

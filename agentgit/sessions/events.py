@@ -1,0 +1,191 @@
+"""Events: what happened to sessions, in the order of the audit trail. Pure values and the hash that chains them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+import orjson
+
+from agentgit.errors import InvalidInput
+from agentgit.sessions.upkeep import Finding
+
+KINDS: Mapping[str, str] = {
+    "session.created": "a session was made",
+    "session.imported": "a session was made of an export or of a LangGraph thread, or got what was new there",
+    "turn.done": "a turn ended",
+    "turn.waiting": "a turn ended with a question that a person has to answer",
+    "turn.failed": "a turn raised, or was broken off",
+    "turn.abandoned": "a turn was taken back because its process died",
+    "checkpoint.created": "a checkpoint was made",
+    "checkpoint.deleted": "checkpoints were deleted, by a person or by what the session keeps",
+    "call.done": "a tool that is not read-only did its work",
+    "call.failed": "such a tool raised",
+    "call.unknown": "nobody knows whether such a tool did its work",
+    "call.reversed": "a call was reversed",
+    "call.reverse_failed": "the undo of a call raised",
+    "call.reverse_unknown": "nobody knows whether a call was reversed",
+    "call.resolved": "a person said what really happened",
+    "rollback.begun": "a rollback was planned and is being done",
+    "rollback.done": "it is done",
+    "rollback.incomplete": "it stopped half way",
+    "rollback.resumed": "somebody goes on with it",
+    "switch.begun": "the world is being brought to a branch",
+    "switch.done": "a session goes on on another branch, with or without its world",
+    "switch.incomplete": "it stopped half way",
+    "switch.resumed": "somebody goes on with it",
+    "fork.done": "a branch was made without touching the world",
+    "merge.done": "what a branch did came to another one",
+    "cherry_pick.done": "chosen messages came to a branch",
+    "tag.created": "a checkpoint got a tag",
+    "tag.deleted": "a tag was taken away",
+    "retention.changed": "somebody said what a session keeps",
+    "gc.done": "space was given back",
+    "webhook.added": "a webhook was added",
+    "webhook.removed": "a webhook was removed",
+}
+"""Every kind of event, and what it says."""
+
+NOWHERE = 0
+"""The session of what belongs to none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened.
+
+    Args:
+        id: the identity; a later event of the same session has a greater one.
+        kind: like `checkpoint.created`; `agentgit.sessions.events.KINDS` has all of them.
+        number: its place in the trail of its session, from 1, without a gap.
+        session_id: the session; None for what belongs to none.
+        session_name: what it was called then.
+        branch_id: the branch, if it is about one.
+        branch_name: what that was called then.
+        owner_id: whose session it is.
+        user_id: who did it; None is agentgit itself.
+        created_at: aware UTC.
+        detail: what else there is to say, JSON-like: ids, names and counts, and never what messages say.
+        hash: the SHA-256 of the event and of the hash of the one before it, in hex.
+    """
+
+    id: int
+    kind: str
+    number: int
+    session_id: int | None
+    session_name: str | None
+    branch_id: int | None
+    branch_name: str | None
+    owner_id: int | None
+    user_id: int | None
+    created_at: datetime
+    detail: dict[str, Any] = field(default_factory=dict)
+    hash: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data."""
+        return {**vars(self), "created_at": self.created_at.isoformat()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tip:
+    """The last event of a trail; kept somewhere else, it shows later whether the trail was cut or written anew.
+
+    Args:
+        number: how many events the trail has.
+        hash: the hash of the last one, in hex.
+    """
+
+    number: int
+    hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What a look at the audit trail found.
+
+    Args:
+        events: how many were looked at.
+        tips: the last event of each session's trail, by the session's id; 0 has what belongs to no session.
+        findings: what is wrong.
+    """
+
+    events: int
+    tips: Mapping[int, Tip]
+    findings: Sequence[Finding] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data; `tips_of` reads the tips again."""
+        return {
+            "events": self.events,
+            "is_sound": self.is_sound,
+            "tips": {str(session_id): vars(tip) for session_id, tip in self.tips.items()},
+            "findings": [vars(one) for one in self.findings],
+        }
+
+
+def tips_of(data: Any) -> dict[int, Tip]:
+    """Read the tips of what `Verified.to_dict` gave.
+
+    Raises:
+        InvalidInput: it is something else.
+
+    Example:
+        >>> tips_of({"tips": {"7": {"number": 2, "hash": "ab"}}})
+        {7: Tip(number=2, hash='ab')}
+    """
+    try:
+        return {int(id): Tip(number=int(tip["number"]), hash=str(tip["hash"])) for id, tip in data["tips"].items()}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise InvalidInput("These are no tips of a trail. Give what `agentgit audit verify --json` wrote.") from error
+
+
+def chosen(patterns: str | Sequence[str]) -> frozenset[str]:
+    """Give the kinds that patterns mean.
+
+    Args:
+        patterns: a kind, or a pattern like `checkpoint.*` or `*`; or several.
+
+    Raises:
+        InvalidInput: one of them means no kind.
+
+    Example:
+        >>> sorted(chosen("tag.*"))
+        ['tag.created', 'tag.deleted']
+    """
+    found: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        meant = {kind for kind in KINDS if isinstance(pattern, str) and fnmatchcase(kind, pattern)}
+        if not meant:
+            from difflib import get_close_matches
+
+            near = get_close_matches(str(pattern), KINDS, 3)
+            hint = f" Did you mean {', '.join(near)}?" if near else ""
+            raise InvalidInput(f"There is no kind of event {pattern!r}. Give one like checkpoint.created, or *.{hint}")
+        found |= meant
+    return frozenset(found)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def chained(before: bytes, facts: Sequence[int | str | None], created_at: datetime, detail: bytes) -> bytes:
+    """Give the hash of an event.
+
+    Args:
+        before: the hash of the one before it in its trail; empty for the first.
+        facts: its columns, in a fixed order.
+        created_at: aware.
+        detail: as stored.
+    """
+    micros = (created_at - _EPOCH) // timedelta(microseconds=1)
+    return hashlib.sha256(before + orjson.dumps([*facts, micros]) + detail).digest()

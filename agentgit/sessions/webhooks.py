@@ -1,0 +1,197 @@
+"""Webhooks: where events are sent, what is still to be sent, and the signature (Standard Webhooks). Pure values."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.sessions.events import Event
+from agentgit.values import to_json
+
+PREFIX = "whsec_"
+"""What a secret begins with whose rest is base64."""
+
+FROM_ENVIRONMENT = "env:"
+"""What a secret begins with that is in an environment variable, and not stored."""
+
+SHORTEST = 24
+"""Bytes of a secret."""
+
+PENDING, DEAD = "pending", "dead"
+"""An event is still to be sent, or was tried too often."""
+
+TOLERANCE_SECONDS = 300
+"""How old, or how new, a signed message may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Webhook:
+    """Where events are sent.
+
+    Args:
+        id: the identity.
+        url: where; without what may follow a `?`.
+        kinds: which, as patterns.
+        session_id: only those of this session; None is all.
+        created_at: aware UTC.
+        pending: how many events are still to be sent.
+        dead: how many were tried too often; `retry` lets them be sent again.
+        last_error: why the last try of one of these failed.
+        secret: the key of the signatures; only right after `add`, and never shown.
+    """
+
+    id: int
+    url: str
+    kinds: tuple[str, ...]
+    session_id: int | None
+    created_at: datetime
+    pending: int = 0
+    dead: int = 0
+    last_error: str | None = None
+    secret: str | None = field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data, without the secret."""
+        plain = {name: value for name, value in vars(self).items() if name != "secret"}
+        return {**plain, "kinds": list(self.kinds), "created_at": self.created_at.isoformat()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """What a look at the outbox sent.
+
+    Args:
+        sent: how many events were taken.
+        failed: how many tries failed and will be made again later.
+        dead: how many were given up.
+        waiting: how many are still to be sent, later.
+    """
+
+    sent: int = 0
+    failed: int = 0
+    dead: int = 0
+    waiting: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Give it as JSON-like data."""
+        return dict(vars(self))
+
+
+def message_of(event: Event) -> tuple[str, bytes]:
+    """Give the id and the body of the message that tells of an event; the same at every try, and of no other event."""
+    told = event.to_dict()
+    body = to_json({"type": event.kind, "timestamp": told["created_at"], "data": told})
+    return f"evt_{event.hash[:32]}", body
+
+
+def new_secret() -> str:
+    """Make the key of a webhook's signatures."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def key_of(secret: str) -> bytes:
+    """Give the bytes of a secret: base64 after `whsec_`, else its own.
+
+    Raises:
+        InvalidInput: it is shorter than 24 bytes, or no base64. It is not shown.
+    """
+    try:
+        key = base64.b64decode(secret[len(PREFIX) :], validate=True) if secret.startswith(PREFIX) else secret.encode()
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise InvalidInput("After whsec_ a secret is base64. Leave it out, and one is made.") from error
+    if len(key) < SHORTEST:
+        raise InvalidInput(f"A secret has at least {SHORTEST} bytes. Leave it out, and one is made.")
+    return key
+
+
+def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = None) -> dict[str, str]:
+    """Give the headers that sign a message.
+
+    Args:
+        secret: as a webhook has it.
+        message_id: the same at every try.
+        body: as it is sent.
+        timestamp: seconds since 1970; None is now.
+    """
+    at = str(int(time.time()) if timestamp is None else timestamp)
+    made = hmac.new(key_of(secret), f"{message_id}.{at}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": at,
+        "webhook-signature": f"v1,{base64.b64encode(made).decode()}",
+    }
+
+
+def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | None = None) -> None:
+    """Make sure that a message comes from who has the secret, and is not an old one that somebody sends again.
+
+    Args:
+        secret: as the webhook has it.
+        headers: of the request.
+        body: as it was received, before anything reads it.
+        now: seconds since 1970; None is the clock.
+
+    Raises:
+        NotAllowed: it does not, or is.
+
+    Example:
+        >>> secret = new_secret()
+        >>> headers = signed(secret, "evt_1", b"{}")
+        >>> verify(secret, headers, b"{}")
+        >>> verify(secret, headers, b"{} ")
+        Traceback (most recent call last):
+            ...
+        agentgit.errors.NotAllowed: The message is not signed with this secret. Do not act on it.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    message_id, at = given.get("webhook-id", ""), given.get("webhook-timestamp", "")
+    if not (at.isascii() and at.isdigit()) or abs((time.time() if now is None else now) - int(at)) > TOLERANCE_SECONDS:
+        raise NotAllowed("The message has no time, or an old one. Do not act on it.")
+    right = signed(secret, message_id, body, int(at))["webhook-signature"]
+    if not any(hmac.compare_digest(one.encode(), right.encode()) for one in given.get("webhook-signature", "").split()):
+        raise NotAllowed("The message is not signed with this secret. Do not act on it.")
+
+
+def expect_url(url: str) -> str:
+    """Refuse what no webhook can be sent to.
+
+    Raises:
+        InvalidInput: it is no http(s) URL of a host, or it has a password, which would be shown.
+
+    Example:
+        >>> expect_url("https://example.com/hook?token=1")
+        'https://example.com/hook?token=1'
+    """
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except (ValueError, AttributeError, TypeError):
+        parts, host = SplitResult("", "", "", "", ""), None
+    readable = isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not host or not readable:
+        raise InvalidInput("A webhook is sent to an http or https URL, like https://example.com/hooks/agentgit.")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput("Leave user and password out of the URL: messages are signed, and the URL is shown.")
+    return url
+
+
+def shown(url: str) -> str:
+    """Give a URL without what may follow a `?`, where some services have a token.
+
+    Example:
+        >>> shown("https://example.com/hook?token=1")
+        'https://example.com/hook?…'
+    """
+    parts = urlsplit(url)
+    plain = parts._replace(query="", fragment="").geturl()
+    return f"{plain}?…" if parts.query or parts.fragment else plain

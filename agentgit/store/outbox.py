@@ -1,0 +1,266 @@
+"""The outbox: events that webhooks want, written with the events themselves, and kept until they are sent.
+
+Who sends takes some of them: their `next_at` moves into the future, so that nobody else takes them until that time is
+over. What was sent goes; what failed comes again later, and after many tries it is dead until somebody wants it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
+
+from agentgit.sessions.events import NOWHERE, Event, chosen
+from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
+from agentgit.store.ids import new_id
+from agentgit.store.prepared import Prepared
+from agentgit.store.tables import WebhookDeliveryRow, WebhookRow
+from agentgit.store.trail import note
+from agentgit.values import from_json, to_json
+
+HOOK = WebhookRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+DELIVERY = WebhookDeliveryRow.__table__  # type: ignore[attr-defined]  # as above
+
+LEASE = timedelta(seconds=60)
+"""How long what somebody took to send is his."""
+
+TRIES = 12
+"""How often an event is sent before it is given up: for about six hours."""
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=2)
+"""What lies between tries: twice as much each time, with some chance in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """An event that somebody is about to send.
+
+    Args:
+        id: of the delivery.
+        owner: who took it.
+        url: where to.
+        secret: as the webhook has it.
+        session_id: the session of the event.
+        number: its number there.
+        attempts: how often it was tried, with this time.
+    """
+
+    id: int
+    owner: str
+    url: str
+    secret: str
+    session_id: int
+    number: int
+    attempts: int
+
+
+def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None:
+    """Keep events for the webhooks that want them, in the transaction in which they happen."""
+    now, rows = datetime.now(UTC), []
+    for hook in _HOOKS.all(connection, {"tenant": tenant_id}):
+        kinds = _kinds(hook.kinds)
+        for event in events:
+            own = event.owner_id == hook.user_id and hook.external_session_id in (None, event.session_id)
+            if own and event.kind in kinds:
+                rows.append(
+                    {
+                        "tenant_id": tenant_id, "id": new_id(), "webhook_id": hook.id,
+                        "external_session_id": event.session_id or NOWHERE, "seq": event.number, "status": PENDING,
+                        "attempts": 0, "next_at": now, "created_at": now, "owner": None, "last_error": None,
+                    }
+                )  # fmt: skip
+    if rows:
+        _ADD.run(connection, *rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(stored: bytes) -> frozenset[str]:
+    return chosen(tuple(from_json(stored)))
+
+
+def pause(attempts: int) -> timedelta:
+    """Choose how long to wait after so many tries.
+
+    Example:
+        >>> timedelta(seconds=2) < pause(1) <= timedelta(seconds=5)
+        True
+        >>> pause(100) <= LONGEST_PAUSE
+        True
+    """
+    longest: timedelta = min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts - 1, 20)))
+    return longest * random.uniform(0.5, 1)  # noqa: S311  # only spreads the tries
+
+
+class Outbox:
+    """The webhooks of one tenant, and what is to be sent to them.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    # -- webhooks
+
+    def add(
+        self, connection: Connection, user_id: int, url: str, kinds: Sequence[str], secret: str, session_id: int | None
+    ) -> int:
+        """Add a webhook; give its id."""
+        webhook_id = new_id()
+        connection.execute(
+            insert(HOOK),
+            {
+                "tenant_id": self.tenant_id, "id": webhook_id, "user_id": user_id, "external_session_id": session_id,
+                "url": url, "kinds": to_json(list(kinds)), "secret": secret, "created_at": datetime.now(UTC),
+            },
+        )  # fmt: skip
+        note(
+            connection, self.tenant_id, "webhook.added", session_id=session_id, user_id=user_id, webhook=webhook_id,
+            kinds=list(kinds),
+        )  # fmt: skip
+        return webhook_id
+
+    def all(self, connection: Connection, user_id: int) -> list[Webhook]:
+        """List a user's webhooks, the oldest first."""
+        of = and_(DELIVERY.c.tenant_id == HOOK.c.tenant_id, DELIVERY.c.webhook_id == HOOK.c.id)
+        last = (
+            select(DELIVERY.c.last_error)
+            .where(of, DELIVERY.c.last_error.is_not(None))
+            .order_by(DELIVERY.c.id.desc())
+            .limit(1)
+        )
+        query = (
+            select(
+                HOOK,
+                func.count(case((DELIVERY.c.status == PENDING, 1))).label("pending"),
+                func.count(case((DELIVERY.c.status == DEAD, 1))).label("dead"),
+                last.correlate(HOOK).scalar_subquery().label("last_error"),
+            )
+            .select_from(HOOK.outerjoin(DELIVERY, of))
+            .where(HOOK.c.tenant_id == self.tenant_id, HOOK.c.user_id == user_id)
+            .group_by(*HOOK.c)
+            .order_by(HOOK.c.id)
+        )
+        return [
+            Webhook(
+                id=row.id, url=shown(row.url), kinds=tuple(from_json(row.kinds)), session_id=row.external_session_id,
+                created_at=row.created_at, pending=row.pending, dead=row.dead, last_error=row.last_error,
+            )
+            for row in connection.execute(query)
+        ]  # fmt: skip
+
+    def remove(self, connection: Connection, user_id: int, webhook_id: int) -> bool:
+        """Remove a webhook with what is still to be sent to it; tell whether it was there."""
+        mine = (HOOK.c.tenant_id == self.tenant_id, HOOK.c.user_id == user_id, HOOK.c.id == webhook_id)
+        found = connection.execute(select(HOOK.c.external_session_id).where(*mine)).first()
+        if found is None:
+            return False
+        connection.execute(delete(DELIVERY).where(*self._of(webhook_id)))
+        connection.execute(delete(HOOK).where(*mine))
+        note(
+            connection, self.tenant_id, "webhook.removed", session_id=found.external_session_id, user_id=user_id,
+            webhook=webhook_id,
+        )  # fmt: skip
+        return True
+
+    def retry(self, connection: Connection, webhook_id: int) -> int:
+        """Let the dead events of a webhook be sent again, and those that wait at once; tell how many."""
+        again = update(DELIVERY).where(*self._of(webhook_id), DELIVERY.c.owner.is_(None))
+        now = datetime.now(UTC)
+        fresh = case((DELIVERY.c.status == DEAD, 0), else_=DELIVERY.c.attempts)
+        return int(connection.execute(again.values(attempts=fresh, status=PENDING, next_at=now)).rowcount)
+
+    def _of(self, webhook_id: int) -> tuple[Any, ...]:
+        return DELIVERY.c.tenant_id == self.tenant_id, DELIVERY.c.webhook_id == webhook_id
+
+    # -- sending
+
+    def take(self, connection: Connection, most: int) -> list[Taken]:
+        """Take some events that are due; for a while nobody else can take them.
+
+        Args:
+            connection: in a transaction that writes.
+            most: how many at most.
+        """
+        now, owner = datetime.now(UTC), secrets.token_hex(16)
+        due = connection.execute(_DUE.limit(most), {"tenant": self.tenant_id, "now": now}).all()
+        for row in due:
+            connection.execute(_TAKE, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE})
+        return [
+            Taken(
+                id=row.id, owner=owner, url=row.url, secret=row.secret, session_id=row.external_session_id,
+                number=row.seq, attempts=row.attempts + 1,
+            )
+            for row in due
+        ]  # fmt: skip
+
+    def settle(self, connection: Connection, taken: Taken, problem: str | None, *, for_good: bool = False) -> str:
+        """Note how a try ended; give `sent`, `failed` or `dead`. Nothing happens if somebody else has taken it since.
+
+        Args:
+            connection: in a transaction that writes.
+            taken: what was sent.
+            problem: why it failed; None if it did not.
+            for_good: True if it need not be tried again.
+        """
+        this = {"tenant": self.tenant_id, "delivery": taken.id, "by": taken.owner}
+        if problem is None:
+            connection.execute(_SENT, this)
+            return "sent"
+        is_dead = for_good or taken.attempts >= TRIES
+        status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + pause(taken.attempts)
+        connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem})
+        return DEAD if is_dead else "failed"
+
+    def waiting(self, connection: Connection) -> int:
+        """Count what is still to be sent."""
+        pending = and_(DELIVERY.c.tenant_id == self.tenant_id, DELIVERY.c.status == PENDING)
+        return int(connection.execute(select(func.count()).select_from(DELIVERY).where(pending)).scalar_one())
+
+
+def report_of(ends: Sequence[str], waiting: int) -> Delivered:
+    """Count how tries ended."""
+    return Delivered(sent=ends.count("sent"), failed=ends.count("failed"), dead=ends.count(DEAD), waiting=waiting)
+
+
+_HOOKS = Prepared(
+    select(HOOK.c.id, HOOK.c.user_id, HOOK.c.external_session_id, HOOK.c.kinds).where(
+        HOOK.c.tenant_id == bindparam("tenant")
+    )
+)
+_ADD = Prepared(insert(DELIVERY))
+_DUE = (
+    select(
+        DELIVERY.c.id, DELIVERY.c.external_session_id, DELIVERY.c.seq, DELIVERY.c.attempts, HOOK.c.url, HOOK.c.secret
+    )
+    .select_from(
+        DELIVERY.join(HOOK, and_(HOOK.c.tenant_id == DELIVERY.c.tenant_id, HOOK.c.id == DELIVERY.c.webhook_id))
+    )
+    .where(
+        DELIVERY.c.tenant_id == bindparam("tenant"),
+        DELIVERY.c.status == PENDING,
+        DELIVERY.c.next_at <= bindparam("now"),
+    )
+    .order_by(DELIVERY.c.next_at, DELIVERY.c.id)
+    .with_for_update(skip_locked=True, of=DELIVERY)
+)
+_this = (DELIVERY.c.tenant_id == bindparam("tenant"), DELIVERY.c.id == bindparam("delivery"))
+_TAKE = (
+    update(DELIVERY)
+    .where(*_this)
+    .values(owner=bindparam("by"), next_at=bindparam("until"), attempts=DELIVERY.c.attempts + 1)
+)
+_owned = DELIVERY.c.owner == bindparam("by")
+_SENT = delete(DELIVERY).where(*_this, _owned)
+_FAILED = (
+    update(DELIVERY)
+    .where(*_this, _owned)
+    .values(status=bindparam("now"), next_at=bindparam("next"), last_error=bindparam("error"), owner=None)
+)

@@ -1,0 +1,322 @@
+"""The audit trail: what happened, written in the transaction in which it happens, and never changed.
+
+Each session has a chain of its own, so that sessions do not wait for each other. A transaction notes what it does while
+it works; the notes become rows just before it commits, in two statements for each session that it touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
+
+from agentgit.sessions.events import NOWHERE, Event, chained
+from agentgit.store.ids import new_id
+from agentgit.store.prepared import Prepared
+from agentgit.store.tables import AuditEventRow, ExternalSessionRow, InternalSessionRow, WebhookRow
+from agentgit.values import as_object, to_json
+
+EVENT = AuditEventRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+WEBHOOK = WebhookRow.__table__  # type: ignore[attr-defined]  # as above
+SESSION = ExternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
+BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
+
+_NOTES = "agentgit_notes"
+"""Where a connection has the notes of its transaction."""
+
+_SESSION_NAME, _BRANCH_NAME = "session", "branch"
+"""Where the detail of a row has the names; they are told also when session and branch are gone."""
+
+
+class Note(NamedTuple):
+    """Something that a transaction does."""
+
+    tenant_id: int
+    kind: str
+    session_id: int | None
+    branch_id: int | None
+    user_id: int | None
+    at: datetime
+    detail: Mapping[str, Any]
+
+
+@dataclass
+class _Chain:
+    """The end of the trail of one session, as it grows.
+
+    Args:
+        session_id: the session; `NOWHERE` for none.
+        name: how the session is called.
+        owner_id: whose it is.
+        seq: the number of the last event.
+        last_id: its id.
+        hash: its hash.
+        has_hooks: True if the tenant has webhooks.
+    """
+
+    session_id: int
+    name: str | None
+    owner_id: int | None
+    seq: int
+    last_id: int
+    hash: bytes
+    has_hooks: bool
+
+    @classmethod
+    def of(cls, session_id: int, row: Any) -> _Chain:
+        """Read it from a row of the statements below."""
+        last = (row.seq or 0, row.id or 0, bytes(row.hash or b""))
+        return cls(session_id, row.session_name, row.user_id, *last, bool(row.hooks))
+
+
+def begin_notes(connection: Connection) -> None:
+    """Begin the notes of a transaction that writes."""
+    connection.info[_NOTES] = []
+
+
+def take_notes(connection: Connection) -> list[Note]:
+    """End the notes of a transaction that writes, and give them."""
+    notes: list[Note] = connection.info.pop(_NOTES)
+    return notes
+
+
+def note(
+    connection: Connection, tenant_id: int, kind: str, *, session_id: int | None = None, branch_id: int | None = None,
+    user_id: int | None = None, **detail: Any,
+) -> None:  # fmt: skip
+    """Note that something happens in this transaction; the trail has it when that commits.
+
+    Args:
+        connection: in `Database.write`.
+        tenant_id: whose.
+        kind: one of `agentgit.sessions.events.KINDS`.
+        session_id: the session, if the branch does not say which.
+        branch_id: the branch, if it is about one.
+        user_id: who does it; None is agentgit itself.
+        detail: ids, names and counts, JSON-like.
+    """
+    made = Note(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
+    connection.info[_NOTES].append(made)
+
+
+def write_notes(connection: Connection, notes: Iterable[Note]) -> Written:
+    """Add the notes of a transaction to the trail, just before it commits."""
+    chains: dict[tuple[int, int], _Chain] = {}
+    of_branch: dict[int, tuple[_Chain, str | None]] = {}
+    rows: list[dict[str, Any]] = []
+    for one in notes:
+        if one.branch_id is None:
+            chain, branch_name = _chain_of_session(connection, one, chains), None
+        else:
+            if one.branch_id not in of_branch:
+                of_branch[one.branch_id] = _chain_of_branch(connection, one, chains)
+            chain, branch_name = of_branch[one.branch_id]
+        rows.append(_next(chain, one, branch_name))
+    _ADD.run(connection, *rows)
+    return Written(rows, any(chain.has_hooks for chain in chains.values()))
+
+
+class Written:
+    """What a transaction added to the trail.
+
+    Args:
+        rows: as they were added.
+        has_hooks: True if there are webhooks that may want them.
+    """
+
+    def __init__(self, rows: list[dict[str, Any]], has_hooks: bool) -> None:
+        self.tenant_id = int(rows[0]["tenant_id"])
+        self.has_hooks = has_hooks
+        self._rows = rows
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The events; made only where somebody wants them."""
+        return [_value(row) for row in self._rows]
+
+
+def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]) -> _Chain:
+    """Find the end of the trail of a session, or of what belongs to none."""
+    key = (one.tenant_id, one.session_id or NOWHERE)
+    if key not in chains:
+        row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
+        assert row is not None  # noqa: S101  # what is selected from is a constant
+        chains[key] = _Chain.of(key[1], row)
+    return chains[key]
+
+
+def _chain_of_branch(
+    connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]
+) -> tuple[_Chain, str | None]:
+    """Find the end of the trail that a branch's events belong to, and how the branch is called."""
+    row = _END_OF_BRANCH.first(connection, {"tenant": one.tenant_id, "branch": one.branch_id})
+    if row is None:
+        return _chain_of_session(connection, one, chains), None
+    key = (one.tenant_id, int(row.external_session_id))
+    if key not in chains:
+        chains[key] = _Chain.of(key[1], row)
+    return chains[key], row.branch_name
+
+
+def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
+    """Make the next row of a trail, which ends with it then."""
+    chain.seq += 1
+    chain.last_id = max(new_id(), chain.last_id + 1)  # also when another process has a faster clock
+    said = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **one.detail}
+    row = {
+        "tenant_id": one.tenant_id, "external_session_id": chain.session_id, "seq": chain.seq, "id": chain.last_id,
+        "internal_session_id": one.branch_id, "owner_id": one.user_id if chain.owner_id is None else chain.owner_id,
+        "user_id": one.user_id, "kind": one.kind,
+        "detail": _json({name: value for name, value in said.items() if value is not None}), "created_at": one.at,
+    }  # fmt: skip
+    row["hash"] = chain.hash = hash_of(chain.hash, row)
+    return row
+
+
+def _json(detail: dict[str, Any]) -> bytes:
+    """Write plain JSON at once, which nearly all of it is; `to_json` first looks at every value."""
+    try:
+        return orjson.dumps(detail)
+    except TypeError:
+        return to_json(detail)
+
+
+def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
+    """Give the hash that a row must have behind another one."""
+    return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
+
+
+_FACTS = (
+    "tenant_id",
+    "external_session_id",
+    "seq",
+    "id",
+    "internal_session_id",
+    "owner_id",
+    "user_id",
+    "kind",
+)
+
+
+def _value(row: Any) -> Event:
+    """Make the value of a row, by the names of its columns."""
+    detail = as_object(row["detail"])
+    return Event(
+        id=row["id"], kind=row["kind"], number=row["seq"], session_id=row["external_session_id"] or None,
+        session_name=detail.pop(_SESSION_NAME, None), branch_id=row["internal_session_id"],
+        branch_name=detail.pop(_BRANCH_NAME, None), owner_id=row["owner_id"], user_id=row["user_id"],
+        created_at=row["created_at"], detail=detail, hash=bytes(row["hash"]).hex(),
+    )  # fmt: skip
+
+
+class Trail:
+    """The trail of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def read(
+        self, connection: Connection, owner_id: int, *, session_id: int | None = None, after: int = 0,
+        kinds: Collection[str] | None = None, since: datetime | None = None, limit: int,
+    ) -> list[Event]:  # fmt: skip
+        """Read a part of the trail, the oldest first.
+
+        Args:
+            connection: any.
+            owner_id: whose sessions.
+            session_id: only this one; None for all of them.
+            after: only those with a greater id.
+            kinds: only these.
+            since: only those that happened then or later.
+            limit: how many at most.
+        """
+        query = self._own(owner_id, session_id, kinds).order_by(EVENT.c.id)
+        if session_id is None:
+            query = query.where(EVENT.c.id > after)
+        elif after:  # along its chain, back to where it is known: its numbers are what is indexed
+            of = and_(EVENT.c.tenant_id == self.tenant_id, EVENT.c.external_session_id == session_id)
+            known = select(EVENT.c.seq).where(of, EVENT.c.id <= after).order_by(EVENT.c.seq.desc()).limit(1)
+            query = query.where(EVENT.c.seq > func.coalesce(known.scalar_subquery(), 0))
+        if since is not None:
+            query = query.where(EVENT.c.created_at >= since)
+        return [_value(row) for row in connection.execute(query.limit(limit)).mappings()]
+
+    def newest(
+        self, connection: Connection, owner_id: int, *, session_id: int | None = None,
+        kinds: Collection[str] | None = None, since: datetime | None = None, limit: int,
+    ) -> list[Event]:  # fmt: skip
+        """Read the newest events, the oldest of these first; see `read`."""
+        query = self._own(owner_id, session_id, kinds).order_by(EVENT.c.id.desc())
+        if since is not None:
+            query = query.where(EVENT.c.created_at >= since)
+        return [_value(row) for row in connection.execute(query.limit(limit)).mappings()][::-1]
+
+    def _own(self, owner_id: int, session_id: int | None, kinds: Collection[str] | None) -> Any:
+        query = select(EVENT).where(EVENT.c.tenant_id == self.tenant_id, EVENT.c.owner_id == owner_id)
+        if session_id is not None:
+            query = query.where(EVENT.c.external_session_id == session_id)
+        return query.where(EVENT.c.kind.in_(sorted(kinds))) if kinds is not None else query
+
+    def last_id(self, connection: Connection, owner_id: int) -> int:
+        """Tell the id of the newest event of a user's sessions; 0 if there is none."""
+        mine = and_(EVENT.c.tenant_id == self.tenant_id, EVENT.c.owner_id == owner_id)
+        return int(connection.execute(select(func.max(EVENT.c.id)).where(mine)).scalar() or 0)
+
+    def at(self, connection: Connection, places: Iterable[tuple[int, int]]) -> Iterator[Event]:
+        """Read the events at some places, each the session and the number; what is not there is left out."""
+        for session_id, seq in places:
+            row = _AT.first(connection, {"tenant": self.tenant_id, "session": session_id, "number": seq})
+            if row is not None:
+                yield _value(row._asdict())
+
+
+_ADD = Prepared(insert(EVENT))
+_in_chain = and_(EVENT.c.tenant_id == bindparam("tenant"), EVENT.c.external_session_id == bindparam("session"))
+_columns = (
+    SESSION.c.session_name,
+    SESSION.c.user_id,
+    EVENT.c.seq,
+    EVENT.c.id,
+    EVENT.c.hash,
+    exists().where(WEBHOOK.c.tenant_id == bindparam("tenant")).label("hooks"),
+)
+
+
+def _is_last(session_id: Any) -> Any:
+    """Tell whether a row is the last one of the trail of a session."""
+    one = EVENT.alias("one")
+    of = (one.c.tenant_id == bindparam("tenant"), one.c.external_session_id == session_id)
+    last = select(func.max(one.c.seq)).where(*of).correlate(BRANCH).scalar_subquery()
+    return and_(
+        EVENT.c.tenant_id == bindparam("tenant"), EVENT.c.external_session_id == session_id, EVENT.c.seq == last
+    )
+
+
+# One statement for all that the next event needs. It has a row also if the session is gone, or there is none.
+_END = Prepared(
+    select(*_columns).select_from(
+        select(literal(1).label("one"))
+        .subquery()
+        .outerjoin(SESSION, and_(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session")))
+        .outerjoin(EVENT, _is_last(bindparam("session")))
+    )
+)
+_END_OF_BRANCH = Prepared(
+    select(BRANCH.c.external_session_id, BRANCH.c.name.label("branch_name"), *_columns)
+    .select_from(
+        BRANCH.join(
+            SESSION, and_(SESSION.c.tenant_id == BRANCH.c.tenant_id, SESSION.c.id == BRANCH.c.external_session_id)
+        ).outerjoin(EVENT, _is_last(BRANCH.c.external_session_id))
+    )
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+)
+_AT = Prepared(select(EVENT).where(_in_chain, EVENT.c.seq == bindparam("number")))

@@ -1,0 +1,292 @@
+"""The verbs that tell: callbacks and feeds of events, the audit trail, webhooks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+
+from agentgit.auth import User
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
+from agentgit.sessions.upkeep import Progress
+from agentgit.sessions.webhooks import FROM_ENVIRONMENT, Delivered, Webhook, expect_url, key_of, new_secret
+from agentgit.store import fsck
+from agentgit.store.bus import Callback, Subscription
+from agentgit.store.ids import COUNTER_BITS
+from agentgit.store.sending import deliver
+from agentgit.store.store import Store
+from agentgit.verbs import SessionRef, Verbs
+
+PAGE = 500
+"""How many events are read at once."""
+
+SLOW_SECONDS = 30
+"""How much later than a newer event of another session one may be committed that a feed still gives."""
+
+
+class Tells(Verbs):
+    """What a repository tells of what happens to its user's sessions."""
+
+    # -- callbacks
+
+    def on(self, kinds: str | Sequence[str], callback: Callback, session: SessionRef = None) -> Subscription:
+        """Call a function with each event that is committed through this repository, from now on.
+
+        It is called after the commit, in the order of each session, in a thread of its own: it may be slow, and what it
+        raises is logged and counted. A coroutine function runs on the event loop of the async verb that it is told of;
+        of a sync verb, on a loop of its own.
+
+        Args:
+            kinds: a kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
+            callback: gets the `Event`.
+            session: only this one; None for all of the user's.
+
+        Returns:
+            What `close` ends.
+
+        Raises:
+            InvalidInput: there is no such kind, or nothing to call.
+            NotFound: there is no such session.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build
+            >>> repo = agentgit.open(":memory:")
+            >>> agent = repo.wrap(build("shop.db"), session="s", effects=EFFECTS)
+            >>> with repo.on("checkpoint.*", lambda event: print(event.branch_name, event.detail["number"])) as told:
+            ...     answer = agent.run("order two chairs")
+            ...     done = told.wait()
+            main 1
+            main 2
+        """
+        wanted, owner_id = chosen(kinds), self.user.id
+        if not callable(callback):
+            raise InvalidInput(f"{callback!r} cannot be called. Give a function that takes an event.")
+        of = self._of(session)
+
+        def wants(event: Event) -> bool:
+            return event.kind in wanted and event.owner_id == owner_id and of in (None, event.session_id)
+
+        return self.store.database.bus.subscribe(callback, wants)
+
+    def _of(self, session: SessionRef) -> int | None:
+        return self._read(lambda c: self.lookup.session(c, session)).id if session is not None else None
+
+    # -- the trail
+
+    def events(
+        self, session: SessionRef = None, *, after: Event | int | None = None, kinds: str | Sequence[str] = "*",
+        since: datetime | None = None, follow: bool = False, poll: float = 0.5,
+    ) -> Iterator[Event]:  # fmt: skip
+        """Give what happened, the oldest first, from the audit trail: also what other processes did.
+
+        Args:
+            session: only this one; None for all of the user's.
+            after: the last event that you have, or its id.
+            kinds: as `on` takes them.
+            since: only what happened then or later, an aware time.
+            follow: True to wait for what comes, for ever.
+            poll: how many seconds lie between two looks.
+
+        Raises:
+            InvalidInput: there is no such kind, or the time has no zone.
+            NotFound: there is no such session.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> session = repo.ensure_session("support-42")
+            >>> [event.kind for event in repo.events()]
+            ['session.created']
+        """
+        wanted, of = _wanted(kinds, since), self._of(session)
+        start = after.id if isinstance(after, Event) else after or 0
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise InvalidInput(f"after={after!r} is no event. Give one, or its id.")
+        return self._events(of, start, wanted, since, poll if follow else None)
+
+    def _events(
+        self, session_id: int | None, start: int, kinds: frozenset[str], since: datetime | None, poll: float | None
+    ) -> Iterator[Event]:
+        """Read page by page; while following, look again at the newest, where slow transactions may come late."""
+        given: dict[int, int] = {}
+        newest = at = start
+        while True:
+            page = self._read(
+                lambda c, at=at: self.store.trail.read(  # type: ignore[misc]
+                    c, self.user.id, session_id=session_id, after=at, kinds=kinds, since=since, limit=PAGE
+                )
+            )
+            for event in page:
+                at = event.id
+                place = event.session_id or NOWHERE
+                if event.number > given.get(place, 0):
+                    given[place] = event.number
+                    yield event
+            newest = max(newest, at)
+            if len(page) == PAGE:
+                continue
+            if poll is None:
+                return
+            at = max(start, newest - (SLOW_SECONDS * 1000 << COUNTER_BITS)) if session_id is None else newest
+            time.sleep(poll)
+
+    def last_events(
+        self, session: SessionRef = None, *, kinds: str | Sequence[str] = "*", since: datetime | None = None,
+        limit: int = 50,
+    ) -> list[Event]:  # fmt: skip
+        """Give the newest events, the oldest of these first.
+
+        Args:
+            session: as `events` takes it.
+            kinds: as there.
+            since: as there.
+            limit: how many at most.
+
+        Raises:
+            InvalidInput, NotFound: as there.
+        """
+        wanted, of = _wanted(kinds, since), self._of(session)
+        return self._read(
+            lambda c: self.store.trail.newest(c, self.user.id, session_id=of, kinds=wanted, since=since, limit=limit)
+        )
+
+    def last_event_id(self) -> int:
+        """Give the id of the newest event of the user's sessions; 0 if there is none."""
+        return self._read(lambda c: self.store.trail.last_id(c, self.user.id))
+
+    def audit_verify(self, known: Mapping[int, Tip] | None = None, *, progress: Progress | None = None) -> Verified:
+        """Look whether the audit trail of this database is as it was written.
+
+        A row that was changed, moved or taken out breaks the hashes after it. That rows were cut off at the end, or
+        that all of it was written anew, only shows beside tips that were kept somewhere else.
+
+        Args:
+            known: the `tips` of an earlier look: each trail must still lead through its own.
+            progress: told how many rows are done, and of how many.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> session = repo.ensure_session("support-42")
+            >>> before = repo.audit_verify()
+            >>> checkpoint = repo.tags()
+            >>> repo.audit_verify(before.tips).is_sound
+            True
+        """
+        return fsck.verify_trail(self.store, known, progress)
+
+    # -- webhooks
+
+    @cached_property
+    def webhooks(self) -> Webhooks:
+        """Where this user's events are sent."""
+        return Webhooks(self.store, self.user, self)
+
+
+class Webhooks:
+    """The webhooks of a user. `Repository.webhooks` is it.
+
+    Args:
+        store: the store of one tenant.
+        user: whose.
+        verbs: finds sessions.
+    """
+
+    def __init__(self, store: Store, user: User, verbs: Tells) -> None:
+        self.store = store
+        self.user = user
+        self._verbs = verbs
+
+    def __repr__(self) -> str:
+        return f"Webhooks(user={self.user.name!r})"
+
+    def add(
+        self, url: str, kinds: str | Sequence[str] = "*", secret: str | None = None, session: SessionRef = None
+    ) -> Webhook:
+        """Send events to a URL from now on; they wait in the outbox until `deliver` sends them.
+
+        Args:
+            url: http or https. Whoever may add webhooks can make this host send to it, so ask who that is.
+            kinds: as `Repository.on` takes them.
+            secret: signs the messages: at least 24 bytes, as text or as base64 after `whsec_`; or `env:NAME`, the
+                environment variable that has it where it is delivered. None makes one.
+            session: only its events; None for all of the user's.
+
+        Returns:
+            The webhook; its `secret` is only here, and is not in its repr.
+
+        Raises:
+            InvalidInput: the URL, a kind or the secret cannot be meant.
+            NotFound: there is no such session.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> hook = repo.webhooks.add("https://example.com/hooks", "rollback.*")
+            >>> session = repo.ensure_session("support-42")
+            >>> [(one.url, one.pending) for one in repo.webhooks.list()]
+            [('https://example.com/hooks', 0)]
+        """
+        patterns = [kinds] if isinstance(kinds, str) else list(kinds)
+        if not chosen(patterns):
+            raise InvalidInput("Say which events: '*' is all of them.")
+        of, given = self._verbs._of(session), secret if secret is not None else new_secret()
+        if not given.startswith(FROM_ENVIRONMENT):
+            key_of(given)
+        expect_url(url)
+        made = self.store.database.write(
+            lambda c: self.store.outbox.add(c, self.user.id, url, patterns, given, of), durable=True
+        )
+        found = self._find(made)
+        object.__setattr__(found, "secret", given)
+        return found
+
+    def list(self) -> list[Webhook]:
+        """List them, the oldest first, each with what is still to be sent."""
+        with self.store.database.reading() as connection:
+            return self.store.outbox.all(connection, self.user.id)
+
+    def remove(self, webhook: Webhook | int) -> Webhook:
+        """Send nothing more to a webhook, also not what waits; give what it was.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self._find(webhook)
+        self.store.database.write(lambda c: self.store.outbox.remove(c, self.user.id, found.id), durable=True)
+        return found
+
+    def retry(self, webhook: Webhook | int) -> int:
+        """Let what was given up be sent again, and what waits at once; tell how many events that are.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self._find(webhook)
+        return self.store.database.write(lambda c: self.store.outbox.retry(c, found.id), durable=True)
+
+    def deliver(self) -> Delivered:
+        """Send what is due, of all users of this database, until nothing is; call it again and again.
+
+        Each event is sent at least once, with the same `webhook-id` each time. Several processes may deliver at once.
+
+        Raises:
+            Unavailable: httpx is not installed.
+        """
+        return deliver(self.store)
+
+    def _find(self, webhook: Webhook | int) -> Webhook:
+        wanted = webhook.id if isinstance(webhook, Webhook) else webhook
+        found = next((one for one in self.list() if one.id == wanted), None)
+        if found is None:
+            raise NotFound(f"There is no webhook {wanted}. List them: repo.webhooks.list(), or agentgit webhooks list.")
+        return found
+
+
+def _wanted(kinds: str | Sequence[str], since: datetime | None) -> frozenset[str]:
+    if since is not None and (not isinstance(since, datetime) or since.tzinfo is None):
+        raise InvalidInput(f"since={since!r} is no aware time. Give one with a zone.")
+    return chosen(kinds)

@@ -1,0 +1,146 @@
+"""OpenTelemetry: spans of turns, calls, checkpoints and rollbacks, and nothing without it (W12)."""
+
+import asyncio
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from scripted import World, call, calls, obedient, scripted, tool_node_graph
+
+from agentgit import RollbackIncomplete, spans
+
+SECRET = "nobody-may-read-this"  # noqa: S105  # what people say, in this test
+
+
+@pytest.fixture(scope="module")
+def exporter():
+    found = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    trace.set_tracer_provider(provider)
+    yield found
+    provider.shutdown()  # it cannot be taken away, but keeps nothing of what other tests do
+
+
+@pytest.fixture
+def told(exporter):
+    """Gives the spans that ended, by their names, in the order in which they began."""
+    exporter.clear()
+    return lambda: sorted(exporter.get_finished_spans(), key=lambda span: span.start_time)
+
+
+def tree(found):
+    """Each span's name with that of the one it is a part of."""
+    names = {span.context.span_id: span.name for span in found}
+    return [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in found]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+
+
+TURN = "invoke_agent LangGraph"
+OF_A_TURN = [
+    (TURN, None), ("agentgit.checkpoint", TURN), ("execute_tool add", TURN), ("agentgit.checkpoint", TURN),
+]  # fmt: skip
+
+
+def test_w12_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
+    """W12: a turn has its checkpoints and tool calls as children, named by the conventions, without contents."""
+    agent.run(f"add {SECRET}")
+    found = told()
+    assert tree(found) == OF_A_TURN
+    turn, before, tool, _ = found
+    assert turn.attributes["gen_ai.operation.name"] == "invoke_agent"
+    assert turn.attributes["gen_ai.conversation.id"] == str(agent.session.id)
+    said = [tool.attributes[name] for name in ("gen_ai.operation.name", "gen_ai.tool.name", "agentgit.effect")]
+    assert said == ["execute_tool", "add", "reversible"]
+    assert tool.attributes["agentgit.call.status"] == "done"
+    assert before.attributes["agentgit.checkpoint.kind"] == "before"
+    assert SECRET not in "".join(span.to_json() for span in found)
+
+
+@pytest.mark.parametrize("how", ["invoke", "stream", "ainvoke", "astream"])
+def test_w12_every_way_to_run_is_traced_alike(repo, agent, told, how):
+    """W12: sync and async, whole or streamed, a turn has the same spans."""
+    given = {"messages": [("user", "add chair")]}
+
+    async def each():
+        return [chunk async for chunk in agent.astream(given)]
+
+    ways = {
+        "invoke": lambda: agent.invoke(given), "stream": lambda: list(agent.stream(given)),
+        "ainvoke": lambda: asyncio.run(agent.ainvoke(given)), "astream": lambda: asyncio.run(each()),
+    }  # fmt: skip
+    ways[how]()
+    assert tree(told()) == OF_A_TURN
+
+
+def test_w12_what_a_tool_traces_is_a_part_of_its_call(repo, told, world):
+    """W12: spans that a tool or an undo makes are children of its call; parallel calls are not mixed up."""
+    tracer = trace.get_tracer("mine")
+    add, remove = world._put, world.remove
+
+    def put(name, item):
+        with tracer.start_as_current_span(f"put {item}"):
+            return add(name, item)
+
+    def take(args, result):
+        with tracer.start_as_current_span(f"take {args['item']}"):
+            remove(args, result)
+
+    world._put, world.remove = put, take
+    model = scripted(calls(call("add", item="a"), call("add_later", item="b")), "done")
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
+    asyncio.run(agent.arun("go"))
+    agent.undo()
+    pairs = tree(told())
+    assert ("put a", "execute_tool add") in pairs
+    assert ("put b", "execute_tool add_later") in pairs
+    assert [pair for pair in pairs if pair[0].startswith(("take", "agentgit.re", "agentgit.ro"))] == [
+        ("agentgit.rollback", None), ("agentgit.reverse", "agentgit.rollback"), ("take b", "agentgit.reverse"),
+        ("agentgit.reverse", "agentgit.rollback"), ("take a", "agentgit.reverse"),
+    ]  # fmt: skip
+
+
+def test_w12_failures_have_their_class_and_not_their_text(repo, agent, world, told):
+    """W12: a tool, a turn and an undo that raise are errors by their class; what they said is not told."""
+    with pytest.raises(RuntimeError):
+        agent.invoke({"messages": [("user", f"add chair; fail {SECRET}")]})
+    world.broken.add("chair")
+    with pytest.raises(RollbackIncomplete):
+        agent.undo()
+    found = told()
+    failed = {span.name: span.attributes["error.type"] for span in found if not span.status.is_ok}
+    assert failed == {
+        TURN: "RuntimeError", "execute_tool fail": "RuntimeError", "agentgit.rollback": "RollbackIncomplete",
+        "agentgit.reverse": "RuntimeError",
+    }  # fmt: skip
+    text = "".join(span.to_json() for span in found)
+    assert SECRET not in text
+    assert "stuck" not in text
+
+
+def test_w12_a_stream_that_is_left_early_ends_its_spans(repo, agent, told):
+    """W12: whoever stops reading has a turn that ended, and no failure."""
+    chunks = agent.stream({"messages": [("user", "add chair")]})
+    next(chunks)
+    chunks.close()
+    assert (told()[0].name, told()[0].status.is_ok) == (TURN, True)
+
+
+def test_w12_without_opentelemetry_there_is_nothing(repo, agent, told, monkeypatch):
+    """W12: where its API is not installed, the same verbs work and nothing is traced."""
+    monkeypatch.setattr(spans, "_api", None)
+    agent.run("add chair")
+    agent.undo()
+    assert told() == []
+    assert spans.start("x") is spans.NOTHING

@@ -1,0 +1,348 @@
+"""The audit trail: what happened, in the transaction in which it happened, and never otherwise (rows W12, B7)."""
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from scripted import World, call, obedient, scripted, tool_node_graph
+from sqlalchemy import delete, insert, text, update
+
+import agentgit
+from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackIncomplete, Unavailable
+from agentgit.checkpoints import Retention
+from agentgit.errors import AgentGitError
+from agentgit.sessions.events import KINDS, chosen, tips_of
+from agentgit.store.database import Database
+from agentgit.store.trail import EVENT, note
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+
+
+def kinds(repo, *of, **how):
+    """The kinds of the events, without their checkpoints."""
+    return [event.kind for event in repo.events(*of, **how) if event.kind != "checkpoint.created"]
+
+
+def tamper(repo, *statements):
+    """Change the trail as somebody can who owns the database."""
+
+    def work(connection):
+        if connection.dialect.name == "sqlite":
+            for name in ("update", "delete", "replace"):
+                connection.execute(text(f"DROP TRIGGER IF EXISTS audit_event_no_{name}"))
+        else:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for statement in statements:
+            connection.execute(statement)
+
+    repo.store.database.write(work)
+
+
+def test_w12_a_story_is_told_in_its_order(repo, agent, world):
+    """W12: turns, calls, rollbacks, forks, switches, tags, retention and gc are told, by whom and of what."""
+    agent.run("add chair")
+    agent.run("look")
+    retry = agent.rollback("main#1")
+    retry.fork(name="aside")
+    retry.switch("main")
+    repo.tag("main#2", "v1")
+    repo.untag("v1")
+    repo.set_retention(Retention(max_checkpoints=5), "s")
+    repo.set_retention(None, "s")
+    repo.gc(shrink=False)
+    found = list(repo.events())
+    assert [event.kind for event in found if event.kind != "checkpoint.created"] == [
+        "session.created", "call.done", "turn.done", "turn.done", "rollback.begun", "call.reversed", "rollback.done",
+        "fork.done", "switch.done", "tag.created", "tag.deleted", "retention.changed", "retention.changed", "gc.done",
+    ]  # fmt: skip
+    of_session = [event for event in found if event.session_id is not None]
+    assert [event.number for event in of_session] == list(range(1, len(of_session) + 1))
+    assert {event.session_name for event in of_session} == {"s"}
+    by_kind = {event.kind: event for event in found}
+    assert by_kind["call.done"].detail["tool"] == "add"
+    assert (by_kind["rollback.done"].branch_name, by_kind["rollback.done"].detail["reversed"]) == ("main-2", 1)
+    assert by_kind["tag.created"].user_id == repo.user.id
+    assert by_kind["gc.done"].session_id is None
+    assert repo.audit_verify().is_sound
+    assert set(by_kind) <= set(KINDS)
+
+
+def test_w12_what_did_not_happen_is_not_told(repo, agent):
+    """W12: an event is in the transaction of what it tells of, so a verb that is taken back tells nothing."""
+    agent.run("hello")
+    before = list(repo.events())
+
+    def work(connection):
+        repo.store.checkpoints.add(connection, agent.branch_id, repo.store.moment(
+            connection, repo.store.sessions.branch(connection, agent.branch_id)).snapshot,
+            agentgit.agents.turn.named(1, "never"))  # fmt: skip
+        raise Conflict("taken back")
+
+    with pytest.raises(Conflict):
+        repo.store.database.write(work)
+    assert list(repo.events()) == before
+    assert repo.checkpoints("s")[-1].checkpoint_name is None
+
+
+def test_w12_half_a_rollback_and_its_end_are_told(repo, agent, world):
+    """W12: a rollback that stops, what a person says, and the resumption each have their event."""
+    agent.run("add chair")
+    world.broken.add("chair")
+    with pytest.raises(RollbackIncomplete) as stopped:
+        agent.undo()
+    call_id = agent.tool_track()[0].id
+    repo.resolve(call_id, "happened")
+    repo.resume(stopped.value.operation)
+    assert kinds(repo)[3:] == [
+        "rollback.begun", "call.reverse_failed", "rollback.incomplete", "call.reversed", "call.resolved",
+        "rollback.resumed", "rollback.done",
+    ]  # fmt: skip
+
+
+def test_w12_a_turn_that_waits_or_fails_says_so(repo, world):
+    """W12: who has to answer is told of a question, and of a turn that raised."""
+    model = scripted(call("add_if_approved", item="a"), call("fail", why="never"))
+    agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "one")]})
+    with pytest.raises(RuntimeError):
+        agent.invoke({"messages": [("user", "two")]})
+    assert [kind for kind in kinds(repo) if kind.startswith(("turn", "call"))] == [
+        "turn.waiting", "call.failed", "turn.failed",
+    ]  # fmt: skip
+
+
+def test_w12_deletions_name_what_went(repo, agent):
+    """W12: a checkpoint that a person deleted, and those that the retention let go, are told with their ids."""
+    agent.checkpoint("x")
+    agent.checkpoint("y")
+    gone = repo.delete_checkpoint("x")
+    event = list(repo.events())[-1]
+    assert (event.kind, event.detail["checkpoints"], event.user_id) == ("checkpoint.deleted", [gone.id], repo.user.id)
+    repo.set_retention(Retention(max_checkpoints=2, keep_last=1, compress_after=None), "s")
+    for _ in range(3):
+        agent.checkpoint("z")
+    by_itself = list(repo.events(kinds="checkpoint.deleted"))[-1]
+    assert (by_itself.user_id, by_itself.detail["count"]) == (None, 1)
+
+
+def test_w12_the_database_refuses_to_change_it(repo, agent):
+    """W12: no statement of whoever uses the database edits, replaces or deletes an event."""
+    agent.checkpoint("x")
+    with repo.store.database.reading() as connection:
+        row = dict(connection.execute(EVENT.select().limit(1)).mappings().one())
+    refused = [update(EVENT).values(kind="tag.created"), delete(EVENT)]
+    refused += [text("DELETE FROM audit_event")] if repo.store.database.is_sqlite else [text("TRUNCATE audit_event")]
+    if repo.store.database.is_sqlite:
+        replacing = insert(EVENT).prefix_with("OR REPLACE").values({**row, "kind": "tag.created"})
+        with pytest.raises(Unavailable, match="UNIQUE"):  # it looks like another writer
+            repo.store.database.write(lambda c: c.execute(replacing))
+    for statement in refused:
+        with pytest.raises(NotAllowed):
+            repo.store.database.write(lambda c, s=statement: c.execute(s))
+    assert kinds(repo) == ["session.created"]
+
+
+@pytest.mark.parametrize("how", ["edit", "remove", "swap", "cut", "anew"])
+def test_w12_a_change_past_the_triggers_is_found(repo, agent, how):
+    """W12: an edit, a removal in the middle, a swap, a cut at the end and a forged end are each found."""
+    for n in range(4):
+        agent.checkpoint(f"c{n}")
+    known = tips_of(repo.audit_verify().to_dict())
+    second, third, last = (EVENT.c.seq == n for n in (2, 3, 5))
+    statements = {
+        "edit": [update(EVENT).where(second).values(user_id=7)],
+        "remove": [delete(EVENT).where(third)],
+        "swap": [update(EVENT).where(w).values(seq=n) for w, n in ((second, 99), (third, 2), (EVENT.c.seq == 99, 3))],
+        "cut": [delete(EVENT).where(last)],
+        "anew": [delete(EVENT).where(last)],
+    }
+    tamper(repo, *statements[how])
+    if how == "anew":
+        agent.checkpoint("another")
+    assert not repo.audit_verify(known).is_sound
+    assert repo.audit_verify().is_sound == (how in ("cut", "anew"))
+    assert repo.fsck().is_sound == (how in ("cut", "anew"))
+    assert repo.fsck(level=1).is_sound == (how not in ("remove", "swap"))
+
+
+def test_w12_tips_lead_on(repo, agent):
+    """W12: tips that were written down hold as long as the trail only grows; what is no tip is refused."""
+    agent.checkpoint("x")
+    known = repo.audit_verify().tips
+    agent.checkpoint("y")
+    again = repo.audit_verify(known)
+    assert (again.is_sound, again.events, again.findings) == (True, 3, ())
+    with pytest.raises(InvalidInput):
+        tips_of({"tips": [1]})
+
+
+def test_w12_two_writers_make_one_chain(database):
+    """W12: threads that write to one session at the same time, through two handles, leave one chain without a gap."""
+    with agentgit.open(database.url) as one, agentgit.open(database.url) as two:
+        session = one.ensure_session("s")
+        problems = []
+
+        def write(repo, name):
+            try:
+                for n in range(10):
+                    repo.store.database.write(
+                        lambda c, n=n: note(
+                            c, repo.store.tenant_id, "tag.created", session_id=session.id, name=f"{name}{n}"
+                        )
+                    )
+            except AgentGitError as error:
+                problems.append(error)
+
+        threads = [
+            threading.Thread(target=write, args=(repo, name)) for name, repo in (("a", one), ("b", two), ("c", two))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = list(one.events("s"))
+        assert problems == []
+        assert [event.number for event in found] == list(range(1, 32))
+        assert [e.detail["name"] for e in found if e.detail.get("name", "").startswith("b")] == [
+            f"b{n}" for n in range(10)
+        ]
+        assert one.audit_verify().is_sound
+
+
+def test_w12_a_feed_goes_on_where_it_ended(repo, agent):
+    """W12: `after` gives what is newer, by event or by id, of one session or all; kinds and times choose."""
+    agent.checkpoint("x")
+    repo.ensure_session("other")
+    first, *rest = repo.events()
+    assert list(repo.events(after=first)) == rest == list(repo.events(after=first.id))
+    assert [event.number for event in repo.events("s", after=first)] == [2]
+    assert [event.session_name for event in repo.events(kinds="session.*")] == ["s", "other"]
+    assert list(repo.events(since=datetime.now(UTC) + timedelta(hours=1))) == []
+    assert repo.last_events(limit=1) == [rest[-1]]
+    for wrong in ({"kinds": "chekpoint.created"}, {"since": datetime.now()}, {"after": "x"}):  # the mistake
+        with pytest.raises(InvalidInput):
+            repo.events(**wrong)
+    with pytest.raises(InvalidInput, match=r"checkpoint\.created"):
+        chosen("checkpoint.creatd")
+    with pytest.raises(NotFound):
+        repo.events("nobody")
+
+
+def test_w12_pages_lose_nothing(repo, monkeypatch):
+    """W12: a long feed is read page by page, each event once."""
+    monkeypatch.setattr("agentgit.telling.PAGE", 7)
+    sessions = [repo.ensure_session(f"s{n}") for n in range(3)]
+    for n in range(10):
+        for session in sessions:
+            repo.store.database.write(
+                lambda c, n=n, s=session: note(c, repo.store.tenant_id, "tag.created", session_id=s.id, name=str(n))
+            )
+    found = Counter((event.session_id, event.number) for event in repo.events())
+    assert (len(found), max(found.values())) == (33, 1)
+    assert len(list(repo.events("s1"))) == 11
+
+
+def test_w12_another_process_follows(repo, agent):
+    """W12: who follows the trail gets what other handles do, soon, each event once."""
+    got, feed = [], repo.events(follow=True, poll=0.01)
+
+    def follow():
+        for event in feed:
+            got.append(event)
+            if event.detail.get("name") == "last":
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    with agentgit.open(repo.store.database.url) as other:
+        for name in ("a", "b", "last"):
+            other.wrap(tool_node_graph(scripted("x"), []), "s").checkpoint(name)
+    thread.join(10)
+    assert [event.detail.get("name") for event in got] == [None, "a", "b", "last"]
+    assert [event.number for event in got] == [1, 2, 3, 4]
+
+
+def test_w12_nobody_sees_what_others_do(database):
+    """W12: a user's feed has his own sessions alone, also by their ids."""
+    with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
+        session = hers.ensure_session("s")
+        assert list(his.events()) == []
+        with pytest.raises(NotFound):
+            his.events(session.id)
+        assert [event.session_id for event in hers.events()] == [session.id]
+
+
+def test_w12_hostile_names_and_huge_details_are_kept(repo):
+    """W12: control characters, NUL, lone surrogates and a very long list come back as they were, and verify."""
+    name = "a\x00b\x1b[31m\udc80</script>\u202e"
+    session = repo.ensure_session(name)
+    huge = list(range(50_000))
+    repo.store.database.write(
+        lambda c: note(c, repo.store.tenant_id, "checkpoint.deleted", session_id=session.id, checkpoints=huge)
+    )
+    created, deleted = repo.events()
+    assert (created.session_name, deleted.detail["checkpoints"]) == (name, huge)
+    assert repo.audit_verify().is_sound
+
+
+def test_w12_an_export_leaves_the_trail_behind(repo, agent, tmp_path):
+    """W12, B8: an imported session has a trail of its own, which begins with the import and says what came."""
+    agent.run("add chair")
+    repo.export("s", tmp_path / "s.jsonl")
+    made = repo.import_(tmp_path / "s.jsonl", session="copy")
+    (event,) = repo.events("copy")
+    assert (event.kind, event.number, event.detail["checkpoints"], event.detail["calls"]) == (
+        "session.imported", 1, made.checkpoints, 1,
+    )  # fmt: skip
+    assert repo.fsck(level=3).is_sound
+
+
+KILLED = """
+import os, sys, agentgit
+from agentgit.store import database
+repo = agentgit.open(sys.argv[1])
+plain = database.write_notes
+def dying(connection, notes):
+    plain(connection, notes)
+    os._exit(9)
+database.write_notes = dying
+repo.ensure_session("never")
+"""
+
+
+def test_w12_a_process_that_dies_before_its_commit_tells_nothing(database):
+    """W12: killed between the event and the commit, neither the session nor its event is there."""
+    url = database.url.render_as_string(hide_password=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, url], check=False)  # noqa: S603  # our own program
+    with agentgit.open(database.url) as repo:
+        assert (done.returncode, repo.sessions(), list(repo.events())) == (9, [], [])
+        assert repo.audit_verify().is_sound
+
+
+def test_w12_ids_grow_along_a_chain_whatever_the_clocks_say(repo, monkeypatch):
+    """W12: a process whose clock is behind writes events that come after those of one whose clock is ahead."""
+    session = repo.ensure_session("s")
+    monkeypatch.setattr("agentgit.store.trail.new_id", lambda: 5)
+    repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=session.id))
+    first, second = repo.events()
+    assert second.id == first.id + 1
+    assert [event.number for event in repo.events(after=first)] == [2]
+
+
+def test_w12_a_database_in_memory_has_a_trail_too():
+    """W12: nothing about the trail needs a file."""
+    with agentgit.open(":memory:") as repo, closing(Database(":memory:")):
+        repo.ensure_session("s")
+        assert kinds(repo) == ["session.created"]
