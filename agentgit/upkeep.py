@@ -125,9 +125,8 @@ class Upkeep(Verbs):
         def work(connection: Connection) -> int:
             found = self.lookup.session(connection, session)
             of = self.lookup.branch(connection, found, branch).id if branch is not None else None
-            return sum(
-                one.goes for one in thinning.clear(connection, self.store, found.id, branch_id=of, user_id=self.user.id)
-            )
+            judged = thinning.clear(connection, self.store, found.id, branch_id=of, user_id=self.user.id)
+            return sum(one.goes for one in judged)
 
         gone = self.store.database.write(work, durable=True)
         self._engine().files.release()
