@@ -2,6 +2,7 @@
 
 import io
 import operator
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import pytest
@@ -12,7 +13,9 @@ from sqlalchemy import update
 
 import agentgit
 from agentgit.checkpoints import Retention
+from agentgit.store import thinning
 from agentgit.store.journal import INVOCATION
+from agentgit.store.sessions import CHECKPOINT
 from agentgit.workspace.workspace import Workspace
 
 FEW = Retention(compress_after=1, keep_last=1, max_checkpoints=1)
@@ -106,6 +109,27 @@ def test_a7_no_checkpoint_goes_while_there_are_no_more_than_are_to_be_kept(repo)
     working(repo).run("hm")
     assert repo.cleanup_auto_checkpoints("s", keep=3) == 0
     assert len(repo.checkpoints("s")) == 2
+
+
+def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypatch):
+    """B4: a session with an age limit looks at its checkpoints only when one of them has become too old."""
+    agent = working(repo)
+    for _ in range(3):
+        agent.run("hm")
+    repo.set_retention(
+        Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=1)), "s"
+    )
+    looked, points = [], thinning.points
+    monkeypatch.setattr(thinning, "points", lambda *given: looked.append(given) or points(*given))
+    agent.run("hm")
+    assert looked == []
+    before = datetime.now(UTC) - timedelta(days=2)
+    aged = update(CHECKPOINT).where(CHECKPOINT.c.number < 6).values(created_at=before)
+    repo.store.database.write(lambda connection: connection.execute(aged))
+    agent.run("hm")
+    assert [p.metadata["reference"] for p in repo.checkpoints("s")] == ["main#1", *(f"main#{n}" for n in range(6, 11))]
+    agent.run("hm")
+    assert len(looked) == 1
 
 
 def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):

@@ -81,11 +81,19 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
         return 0
     count = _COUNT.all(connection, {"tenant": store.tenant_id, "session": session_id})[0].checkpoints
     limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
-    is_due = any(count > limit for limit in limits) or (retention.max_age is not None and count > retention.keep_last)
-    if not is_due:
+    if not any(count > limit for limit in limits) and not _is_old(connection, store, session_id, retention, count):
         return 0
     quick = replace(retention, max_bytes=None)  # to measure takes longer than a turn should
     return sum(one.goes for one in thin(connection, store, session_id, quick).verdicts)
+
+
+def _is_old(connection: Connection, store: Store, session_id: int, retention: Retention, count: int) -> bool:
+    """Tell whether a session may have a checkpoint that is too old, without a look at the others."""
+    if retention.max_age is None or count <= retention.keep_last:
+        return False
+    of_session = {"tenant": store.tenant_id, "session": session_id}
+    old = connection.execute(_OLD, {**of_session, "before": datetime.now(UTC) - retention.max_age}).all()
+    return len(old) > 1  # the first one stays
 
 
 def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
@@ -246,6 +254,18 @@ _COUNT = Prepared(
         CHECKPOINT.c.tenant_id == bindparam("tenant"),
         CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
     )
+)
+_OLD = (
+    select(CHECKPOINT.c.id)
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
+        CHECKPOINT.c.created_at < bindparam("before"),
+        CHECKPOINT.c.kind != "branch",
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.head_id, 0)).where(*_of_session)),
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.branch_point_id, 0)).where(*_of_session)),
+    )
+    .limit(2)
 )
 _ROWS = (
     select(
