@@ -35,7 +35,7 @@ def check_trail(
         before = tips.get(session_id, Tip(number=0, hash=""))
         if row.seq != before.number + 1:
             report.add(name, f"the events from {before.number + 1} to {row.seq - 1} before it are not there", LOST)
-        elif hashes and hash_of(bytes.fromhex(before.hash), row._mapping) != row.hash:
+        elif hashes and hash_of(bytes.fromhex(before.hash), row._asdict()) != row.hash:
             report.add(name, "its hash does not match it and the event before it", LOST)
         if row.id <= last_ids.get(session_id, 0):
             report.add(name, "its id is not greater than that of the event before it", LOST)
