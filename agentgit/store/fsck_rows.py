@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, func, select, true
+from sqlalchemy import Connection, and_, func, select
 
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.checkpoints import OPERATION
@@ -221,13 +221,14 @@ class Rows:
 
     def times(self) -> None:
         """Check that SQLite, which keeps times as text, has nothing else in their place."""
-        for table in METADATA.sorted_tables if self.store.database.is_sqlite else ():
-            mine = table.c.tenant_id == self.store.tenant_id if "tenant_id" in table.c else true()
+        tables = [table for table in METADATA.sorted_tables if "tenant_id" in table.c]
+        for table in tables if self.store.database.is_sqlite else ():
+            mine = table.c.tenant_id == self.store.tenant_id
             for column in (one for one in table.c if isinstance(one.type, UTCDateTime)):
                 torn = and_(column.is_not(None), func.datetime(column).is_(None))
-                for key in self.connection.execute(select(*table.primary_key).where(mine, torn)).all():
-                    self.report.add(f"{table.name} {'/'.join(map(str, key[1:]))}", f"its {column.name} is no time",
-                                    RESTORE)  # fmt: skip
+                for _, *key in self.connection.execute(select(*table.primary_key).where(mine, torn)).all():
+                    name = f"{table.name} {'/'.join(map(str, key))}"
+                    self.report.add(name, f"its {column.name} is no time", RESTORE)
 
 
 def _with_state(tenant_id: int) -> Any:
