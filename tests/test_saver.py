@@ -269,7 +269,7 @@ def test_secrets_in_the_config_are_not_stored(tmp_path):
     assert (metadata["user_id"], metadata["mood"]) == ("ann", "fine")
     stored = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"ann" in stored
-    assert b"secret" not in stored
+    assert b"-secret" not in stored
 
 
 def test_secrets_that_were_copied_to_the_metadata_are_not_stored(saver):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,9 +83,17 @@ def events(
         for event in found:
             _one(event, as_json)
         start = after if after is not None else found[-1].id if found else repo.last_event_id()
-        with suppress(KeyboardInterrupt):
+        with _until_stopped():
             for event in repo.events(session, after=start, kinds=kinds, since=at, follow=True):
                 _one(event, as_json)
+
+
+@contextmanager
+def _until_stopped() -> Iterator[None]:
+    """Go on until Ctrl-C, or SIGTERM, by which services are stopped; what is being done is ended well."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        yield
 
 
 def _one(event: Event, as_json: bool) -> None:
@@ -204,7 +213,7 @@ def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
 @webhooks.command("deliver")
 def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -> None:
     """Send what is due, of all users; several processes may do it at once."""
-    with repository(db) as repo, suppress(KeyboardInterrupt):
+    with repository(db) as repo, _until_stopped():
         found = repo.webhooks.deliver()
         if not follow:
             output.emit(as_json, found.to_dict, lambda _: drawn.delivered_lines(found))
