@@ -492,3 +492,24 @@ def test_w9_shells_complete(agentgit, monkeypatch):
     monkeypatch.setenv("COMP_WORDS", "agentgit sea")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert agentgit().out.split() == ["search"]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("agentgit log ", ["support-42", "me@example.com"]),
+        ("agentgit log x", []),
+        ("agentgit log me@", ["me@example.com"]),
+        ("agentgit log support-42@r", ["support-42@retry"]),
+        ("agentgit log nobody@", []),
+        ("agentgit --db nothing.db tree d", []),
+        ("agentgit log --db nothing.db ", []),
+    ],
+)
+def test_w9_shells_complete_names(agentgit, story, monkeypatch, words, offered):
+    """W9: a shell is told the names of sessions and branches, and nothing where nothing can be read."""
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
+    monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    assert agentgit().out.split() == offered

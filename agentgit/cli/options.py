@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from agentgit.errors import NotFound
+from agentgit.errors import AgentGitError, NotFound
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
@@ -39,13 +39,38 @@ Where = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
+
+def names(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer a shell the names of sessions, and behind an @ those of the branches of one.
+
+    Where there is no database, or none that can be read, nothing is offered: a prompt is no place for a failure.
+
+    Args:
+        context: the command, with the options that stand before the word.
+        incomplete: what was typed of the word.
+    """
+    above = context.parent.params if context.parent is not None else {}
+    session = incomplete.rpartition("@")[0]
+    try:
+        with repository(context.params.get("db") or above.get("db")) as repo:
+            found = [one.session_name for one in repo.sessions()]
+            if session in found:
+                found += [f"{session}@{branch.name}" for branch in repo.branches(session)]
+    except AgentGitError:
+        return []
+    return [name for name in found if name.startswith(incomplete)]
+
+
 Session = Annotated[
-    str | None, typer.Argument(metavar="SESSION", help="A session's name or id; else the most recent one.")
+    str | None,
+    typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id; else the most recent one."),
 ]
 
-
 OfBranch = Annotated[
-    str | None, typer.Argument(metavar="SESSION[@BRANCH]", help="Else the current branch of the most recent one.")
+    str | None,
+    typer.Argument(
+        metavar="SESSION[@BRANCH]", autocompletion=names, help="Else the current branch of the most recent one."
+    ),
 ]
 
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")]
