@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from sqlalchemy import Connection
 
@@ -23,6 +24,7 @@ from agentgit.exports.trajectory import steps
 from agentgit.exports.trees import NOT_WANTED
 from agentgit.rollback.keeper import attached
 from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.sessions.upkeep import Progress
 from agentgit.store.explorations import mark_of
 from agentgit.store.export import Cut, export
 from agentgit.store.graph import Place
@@ -36,6 +38,9 @@ from agentgit.workspace.workspace import Workspace
 Exported = SessionRef | InternalSession | Checkpoint
 """What can be exported: a session, one branch of it, or one checkpoint."""
 
+STEP = 2**20
+"""How many bytes are read between two words about it."""
+
 IN_MEMORY = 2**22
 """Bytes of an export that is read from a pipe; more of it goes into a temporary file."""
 
@@ -44,8 +49,9 @@ class Carrying(Verbs):
     """What a repository can carry out and in."""
 
     def export(
-        self, ref: Exported, path: str | Path | BinaryIO, *, branch: BranchRef = None, files: bool = False
-    ) -> Carried:
+        self, ref: Exported, path: str | Path | BinaryIO, *, branch: BranchRef = None, files: bool = False,
+        progress: Progress | None = None,
+    ) -> Carried:  # fmt: skip
         """Write a session, a branch or a checkpoint to one file, which any agentgit reads with `import_`.
 
         The file is JSON lines: conversation and state at every checkpoint, the tool track, the world log, rollbacks as
@@ -59,6 +65,7 @@ class Carrying(Verbs):
             branch: one branch of that session; None for all.
             files: True to take the files along that its checkpoints have. What cannot go along, such as the image of a
                 container, is counted in `left_out`.
+            progress: told how many bytes are checked, and of how many, when all of it is written.
 
         Raises:
             NotFound: there is no such session, branch or checkpoint.
@@ -78,7 +85,7 @@ class Carrying(Verbs):
         """
         with tempfile.TemporaryFile() as file:
             header = self._write(file, ref, branch, files=files)
-            whole = check(file)  # what is given away can be read
+            whole = check(_watched(file, progress, times=1))  # what is given away can be read
             file.seek(0)
             with _target(path) as target:
                 shutil.copyfileobj(file, target)
@@ -127,6 +134,7 @@ class Carrying(Verbs):
         *,
         session: str | None = None,
         workspace: str | Path | Workspace | None = None,
+        progress: Progress | None = None,
     ) -> Carried:
         """Make a session of what `export` wrote, with ids and threads of its own; all of it, or nothing.
 
@@ -139,6 +147,7 @@ class Carrying(Verbs):
             session: what the session is called; None for its own name, or the next free one like it.
             workspace: the directory that its files are to belong to, or a Workspace. They go into the store of that
                 workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
+            progress: told how many bytes are read, and of how many; the file is read twice.
 
         Raises:
             NotFound: there is no such file.
@@ -151,7 +160,8 @@ class Carrying(Verbs):
         if session is not None:
             self.expect_name(session)
         expect_files(workspace)
-        with _source(path) as file, Incoming() as files:
+        with _source(path) as found, Incoming() as files:
+            file = _watched(found, progress, times=2)
             with _told(path):
                 whole = check(file, files if workspace is not None else None)
             reader = Import(self.store, self.user.id, file, session)
@@ -245,6 +255,37 @@ def expect_files(workspace: str | Path | Workspace | None) -> None:
     """
     if isinstance(workspace, Workspace) and not workspace.settings["environment"]:
         raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
+
+
+class _Watched:
+    """A file whose reader tells how far it is; each time it begins anew.
+
+    Args:
+        file: what is read, line by line.
+        progress: is told.
+        times: how often it will be read.
+    """
+
+    def __init__(self, file: BinaryIO, progress: Progress, times: int) -> None:
+        self._file = file
+        self._progress = progress
+        self._total = times * file.seek(0, io.SEEK_END)
+        self._done = self._told = 0
+
+    def seek(self, offset: int) -> int:
+        return self._file.seek(offset)
+
+    def readline(self, size: int) -> bytes:
+        line = self._file.readline(size)
+        self._done += len(line)
+        if self._done - self._told >= STEP or not line:
+            self._told = self._done
+            self._progress(self._done, self._total)
+        return line
+
+
+def _watched(file: BinaryIO, progress: Progress | None, *, times: int) -> BinaryIO:
+    return cast(BinaryIO, _Watched(file, progress, times)) if progress is not None else file
 
 
 @contextmanager

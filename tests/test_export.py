@@ -82,6 +82,22 @@ def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
     assert everything(repo, "s-3") == everything(repo, "s") != everything(repo, "s-2")
 
 
+@pytest.mark.parametrize("piped", [False, True])
+def test_b8_long_work_says_how_far_it_is(repo, tmp_path, monkeypatch, piped):
+    """B8: export and import tell how many bytes are done, of how many; both end where all is done."""
+    monkeypatch.setattr("agentgit.carrying.STEP", 100)
+    repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
+    file = tmp_path / "s.jsonl"
+    out, into = [], []
+    repo.export("s", file, progress=lambda *told: out.append(told))
+    repo.import_(BytesIO(file.read_bytes()) if piped else file, progress=lambda *told: into.append(told))
+    size = file.stat().st_size
+    assert out[-1] == (size, size)
+    assert into[-1] == (2 * size, 2 * size)
+    assert len(into) > len(out) > 2
+    assert into == sorted(into)
+
+
 def test_b8_a_name_that_is_taken_is_refused(repo):
     """B8: a name that a person asks for is that name or nothing."""
     lived(repo)

@@ -10,6 +10,7 @@ import typer
 
 from agentgit.cli import output, places
 from agentgit.cli.options import AsJson, OfBranch, Where, address, repository, usage
+from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.carried import lines
 
@@ -41,11 +42,12 @@ def export(
 ) -> None:
     """Write a session, a branch or a checkpoint to one file."""
     *what, file = words
-    with repository(db) as repo:
+    with repository(db) as repo, bar("exporting", as_json) as progress:
         if not what and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
         ref, branch = _meant(repo, what)
-        carried = repo.export(ref, sys.stdout.buffer if file == PIPE else file, branch=branch, files=files)
+        target = sys.stdout.buffer if file == PIPE else file
+        carried = repo.export(ref, target, branch=branch, files=files, progress=progress)
     _tell("exported", carried, as_json=as_json, piped=file == PIPE)
 
 
@@ -66,8 +68,9 @@ def import_(
     """Make a session of a file that `agentgit export` wrote."""
     from agentgit.repository import open
 
-    with open(address(db)) as repo:
-        carried = repo.import_(sys.stdin.buffer if file == PIPE else file, session=session, workspace=workspace)
+    source = sys.stdin.buffer if file == PIPE else file
+    with open(address(db)) as repo, bar("importing", as_json) as progress:
+        carried = repo.import_(source, session=session, workspace=workspace, progress=progress)
     _tell("imported", carried, as_json=as_json)
 
 
