@@ -25,10 +25,10 @@ from agentgit.exports.trees import NOT_WANTED
 from agentgit.rollback.keeper import attached
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.upkeep import Progress
+from agentgit.store.carry.export import Cut, export
+from agentgit.store.carry.import_ import Import, check
 from agentgit.store.explorations import mark_of
-from agentgit.store.export import Cut, export
 from agentgit.store.graph import Place
-from agentgit.store.import_ import Import, check
 from agentgit.tools.files import IMPORTED, FilesAt
 from agentgit.verbs import BranchRef, SessionRef, Verbs
 from agentgit.workspace.incoming import Incoming

@@ -12,11 +12,11 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
 from agentgit.sessions.upkeep import Progress
 from agentgit.sessions.webhooks import FROM_ENVIRONMENT, Delivered, Webhook, expect_url, key_of, new_secret
-from agentgit.store import fsck
-from agentgit.store.bus import Callback, Subscription
+from agentgit.store.fsck import fsck
 from agentgit.store.ids import COUNTER_BITS
-from agentgit.store.sending import deliver
 from agentgit.store.store import Store
+from agentgit.store.telling.bus import Callback, Subscription
+from agentgit.store.telling.sending import deliver
 from agentgit.verbs import SessionRef, Verbs
 
 PAGE = 500

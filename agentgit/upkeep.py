@@ -14,11 +14,11 @@ from agentgit.sessions.stats import Prices, Stats, expect_prices
 from agentgit.sessions.upkeep import Checked, Parts, Progress, Reclaimed
 from agentgit.store import figures, thinning
 from agentgit.store.collect import Collected, sizes
-from agentgit.store.fsck import HASHES, HEADS, REFERENCES, fsck
+from agentgit.store.fsck.fsck import HASHES, HEADS, REFERENCES, fsck
 from agentgit.store.sessions import CHECKPOINT
 from agentgit.store.steps import Spare
 from agentgit.store.steps import find as find_steps
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.verbs import BranchRef, SessionRef, Verbs
 
 

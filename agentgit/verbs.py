@@ -19,7 +19,7 @@ from agentgit.store.lookup import Lookup, Place, is_id
 from agentgit.store.operations import value
 from agentgit.store.sessions import SESSION, Found, expect_whole
 from agentgit.store.store import Store
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.store.views import Views
 from agentgit.tools import Effect, RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.tools.files import FileChanges

@@ -12,8 +12,8 @@ from scripted import World, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput
-from agentgit.store import bus
-from agentgit.store.trail import note
+from agentgit.store.telling import bus
+from agentgit.store.telling.trail import note
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import agentgit
 from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged, cli
 from agentgit.exports import paths, trees
 from agentgit.exports.trees import Item, Tree
-from agentgit.store.import_ import check
+from agentgit.store.carry.import_ import check
 
 
 @pytest.fixture(autouse=True)
@@ -609,7 +609,7 @@ def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsy
 KILLED = """
 import os, signal, sys
 import agentgit
-from agentgit.store import import_
+from agentgit.store.carry import import_
 from agentgit.workspace.incoming import Incoming
 
 where, data, url = sys.argv[1:4]
@@ -630,7 +630,7 @@ elif where == "a tree":
 elif where == "rows":
     import_._Tables.flush = die
 else:
-    agentgit.store.import_.Import._store = die
+    agentgit.store.carry.import_.Import._store = die
 agentgit.open(url).import_(data, workspace=sys.argv[4])
 """
 

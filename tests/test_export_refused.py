@@ -22,8 +22,8 @@ from agentgit.agents.codec import make_codec
 from agentgit.exports import lines
 from agentgit.exports.fields import MOST
 from agentgit.exports.lines import Sealer
-from agentgit.store import import_, import_check
 from agentgit.store.blobs import leaf, list_hash, pack
+from agentgit.store.carry import import_, import_check
 from agentgit.store.graph_rows import hash_state
 
 

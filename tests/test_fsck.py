@@ -11,7 +11,7 @@ from sqlalchemy import literal_column, select, text, update
 import agentgit
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.sessions.upkeep import Finding
-from agentgit.store import fsck
+from agentgit.store.fsck import fsck
 from agentgit.store.tables import METADATA
 
 JUNK = bytes(range(32))

@@ -18,7 +18,7 @@ from agentgit.checkpoints.retention import Point, judge
 from agentgit.errors import InvalidInput
 from agentgit.store import thinning
 from agentgit.store.journal import INVOCATION
-from agentgit.store.trail import begin_notes
+from agentgit.store.telling.trail import begin_notes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from agentgit.checkpoints import Retention
 from agentgit.errors import AgentGitError
 from agentgit.sessions.events import KINDS, chosen, tips_of
 from agentgit.store.database import Database
-from agentgit.store.trail import EVENT, note
+from agentgit.store.telling.trail import EVENT, note
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_w12_a_process_that_dies_before_its_commit_tells_nothing(database):
 def test_w12_ids_grow_along_a_chain_whatever_the_clocks_say(repo, monkeypatch):
     """W12: a process whose clock is behind writes events that come after those of one whose clock is ahead."""
     session = repo.ensure_session("s")
-    monkeypatch.setattr("agentgit.store.trail.new_id", lambda: 5)
+    monkeypatch.setattr("agentgit.store.telling.trail.new_id", lambda: 5)
     repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=session.id))
     first, second = repo.events()
     assert second.id == first.id + 1

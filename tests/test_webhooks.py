@@ -17,8 +17,8 @@ from sqlalchemy import update
 import agentgit
 from agentgit import InvalidInput, NotAllowed, NotFound
 from agentgit.sessions.webhooks import key_of, new_secret, signed, verify
-from agentgit.store import outbox, sending
-from agentgit.store.outbox import DELIVERY, HOOK, TRIES
+from agentgit.store.telling import outbox, sending
+from agentgit.store.telling.outbox import DELIVERY, HOOK, TRIES
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 

@@ -28,7 +28,7 @@ from agentgit.store.checkpoints import Label
 from agentgit.store.graph import GraphStore, Place
 from agentgit.store.sessions import Found, expect_whole
 from agentgit.store.store import Moment, snapshot_of
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

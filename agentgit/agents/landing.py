@@ -17,7 +17,7 @@ from agentgit.store.graph import Place
 from agentgit.store.journal import Intent, Outcome
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.staging import IMPORTED
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.tools.effects import UNDECLARED
 from agentgit.tools.invocation import DONE
 from agentgit.values import as_object, portable

@@ -21,8 +21,8 @@ from agentgit.agents.turn import Rules, Turn
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.rollback import Planner
 from agentgit.spans import NOTHING, Traced, start
-from agentgit.store.bus import LOOP
 from agentgit.store.graph_rows import Place
+from agentgit.store.telling.bus import LOOP
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

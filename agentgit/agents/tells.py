@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from agentgit.sessions.events import Event
-from agentgit.store.bus import Callback, Subscription
+from agentgit.store.telling.bus import Callback, Subscription
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

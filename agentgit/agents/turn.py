@@ -31,7 +31,7 @@ from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment, snapshot_of
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.tools.declared import Declared
 from agentgit.tools.effects import READ_ONLY, UNDECLARED
 from agentgit.tools.files import Keeper

@@ -17,8 +17,8 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.rollback import on_this_loop
 from agentgit.sessions import InternalSession, Tree
-from agentgit.store.bus import on_loop
 from agentgit.store.lookup import Place
+from agentgit.store.telling.bus import on_loop
 from agentgit.tools import RollbackPlan, ToolInvocation
 from agentgit.tools.files import FileChanges
 

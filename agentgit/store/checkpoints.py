@@ -15,7 +15,7 @@ from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
 from agentgit.store.slices import slices
 from agentgit.store.tables import OperationRow
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.values import from_json, to_json
 
 OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table

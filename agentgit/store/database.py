@@ -17,11 +17,11 @@ from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, SchemaMismatch, Unavailable
-from agentgit.store import outbox
-from agentgit.store.bus import Bus, on_loop
 from agentgit.store.idle import ask_when_idle
 from agentgit.store.lite import BUSY_SECONDS, DURABLE, READING, WRITING, Lite
-from agentgit.store.trail import begin_notes, take_notes, write_notes
+from agentgit.store.telling import outbox
+from agentgit.store.telling.bus import Bus, on_loop
+from agentgit.store.telling.trail import begin_notes, take_notes, write_notes
 
 if TYPE_CHECKING:
     from agentgit.store.loops import Loops

@@ -23,7 +23,7 @@ from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
 from agentgit.store.tables import InternalSessionRow, ToolInvocationRow, WorldLogRow
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.tools import ToolInvocation
 from agentgit.tools.effects import READ_ONLY
 from agentgit.tools.invocation import CALL, INTENDED, MOVES, PAUSED, REDO, REVERSE_FAILED, REVERSING, UNKNOWN

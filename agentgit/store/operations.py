@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 from agentgit.sessions.operation import DONE, RUNNING, Operation
 from agentgit.store.ids import new_id
 from agentgit.store.tables import OperationRow
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.values import as_object, to_json
 
 OPERATION = OperationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table

@@ -19,7 +19,7 @@ from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, TagRow, UserRow
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.values import as_object, to_json
 
 USER = UserRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table

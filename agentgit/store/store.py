@@ -21,13 +21,13 @@ from agentgit.store.graph_rows import Found as At
 from agentgit.store.journal import Journal, Part
 from agentgit.store.log import Log
 from agentgit.store.operations import Operations
-from agentgit.store.outbox import Outbox
 from agentgit.store.search import Search
 from agentgit.store.sessions import Found, Sessions
 from agentgit.store.snapshots import Snapshots
 from agentgit.store.tags import Tags
+from agentgit.store.telling.outbox import Outbox
+from agentgit.store.telling.trail import Trail, note
 from agentgit.store.texts import Texts
-from agentgit.store.trail import Trail, note
 from agentgit.store.world import World
 from agentgit.tools import ToolInvocation
 

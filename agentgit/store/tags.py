@@ -12,7 +12,7 @@ from agentgit.checkpoints.finding import Tag
 from agentgit.errors import Conflict
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found
 from agentgit.store.slices import slices
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 
 
 class Tags:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.sessions.events import Event
 from agentgit.sessions.webhooks import FROM_ENVIRONMENT, Delivered, key_of, message_of, signed
-from agentgit.store.outbox import LEASE, Taken, report_of
+from agentgit.store.telling.outbox import LEASE, Taken, report_of
 from agentgit.values import told
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, select
 
 from agentgit.sessions.events import Tip
-from agentgit.store.fsck_values import RESTORE, Report, rows
-from agentgit.store.outbox import DELIVERY, HOOK
-from agentgit.store.trail import EVENT, hash_of
+from agentgit.store.fsck.values import RESTORE, Report, rows
+from agentgit.store.telling.outbox import DELIVERY, HOOK
+from agentgit.store.telling.trail import EVENT, hash_of
 
 LOST = "Somebody changed the trail past its triggers. Compare it with a copy of the database; nothing can mend it."
 

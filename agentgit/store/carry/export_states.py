@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, and_, literal, or_, select, tuple_
 
 from agentgit.errors import Corrupt
-from agentgit.store import export_records, fork
+from agentgit.store import fork
 from agentgit.store.ancestry import ancestors
-from agentgit.store.export_values import ValueWriter, Write
+from agentgit.store.carry import export_records
+from agentgit.store.carry.export_values import ValueWriter, Write
 from agentgit.store.graph_rows import CHECKPOINT, WRITE, Place, found
 from agentgit.store.slices import slices
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, select
 
 from agentgit.store.blobs import unpack
 from agentgit.store.chunks import HASH_BYTES, split_hashes
-from agentgit.store.fsck_values import RESTORE, Report, missing_from, rows
+from agentgit.store.fsck.values import RESTORE, Report, missing_from, rows
 from agentgit.store.graph_rows import CHECKPOINT, WRITE, conversation, hash_state, is_shown
 from agentgit.values import from_json
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from agentgit.exports.trees import unbased
 from agentgit.sessions.history import from_stored
 from agentgit.store.blobs import LIST, RECORD, Leaf, leaf, list_hash, unpack
+from agentgit.store.carry.export_values import LARGEST, RecentLists
 from agentgit.store.chunks import CHUNK, CHUNK_BYTES
-from agentgit.store.export_values import LARGEST, RecentLists
 from agentgit.store.plain import MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, SEALED, show, show_message
 
 TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})

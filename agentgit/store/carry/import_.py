@@ -13,19 +13,19 @@ from agentgit.exports.lines import damaged, read
 from agentgit.exports.records import checked, expect_header
 from agentgit.exports.trees import Keeps
 from agentgit.store.blobs import Blobs, Leaf
-from agentgit.store.export_values import AT_ONCE
+from agentgit.store.carry.export_values import AT_ONCE
+from agentgit.store.carry.import_check import Checker
+from agentgit.store.carry.import_rows import Rows, new_ids
+from agentgit.store.carry.import_values import ListItems
 from agentgit.store.graph_rows import CHECKPOINT, WRITE
 from agentgit.store.ids import new_id
-from agentgit.store.import_check import Checker
-from agentgit.store.import_rows import Rows, new_ids
-from agentgit.store.import_values import ListItems
 from agentgit.store.journal import INVOCATION, WORLD
 from agentgit.store.sessions import BRANCH, SESSION, TAG
 from agentgit.store.sessions import CHECKPOINT as POINT
 from agentgit.store.slices import AT_ONCE as ROWS_AT_ONCE
 from agentgit.store.snapshots import SNAPSHOT
 from agentgit.store.store import Store
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.store.world import OPERATION
 from agentgit.tools.files import FilesAt
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, func, select
 
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.checkpoints import OPERATION
-from agentgit.store.fsck_values import RESTORE, Report, rows
+from agentgit.store.fsck.values import RESTORE, Report, rows
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared

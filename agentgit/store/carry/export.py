@@ -13,10 +13,10 @@ from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict
 from agentgit.exports.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.sessions.operation import DONE
-from agentgit.store import export_records as records
+from agentgit.store.carry import export_records as records
+from agentgit.store.carry.export_states import StateWriter
+from agentgit.store.carry.export_values import ValueWriter, Write
 from agentgit.store.explorations import MARK
-from agentgit.store.export_states import StateWriter
-from agentgit.store.export_values import ValueWriter, Write
 from agentgit.store.graph_rows import INTERRUPT, Place
 from agentgit.store.journal import INVOCATION, WORLD
 from agentgit.store.journal import Part as TrackPart

@@ -14,15 +14,15 @@ from sqlalchemy import Connection, Table, func, select, text
 from agentgit.errors import AgentGitError, Corrupt
 from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.upkeep import Checked, Finding, Progress
-from agentgit.store.fsck_heads import check_heads
-from agentgit.store.fsck_rows import Rows
-from agentgit.store.fsck_states import check_states
-from agentgit.store.fsck_values import RESTORE, Report, check_dictionaries, check_values
-from agentgit.store.fsck_world import check_world
+from agentgit.store.fsck.heads import check_heads
+from agentgit.store.fsck.rows import Rows
+from agentgit.store.fsck.states import check_states
+from agentgit.store.fsck.trail import check_outbox, check_trail
+from agentgit.store.fsck.values import RESTORE, Report, check_dictionaries, check_values
+from agentgit.store.fsck.world import check_world
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA
-from agentgit.store.trail import EVENT
-from agentgit.store.verifying import check_outbox, check_trail
+from agentgit.store.telling.trail import EVENT
 
 REFERENCES, HASHES, HEADS = 1, 2, 3
 """How deep to look."""

@@ -21,7 +21,7 @@ from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import WebhookDeliveryRow, WebhookRow
-from agentgit.store.trail import note
+from agentgit.store.telling.trail import note
 from agentgit.values import from_json, to_json
 
 HOOK = WebhookRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table

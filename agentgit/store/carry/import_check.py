@@ -14,8 +14,8 @@ from agentgit.exports import meta
 from agentgit.exports.records import COUNTED, HEADER
 from agentgit.exports.trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
+from agentgit.store.carry.import_values import ListItems, ValueReader, expect_readable
 from agentgit.store.graph_rows import conversation, hash_state
-from agentgit.store.import_values import ListItems, ValueReader, expect_readable
 from agentgit.tools.invocation import CALL, PAUSED, REDO
 
 Record = Mapping[str, Any]

@@ -8,8 +8,8 @@ from sqlalchemy import and_, func, select
 
 from agentgit.sessions import operation
 from agentgit.store.checkpoints import OPERATION
-from agentgit.store.fsck_rows import Rows
-from agentgit.store.fsck_values import RESTORE
+from agentgit.store.fsck.rows import Rows
+from agentgit.store.fsck.values import RESTORE
 from agentgit.store.journal import INVOCATION, LOGGED, WORLD
 from agentgit.store.sessions import BRANCH
 from agentgit.tools import invocation

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 
 from agentgit.store.blobs import RECORD, Leaf, leaf, list_hash, pack
 from agentgit.store.content import Body, Part
-from agentgit.store.fsck_values import RESTORE, Report
+from agentgit.store.fsck.values import RESTORE, Report
 from agentgit.store.graph_rows import Found as At
 from agentgit.store.graph_rows import hash_state
 from agentgit.store.sessions import BRANCH, CHECKPOINT, Found

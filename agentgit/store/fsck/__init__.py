@@ -1,0 +1,1 @@
+"""Checking a database: rows against each other, values against their hashes, heads against their states."""

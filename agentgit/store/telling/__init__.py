@@ -1,0 +1,1 @@
+"""Telling what happened: the audit trail, callbacks, and the outbox of webhooks."""
