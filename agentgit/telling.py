@@ -13,7 +13,7 @@ from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
 from agentgit.sessions.upkeep import Progress
 from agentgit.sessions.webhooks import FROM_ENVIRONMENT, Delivered, Webhook, expect_url, key_of, new_secret
 from agentgit.store.fsck import fsck
-from agentgit.store.ids import COUNTER_BITS
+from agentgit.store.ids import COUNTER_BITS, new_id
 from agentgit.store.store import Store
 from agentgit.store.telling.bus import Callback, Subscription
 from agentgit.store.telling.sending import deliver
@@ -130,7 +130,11 @@ class Tells(Verbs):
                 continue
             if poll is None:
                 return
-            at = max(start, newest - (SLOW_SECONDS * 1000 << COUNTER_BITS)) if session_id is None else newest
+            at = (
+                max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
+                if session_id is None
+                else newest
+            )
             time.sleep(poll)
 
     def last_events(

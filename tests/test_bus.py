@@ -241,3 +241,35 @@ def test_b7_a_callback_may_use_the_repository(repo, agent):
         assert subscription.wait()
     assert got == ["t2", "t4"]
     assert [event.detail["name"] for event in repo.events(kinds="tag.*")] == got
+
+
+def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
+    """B7: where the log of what was left out writes here itself, nothing waits for itself."""
+    monkeypatch.setattr(bus, "MOST", 1)
+    free, said = threading.Event(), []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+            repo.tag("HEAD", f"log-{len(said)}", "s")
+
+    log, handler = logging.getLogger("agentgit.events"), Handler()
+    log.addHandler(handler)
+    try:
+        slow = repo.on("checkpoint.*", lambda event: free.wait(20))
+        for name in "abcd":
+            agent.checkpoint(name)
+    finally:
+        log.removeHandler(handler)
+        free.set()
+    assert slow.wait()
+    assert len(said) == 1
+
+
+def test_b7_a_callback_does_not_wait_for_itself(repo, agent):
+    """B7: `wait` in the callback itself comes back at once."""
+    waited = []
+    with repo.on("checkpoint.*", lambda event: waited.append(told.wait(None))) as told:
+        agent.checkpoint("x")
+        assert told.wait()
+    assert waited == [False]

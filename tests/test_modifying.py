@@ -16,12 +16,12 @@ PATCH = """*** Begin Patch
 +hello
 *** Update File: src/old.py
 *** Move to: src/moved.py
-
+@@
 -x
 *** Delete File: gone.txt
 *** End Patch"""
 
-UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n -1 +1 \n-x\n+y\n--- /dev/null\n+++ b/three.txt\n"
+UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n@@ -1 +1 @@\n-x\n+y\n--- /dev/null\n+++ b/three.txt\n"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n -1 +1 \n-x\n+y\n--- /dev/n
         ("move_file", {"source_path": "a", "destination_path": "b"}, ["a", "b"]),
         ("copy_file", {"source": "a", "destination": "b"}, ["a", "b"]),
         ("rename_file", {"old_path": "a", "new_path": "b"}, ["a", "b"]),
-        ("replace_in_file", {"path": "a", "diff": ""}, ["a"]),
+        ("replace_in_file", {"path": "a", "diff": "@@"}, ["a"]),
         ("str_replace_based_edit_tool", {"command": "str_replace", "path": "a"}, ["a"]),
         ("mcp__filesystem__write_file", {"path": "a"}, ["a"]),
         ("filesystem_write_file", {"path": "a"}, ["a"]),

@@ -28,7 +28,7 @@ def test_snapshots_are_one_line_each():
 
 def test_a_diff_has_a_style_for_each_sign():
     """P3: added, changed and removed lines are told apart, and headings from lines that begin alike."""
-    text = "--- a/x\n+++ b/x\n -1 +1 \n-old\n+new\n same\n"
+    text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n"
     diff = WorkspaceDiff("a", None, added_files=("n",), modified_files=("x",), deleted_files=("o",), diff_content=text)
     lines = files.diff_lines(diff)
     assert plain(lines).startswith("added  n\nmodified  x\ndeleted  o\n--- a/x\n+++ b/x\n")

@@ -200,7 +200,7 @@ def test_w9_a_plan_for_any_word_is_never_made(repo, agent):
     """W9: PostgreSQL plans each search by its words, however often it is done; a plan for any word reads every text."""
     if repo.store.database.is_sqlite:
         pytest.skip("left out on SQLite: it has no plans for any word")
-    counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%%'")
+    counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
     parts = [Part(branch_id=agent.branch_id)]
     with repo.store.database.reading() as connection:
         for n in range(12):

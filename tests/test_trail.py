@@ -145,9 +145,17 @@ def test_w12_the_database_refuses_to_change_it(repo, agent):
     refused = [update(EVENT).values(kind="tag.created"), delete(EVENT)]
     refused += [text("DELETE FROM audit_event")] if repo.store.database.is_sqlite else [text("TRUNCATE audit_event")]
     if repo.store.database.is_sqlite:
-        replacing = insert(EVENT).prefix_with("OR REPLACE").values({**row, "kind": "tag.created"})
-        with pytest.raises(Unavailable, match="UNIQUE"):  # it looks like another writer
-            repo.store.database.write(lambda c: c.execute(replacing))
+        replacing = insert(EVENT).prefix_with("OR REPLACE")
+        elsewhere = {**row, "external_session_id": 7, "kind": "tag.created"}  # the same event by its other key
+        for values in ({**row, "kind": "tag.created"}, elsewhere):
+            with pytest.raises(Unavailable, match="UNIQUE"):  # it looks like another writer
+                repo.store.database.write(lambda c, v=values: c.execute(replacing.values(v)))
+        by_rowid = "INSERT OR REPLACE INTO audit_event (rowid, {0}) SELECT 1, {1} FROM audit_event WHERE rowid = 1"
+        names = list(row)
+        changed = ["seq + 9" if name == "seq" else "id + 9" if name == "id" else name for name in names]
+        statement = text(by_rowid.format(", ".join(names), ", ".join(changed)))
+        with pytest.raises(Unavailable, match="UNIQUE"):
+            repo.store.database.write(lambda c: c.execute(statement))
     for statement in refused:
         with pytest.raises(NotAllowed):
             repo.store.database.write(lambda c, s=statement: c.execute(s))
@@ -337,7 +345,7 @@ def test_w12_ids_grow_along_a_chain_whatever_the_clocks_say(repo, monkeypatch):
     monkeypatch.setattr("agentgit.store.telling.trail.new_id", lambda: 5)
     repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=session.id))
     first, second = repo.events()
-    assert second.id == first.id + 1
+    assert first.id < second.id <= first.id + 1024
     assert [event.number for event in repo.events(after=first)] == [2]
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import traceback
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ import pytest
 from sqlalchemy import update
 
 import agentgit
+import agentgit.demo
 from agentgit import InvalidInput, NotAllowed, NotFound
 from agentgit.sessions.webhooks import key_of, new_secret, signed, verify
 from agentgit.store.telling import outbox, sending
@@ -301,3 +303,55 @@ def test_w12_fsck_counts_the_outbox(repo):
     repo.webhooks.add("https://example.com/", "*", SECRET)
     repo.ensure_session("s")
     assert repo.fsck(level=3).is_sound
+
+
+def test_w12_nothing_secret_is_logged_or_told_by_failures(repo, receiver, caplog):
+    """W12: neither httpx nor a failed statement shows what follows a `?` in a URL, or a secret."""
+    caplog.set_level("DEBUG")
+    repo.webhooks.add(f"{receiver.url}?token=hush", "session.*", SECRET)
+    repo.ensure_session("s")
+    assert repo.webhooks.deliver().sent == 1
+    assert "hush" not in caplog.text
+    (row,) = repo.store.database.write(lambda c: c.execute(HOOK.select()).mappings().all())
+    with pytest.raises(agentgit.AgentGitError) as caught:
+        repo.store.database.write(lambda c: c.execute(HOOK.insert().values(dict(row))))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "hush" not in shown
+    assert SECRET not in shown
+
+
+def test_w12_a_receiver_that_is_down_holds_nobody_else_up(repo, receiver):
+    """W12: when one event could not be sent, the others of its webhook wait for a while, too."""
+    repo.webhooks.add("http://127.0.0.1:1/down", "tag.*", SECRET)
+    agent = repo.wrap(agentgit.demo.build(":memory:"), "s")
+    agent.run("hello")
+    for n in range(30):
+        repo.tag("HEAD", f"t{n}", "s")
+    repo.webhooks.add(receiver.url, "tag.*", SECRET)
+    repo.tag("HEAD", "last", "s")
+    done = repo.webhooks.deliver()
+    assert (done.sent, done.waiting) == (1, 31)
+    assert done.failed <= sending.AT_ONCE
+    assert repo.webhooks.list()[0].pending == 31
+
+
+def test_w12_webhooks_share_no_cookies(repo, receiver):
+    """W12: what a receiver asks to remember goes to nobody."""
+    receiver.headers["set-cookie"] = "who=me"
+    for path in ("/a", "/b"):
+        repo.webhooks.add(receiver.url + path, "session.*", SECRET)
+    repo.ensure_session("s")
+    repo.ensure_session("t")
+    assert repo.webhooks.deliver().sent == 4
+    repo.ensure_session("u")
+    repo.webhooks.deliver()
+    assert all("cookie" not in {name.lower() for name in headers} for headers, _ in receiver.got)
+
+
+def test_w12_a_kind_of_a_newer_version_stops_nobody(repo):
+    """W12: a webhook that wants what this version does not know gets what it knows, and writers go on."""
+    repo.webhooks.add("http://127.0.0.1:1/x", ["session.*"], SECRET)
+    stored = b'["session.*","dream.ended"]'
+    repo.store.database.write(lambda c: c.execute(update(HOOK).values(kinds=stored)))
+    repo.ensure_session("s")
+    assert repo.webhooks.list()[0].pending == 1

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,7 +213,7 @@ def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
 @webhooks.command("deliver")
 def deliver(follow: Follow = False, db: Where = None, as_json: AsJson = False) -> None:
     """Send what is due, of all users; several processes may do it at once."""
-    with repository(db) as repo, _until_stopped():
+    with repository(db) as repo, _until_stopped() if follow else nullcontext():
         found = repo.webhooks.deliver()
         if not follow:
             output.emit(as_json, found.to_dict, lambda _: drawn.delivered_lines(found))

@@ -91,8 +91,8 @@ def patch(content: str) -> list[Line]:
         content: the unified diff.
 
     Example:
-        >>> [span.text for (span,) in patch(" -1 +1 \\n-\\told\\n+    new\\n")]
-        [' -1 +1 ', '-\\told', '+    new']
+        >>> [span.text for (span,) in patch("@@ -1 +1 @@\\n-\\told\\n+    new\\n")]
+        ['@@ -1 +1 @@', '-\\told', '+    new']
     """
     lines = visible(content).split("\n")
     return [(Span(line, _style(line)),) for line in (lines if lines[-1] else lines[:-1])]

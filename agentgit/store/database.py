@@ -245,7 +245,7 @@ class _Again(Unavailable):
 
 def _server(url: URL) -> Engine:
     try:
-        engine = create_engine(url)
+        engine = create_engine(url, hide_parameters=True)
     except ModuleNotFoundError as error:
         raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
     ask_when_idle(engine)

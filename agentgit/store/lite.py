@@ -34,6 +34,7 @@ class Lite:
     def __init__(self, url: URL, *, in_memory: bool) -> None:
         self.engine: Engine = create_engine(
             url,
+            hide_parameters=True,  # what a failure shows has no contents and no secrets
             poolclass=StaticPool if in_memory else NullPool,
             connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False},
         )

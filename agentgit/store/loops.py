@@ -66,7 +66,7 @@ class Loops:
 
 class _Pool:
     def __init__(self, url: URL) -> None:
-        self.engine: AsyncEngine = create_async_engine(url)
+        self.engine: AsyncEngine = create_async_engine(url, hide_parameters=True)
         ask_when_idle(self.engine.sync_engine)
         self._raw: list[Any] = []
         event.listen(self.engine.sync_engine, "connect", lambda raw, _: self._raw.append(raw.driver_connection))

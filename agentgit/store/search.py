@@ -236,7 +236,7 @@ _FOUND = Prepared({
     "postgresql": select(TEXT.c.id)
     .where(
         TEXT.c.tenant_id == bindparam("tenant"),
-        TEXT.c.words.op("")(cast(bindparam("query", type_=String()), TSQUERY)),
+        TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
         TEXT.c.id < bindparam("after"),
     )
     .order_by(TEXT.c.id.desc())

@@ -90,7 +90,8 @@ def upgrade() -> None:
         # Without this, REPLACE would delete a row past the trigger.
         op.execute(
             "CREATE TRIGGER audit_event_no_replace BEFORE INSERT ON audit_event WHEN EXISTS (SELECT 1 FROM audit_event "
-            "WHERE tenant_id = NEW.tenant_id AND external_session_id = NEW.external_session_id AND seq = NEW.seq) "
+            "WHERE tenant_id = NEW.tenant_id AND external_session_id = NEW.external_session_id AND seq = NEW.seq "
+            "OR tenant_id = NEW.tenant_id AND owner_id = NEW.owner_id AND id = NEW.id OR rowid = NEW.rowid) "
             "BEGIN SELECT RAISE(ABORT, 'UNIQUE constraint failed: audit_event'); END"
         )
 

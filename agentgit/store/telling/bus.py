@@ -89,6 +89,7 @@ class Bus:
 
     def settle(self, places: Sequence[_Place], *, committed: bool) -> None:
         """Tell how a transaction ended; what is at the head of its lines and committed goes to the callbacks."""
+        slow: list[Subscription] = []
         with self._lock:
             for place in places:
                 place.settled = committed
@@ -96,14 +97,16 @@ class Bus:
                 while line and line[0].settled is not None:
                     first = line.popleft()
                     for event, loop in first.events if first.settled else ():
-                        for one in self._subscriptions:
-                            one._take(event, loop)
+                        slow += [one for one in self._subscriptions if not one._take(event, loop)]
                 if not line:
                     del self._lines[place.session_id]
+        for one in slow:  # no lock is held: a handler of the log may write here, too
+            LOG.error("%r is too slow: events are left out. repo.events(after=...) has them.", one)
 
     def subscribe(self, callback: Callback, wants: Callable[[Event], bool]) -> Subscription:
         """Call `callback` with each event that it wants, from now on."""
         made = Subscription(self, callback, wants)
+        made._thread.start()  # not at the first event: that is told behind a commit, where nothing may fail
         with self._lock:
             self._subscriptions = [*self._subscriptions, made]
             if not self._is_known_at_exit:
@@ -161,13 +164,13 @@ class Subscription:
         self._wants = wants
         self._waiting: deque[tuple[Event, asyncio.AbstractEventLoop | None]] = deque()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._work, name="agentgit-events", daemon=True)
         self._is_busy = False
         self._is_closed = False
         self._left: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
-        name = getattr(self.callback, "__qualname__", repr(self.callback))
+        name = getattr(self.callback, "__qualname__", type(self.callback).__name__)
         return f"Subscription({name}, handled={self.handled}, failed={self.failed}, missed={self.missed})"
 
     def __enter__(self) -> Self:
@@ -181,7 +184,10 @@ class Subscription:
 
         Args:
             timeout: seconds; None is for ever. On an event loop use `await asyncio.to_thread(subscription.wait)`.
+                In the callback itself it does not wait.
         """
+        if threading.current_thread() is self._thread:
+            return False
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout)
 
@@ -192,8 +198,7 @@ class Subscription:
             self._left = asyncio.get_running_loop()
         except RuntimeError:
             self._left = None
-        if threading.current_thread() is not self._thread:
-            self.wait(timeout)
+        self.wait(timeout)
         with self._changed:
             self._is_closed = True
             self.missed += len(self._waiting)
@@ -202,21 +207,18 @@ class Subscription:
 
     # -- the thread
 
-    def _take(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Let an event wait for the thread."""
+    def _take(self, event: Event, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Let an event wait for the thread; False if for the first time another one was left out for it."""
         if not self._wants(event):
-            return
+            return True
         with self._changed:
-            if len(self._waiting) >= MOST:
+            is_full = len(self._waiting) >= MOST
+            if is_full:
                 self._waiting.popleft()
                 self.missed += 1
-                if self.missed == 1:
-                    LOG.error("%r is too slow: events are left out. repo.events(after=...) has them.", self)
             self._waiting.append((event, loop))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="agentgit-events", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
+            return not is_full or self.missed > 1
 
     def _work(self) -> None:
         with asyncio.Runner() as runner:
@@ -271,7 +273,13 @@ class Subscription:
             there.close()
             runner.run(run())
             return
-        future.result()
+        try:
+            future.result()
+        except concurrent.futures.CancelledError:
+            if begun.is_set():
+                raise
+            there.close()  # the loop ended before it came to it
+            runner.run(run())
 
 
 def _is_over(future: concurrent.futures.Future[None]) -> bool:

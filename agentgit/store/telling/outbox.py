@@ -10,12 +10,14 @@ import functools
 import random
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
 
+from agentgit.errors import InvalidInput
 from agentgit.sessions.events import NOWHERE, Event, chosen
 from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
 from agentgit.store.ids import new_id
@@ -36,6 +38,9 @@ TRIES = 12
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=2)
 """What lies between tries: twice as much each time, with some chance in it."""
 
+HELD = timedelta(minutes=1)
+"""How long, at most, the other events of a webhook wait when one could not be sent."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
@@ -44,6 +49,7 @@ class Taken:
     Args:
         id: of the delivery.
         owner: who took it.
+        webhook_id: whose it is.
         url: where to.
         secret: as the webhook has it.
         session_id: the session of the event.
@@ -53,8 +59,9 @@ class Taken:
 
     id: int
     owner: str
+    webhook_id: int
     url: str
-    secret: str
+    secret: str = field(repr=False)
     session_id: int
     number: int
     attempts: int
@@ -81,7 +88,11 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
 
 @functools.lru_cache(maxsize=256)
 def _kinds(stored: bytes) -> frozenset[str]:
-    return chosen(tuple(from_json(stored)))
+    found: set[str] = set()
+    for pattern in from_json(stored):
+        with suppress(InvalidInput):  # a kind of a newer version; who writes here is not to be stopped by it
+            found |= chosen(pattern)
+    return frozenset(found)
 
 
 def pause(attempts: int) -> timedelta:
@@ -195,8 +206,8 @@ class Outbox:
             connection.execute(_TAKE, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE})
         return [
             Taken(
-                id=row.id, owner=owner, url=row.url, secret=row.secret, session_id=row.external_session_id,
-                number=row.seq, attempts=row.attempts + 1,
+                id=row.id, owner=owner, webhook_id=row.webhook_id, url=row.url, secret=row.secret,
+                session_id=row.external_session_id, number=row.seq, attempts=row.attempts + 1,
             )
             for row in due
         ]  # fmt: skip
@@ -217,6 +228,9 @@ class Outbox:
         is_dead = for_good or taken.attempts >= TRIES
         status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + pause(taken.attempts)
         connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem})
+        # A receiver that is down does not hold those of others up by one event after the other.
+        hold = {"tenant": self.tenant_id, "webhook": taken.webhook_id, "until": min(next_at, datetime.now(UTC) + HELD)}
+        connection.execute(_HOLD, hold)
         return DEAD if is_dead else "failed"
 
     def waiting(self, connection: Connection) -> int:
@@ -238,7 +252,13 @@ _HOOKS = Prepared(
 _ADD = Prepared(insert(DELIVERY))
 _DUE = (
     select(
-        DELIVERY.c.id, DELIVERY.c.external_session_id, DELIVERY.c.seq, DELIVERY.c.attempts, HOOK.c.url, HOOK.c.secret
+        DELIVERY.c.id,
+        DELIVERY.c.webhook_id,
+        DELIVERY.c.external_session_id,
+        DELIVERY.c.seq,
+        DELIVERY.c.attempts,
+        HOOK.c.url,
+        HOOK.c.secret,
     )
     .select_from(
         DELIVERY.join(HOOK, and_(HOOK.c.tenant_id == DELIVERY.c.tenant_id, HOOK.c.id == DELIVERY.c.webhook_id))
@@ -263,4 +283,15 @@ _FAILED = (
     update(DELIVERY)
     .where(*_this, _owned)
     .values(status=bindparam("now"), next_at=bindparam("next"), last_error=bindparam("error"), owner=None)
+)
+_HOLD = (
+    update(DELIVERY)
+    .where(
+        DELIVERY.c.tenant_id == bindparam("tenant"),
+        DELIVERY.c.webhook_id == bindparam("webhook"),
+        DELIVERY.c.status == PENDING,
+        DELIVERY.c.owner.is_(None),
+        DELIVERY.c.next_at < bindparam("until"),
+    )
+    .values(next_at=bindparam("until"))
 )

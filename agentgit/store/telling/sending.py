@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentgit.errors import InvalidInput, Unavailable
@@ -56,7 +60,9 @@ def deliver(store: Store) -> Delivered:
     async def work() -> Delivered:
         ends: list[str] = []
         # No redirects: the URL that was given is the one that somebody has looked at.
-        async with httpx.AsyncClient(follow_redirects=False, timeout=SECONDS) as client:
+        # No cookies: one client serves all webhooks.
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        async with httpx.AsyncClient(follow_redirects=False, timeout=SECONDS, cookies=cookies) as client:
             while not stopped.is_set() and (taken := await asyncio.to_thread(_take, store)):
                 until = time.monotonic() + LEASE.total_seconds() - SECONDS
                 tries = await asyncio.gather(*(_try(client, one, event, until) for one, event in taken))
@@ -64,12 +70,31 @@ def deliver(store: Store) -> Delivered:
         waiting = await asyncio.to_thread(_waiting, store)
         return report_of(ends, waiting)
 
+    def run() -> Delivered:
+        with _unlogged():
+            return asyncio.run(work())
+
     with ThreadPoolExecutor(1) as apart:  # a loop of its own, also where the caller has one
         try:
-            return apart.submit(asyncio.run, work()).result()
+            return apart.submit(run).result()
         except BaseException:  # Ctrl-C: what is being sent is finished, and no more is taken
             stopped.set()
             raise
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep httpx from logging URLs in this thread: what follows a `?` in one may be a secret."""
+    here, log = threading.get_ident(), logging.getLogger("httpx")
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    log.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_of_others)
 
 
 def _take(store: Store) -> list[tuple[Taken, Event | None]]:

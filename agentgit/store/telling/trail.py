@@ -6,6 +6,7 @@ it works; the notes become rows just before it commits, in two statements for ea
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -166,7 +167,8 @@ def _chain_of_branch(
 def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
     """Make the next row of a trail, which ends with it then."""
     chain.seq += 1
-    chain.last_id = max(new_id(), chain.last_id + 1)  # also when another process has a faster clock
+    # Also when another process has a faster clock; not always the next number, which a neighbour may have taken.
+    chain.last_id = max(new_id(), chain.last_id + 1 + random.getrandbits(10))  # no secret
     said = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **one.detail}
     row = {
         "tenant_id": one.tenant_id, "external_session_id": chain.session_id, "seq": chain.seq, "id": chain.last_id,
