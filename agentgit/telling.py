@@ -130,11 +130,9 @@ class Tells(Verbs):
                 continue
             if poll is None:
                 return
-            at = (
-                max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
-                if session_id is None
-                else newest
-            )
+            at = newest
+            if session_id is None:  # back from now, if the newest is of a process whose clock is ahead
+                at = max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
             time.sleep(poll)
 
     def last_events(

@@ -16,6 +16,10 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def _as_dict(value: WorkspaceDiff | RestorePlan) -> dict[str, Any]:
+    return {name: list(held) if isinstance(held, tuple) else held for name, held in asdict(value).items()}
+
+
 @dataclass(frozen=True)
 class FileCheckpoint:
     """A snapshot of the files of a workspace.
@@ -91,7 +95,7 @@ class WorkspaceDiff:
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return _as_dict(self)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class RestorePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return _as_dict(self)
 
 
 @dataclass(frozen=True)
