@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
+# The tests start hundreds of processes; without its bytecode each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test soak quick check docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.

@@ -184,7 +184,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 # -- how they are spread
 
-TOGETHER = ("test_bench.py", "test_container.py", "test_docs.py", "test_wheel.py")
+TOGETHER = ("test_bench.py", "test_container.py", "test_docs.py", "test_notebooks.py", "test_wheel.py")
 """Tests that share what takes seconds to make."""
 
 

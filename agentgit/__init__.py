@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agentgit.auth import User
+from agentgit.auth import Keyring, User
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.diff import Diff, diff
 from agentgit.errors import (
@@ -13,17 +13,18 @@ from agentgit.errors import (
     Corrupt,
     Fenced,
     InvalidInput,
+    KeyMissing,
     MergeConflict,
     NotAllowed,
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
     SchemaMismatch,
+    TooManyAttempts,
     Unavailable,
     WorkspaceChanged,
     WorldDiverged,
 )
-from agentgit.render import drawn as _drawn  # noqa: F401  # importing it gives the values their pictures
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
 
@@ -50,6 +51,8 @@ __all__ = [
     "Fenced",
     "InternalSession",
     "InvalidInput",
+    "KeyMissing",
+    "Keyring",
     "MergeConflict",
     "NotAllowed",
     "NotFound",
@@ -61,6 +64,7 @@ __all__ = [
     "RollbackReport",
     "SQLModelSaver",
     "SchemaMismatch",
+    "TooManyAttempts",
     "ToolInvocation",
     "Unavailable",
     "User",
@@ -96,3 +100,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magics `%agentgit` and `%%branch` to IPython; `%load_ext agentgit` calls it."""
+    importlib.import_module("agentgit.notebook.magics").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magics away; `%unload_ext agentgit` calls it."""
+    importlib.import_module("agentgit.notebook.magics").unload(shell)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
+from agentgit.auth.roles import EDITOR, FORKER, VIEWER, Role
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff, diff
@@ -153,7 +154,7 @@ class Across(Verbs):
             MergeConflict, Conflict, NotFound, Ambiguous: as `RollbackAgent.merge`.
             InvalidInput: as there; or no graph was wrapped here for this session: its reducers write what comes.
         """
-        return self._agent(session, into).merge(source, resolve=resolve, name=name)
+        return self._agent(session, into, EDITOR).merge(source, resolve=resolve, name=name)
 
     def plan_cherry_pick(self, what: What, onto: BranchRef = None, session: SessionRef = None) -> MergePlan:
         """Tell what `cherry_pick` would bring, without doing anything.
@@ -183,9 +184,9 @@ class Across(Verbs):
             NotFound, Ambiguous, Conflict: as `RollbackAgent.cherry_pick`.
             InvalidInput: as there; or no graph was wrapped here for this session: its reducers write what comes.
         """
-        return self._agent(session, onto).cherry_pick(what, name=name)
+        return self._agent(session, onto, EDITOR).cherry_pick(what, name=name)
 
-    def _agent(self, session: SessionRef, branch: BranchRef) -> RollbackAgent:
+    def _agent(self, session: SessionRef, branch: BranchRef, needs: Role = VIEWER) -> RollbackAgent:
         """Give an agent on a branch, with the graph that was last wrapped here for the session.
 
         Raises:
@@ -193,15 +194,15 @@ class Across(Verbs):
         """
 
         def find(connection: Connection) -> tuple[ExternalSession, int]:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, needs)
             return found, self.lookup.branch(connection, found, branch).id
 
         found, branch_id = self._read(find)
         on = self.wrapped.get(found.id)
         if on is None:
             raise InvalidInput(
-                f"Merging and picking need the graph of session {found.session_name}: its reducers write what comes. "
-                f"First call repo.wrap(graph, {found.session_name!r})."
+                f"Merging and picking need the graph of session {found.reference}: its reducers write what comes. "
+                f"First call repo.wrap(graph, {found.reference!r})."
             )
         return on(branch_id)
 
@@ -213,16 +214,16 @@ class Across(Verbs):
         Text names a session, or a place in it: `support-42`, `support-42@main#3`.
         """
         if not isinstance(ref, str):
-            row, session = self._find(connection, ref, None)
+            row, session = self._find(connection, ref, None, needs=FORKER)
         else:
             try:
-                row, session = self._find(connection, "HEAD", ref)
+                row, session = self._find(connection, "HEAD", ref, needs=FORKER)
             except NotFound:  # only now, because the name of a session may have an @ of its own
                 name, _, place = ref.rpartition("@")
                 if not (name and place):
                     raise
-                row, session = self._find(connection, place, name)
-        return row, f"{session.session_name}@{row.branch_name}#{row.number}"
+                row, session = self._find(connection, place, name, needs=FORKER)
+        return row, f"{session.reference}@{row.branch_name}#{row.number}"
 
     def _bring_template_files(self, template: Place, session: ExternalSession) -> None:
         """Bring the files of a template into the workspace of a session that has not gone on yet.
@@ -246,7 +247,7 @@ class Across(Verbs):
                 f"empty directory; or call repo.rewind_files({point}, {session.session_name!r}, force=True), which "
                 "keeps what is there in a snapshot."
             ) from error
-        self.store.database.write(lambda c: templates.with_files(self.store, c, session.id), durable=True)
+        self._change(lambda c: templates.with_files(self.store, c, session.id))
 
     # -- both
 
@@ -270,16 +271,16 @@ class Across(Verbs):
         points = [self.views.checkpoint(row) for row, _ in found]
         if len({session.id for _, session in found}) > 1:
             for point, (_, session) in zip(points, found, strict=True):
-                point.metadata["reference"] = f"{session.session_name}@{point.metadata['reference']}"
+                point.metadata["reference"] = f"{session.reference}@{point.metadata['reference']}"
         return points
 
     def _find(
-        self, connection: Connection, ref: Place, session: SessionRef, branch: BranchRef = None
+        self, connection: Connection, ref: Place, session: SessionRef, branch: BranchRef = None, needs: Role = VIEWER
     ) -> tuple[Found, ExternalSession]:
         """Find the row of a checkpoint and its session; see `checkpoint`."""
         owner = None
         if session is None and isinstance(ref, (int, Checkpoint)):
             owner = self.lookup.owner_of(connection, ref if isinstance(ref, int) else ref.id or 0)
-        found = owner or self.lookup.session(connection, session)
+        found = self.lookup.session(connection, owner or session, needs)
         on = self.lookup.branch(connection, found, branch)
         return self.lookup.checkpoint(connection, found, on, ref), found

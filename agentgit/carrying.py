@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 from sqlalchemy import Connection
 
 import agentgit
+from agentgit.auth.scopes import WRITE
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.exports.carried import Carried
@@ -101,7 +102,7 @@ class Carrying(Verbs):
             if record["record"] in counts:
                 counts[record["record"]] += 1
 
-        with self.store.database.reading(one_moment=True) as connection:
+        def pour(connection: Connection) -> dict[str, Any]:
             cut = self._cut(connection, ref, branch)
             header = {
                 "record": HEADER, "format": form, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,
@@ -109,6 +110,9 @@ class Carrying(Verbs):
             }  # fmt: skip
             write(header)
             export(self.store, connection, cut, write, Outgoing(write) if files else None)
+            return header
+
+        header = self._read(pour, one_moment=True)
         write({"record": "end", "counts": counts})
         return header
 
@@ -160,6 +164,7 @@ class Carrying(Verbs):
         if session is not None:
             self.expect_name(session)
         expect_files(workspace)
+        self._read(lambda c: self.lookup.expect_scope(c, WRITE))
         with _source(path) as found, Incoming() as files:
             file = _watched(found, progress, times=2)
             with _told(path):

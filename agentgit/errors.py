@@ -5,6 +5,7 @@ AgentGitError                   1
 ├── NotFound                    3   nothing has that name or id here
 ├── Ambiguous                   4   several things have that name
 ├── NotAllowed                  5   it exists, and this user may not
+│   └── TooManyAttempts        16   too many failed logins; wait
 ├── Conflict                    6   somebody else moved it first
 │   ├── Fenced                 14   the same call stands already, and is not made twice
 │   └── MergeConflict          15   two branches changed the same value, each in its own way
@@ -15,8 +16,10 @@ AgentGitError                   1
 ├── SchemaMismatch             11   the database is older or newer than this library, or not agentgit's
 ├── Corrupt                    12   stored bytes do not match their hash
 └── Unavailable                13   the database is locked, read-only or out of reach
+    └── KeyMissing             17   it is encrypted, and the key was not given
 """
 
+from collections.abc import Callable
 from html import escape
 from typing import Any, ClassVar
 
@@ -66,9 +69,33 @@ class Ambiguous(AgentGitError, LookupError):
 
 
 class NotAllowed(AgentGitError, PermissionError):
-    """It exists, and this user may not do that with it."""
+    """It exists, and this user may not do that with it.
+
+    Args:
+        message: what was refused, and what to do next.
+        told: writes the refusal to the audit trail, when the transaction that it ended is gone.
+    """
 
     exit_code = 5
+
+    def __init__(self, message: str, *, told: Callable[[Any], None] | None = None) -> None:
+        super().__init__(message)
+        self.told = told
+
+
+class TooManyAttempts(NotAllowed):
+    """Somebody failed too often to say who they are; nothing was looked at.
+
+    Args:
+        message: what to do next.
+        retry_after: seconds until the next attempt is looked at.
+    """
+
+    exit_code = 16
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Conflict(AgentGitError):
@@ -208,6 +235,21 @@ class Unavailable(AgentGitError):
     """The database is locked, read-only or out of reach; nothing was changed."""
 
     exit_code = 13
+
+
+class KeyMissing(Unavailable):
+    """The database is encrypted with a key that was not given; nothing was read.
+
+    Args:
+        message: which key, and where to give it.
+        key_id: the name of the key.
+    """
+
+    exit_code = 17
+
+    def __init__(self, message: str, *, key_id: str) -> None:
+        super().__init__(message)
+        self.key_id = key_id
 
 
 def _with(error: AgentGitError, value: Any) -> str:

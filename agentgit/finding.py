@@ -11,10 +11,28 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.auth.roles import EDITOR
 from agentgit.checkpoints import Checkpoint, refs
-from agentgit.checkpoints.finding import LARGEST_PAGE, PAGE, Filter, Hits, Mark, Page, Rank, Tag, mark, page_size, rank
+from agentgit.checkpoints.checkpoint import Checkpoints
+from agentgit.checkpoints.finding import (
+    LARGEST_PAGE,
+    PAGE,
+    Filter,
+    Hits,
+    Mark,
+    Page,
+    Rank,
+    Tag,
+    Tags,
+    mark,
+    page_size,
+    rank,
+)
 from agentgit.checkpoints.words import Query, query
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from agentgit.render import html
+from agentgit.render.lines import Line, Span, plain
+from agentgit.render.log import lines as log_lines
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.upkeep import Progress
 from agentgit.store.log import Part, of_branches, of_path
@@ -70,6 +88,18 @@ class Log:
     def __repr__(self) -> str:
         asked = {name: value for name, value in vars(self._wanted).items() if value is not None}
         return f"<Log of {self._scope.which}{''.join(f', {name}={value!r}' for name, value in asked.items())}>"
+
+    def _repr_html_(self) -> str:
+        return html.pre(self._lines())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": plain(self._lines()), "text/html": self._repr_html_()}
+
+    def _lines(self) -> list[Line]:
+        """Draw the first page."""
+        page = self.page()
+        more = [(Span(f"the newest {len(page)} of {len(self)}", "dim"),)] if page.next is not None else []
+        return [*log_lines(page.items[::-1]), *more] or [(Span("no checkpoints yet", "dim"),)]
 
     def __len__(self) -> int:
         return self._repository.count_log(self._scope, self._wanted)
@@ -150,7 +180,7 @@ class Finds(Verbs):
         def look(connection: Connection) -> list[Checkpoint]:
             found = self.lookup.session(connection, session)
             rows = self.lookup.path(connection, self.lookup.branch(connection, found, branch))
-            return self.views.checkpoints(connection, rows)
+            return Checkpoints(self.views.checkpoints(connection, rows))
 
         return self._read(look)
 
@@ -172,7 +202,7 @@ class Finds(Verbs):
             owner = None
             if session is None and isinstance(ref, (int, Checkpoint)):
                 owner = self.lookup.owner_of(connection, ref if isinstance(ref, int) else ref.id or 0)
-            found = owner or self.lookup.session(connection, session)
+            found = self.lookup.session(connection, owner or session)
             on = self.lookup.branch(connection, found, branch)
             return self.views.checkpoints(connection, [self.lookup.checkpoint(connection, found, on, ref)])[0]
 
@@ -213,7 +243,7 @@ class Finds(Verbs):
         return Log(self, Scope(session=session, branch=branch, which=which), wanted)
 
     def _author(self, name: str) -> int:
-        found = self._read(lambda c: self.store.sessions.find_user(c, name)) if isinstance(name, str) else None
+        found = self._read(lambda c: self.store.users.named(c, name)) if isinstance(name, str) else None
         if found is None:
             raise NotFound(f"There is no user {name!r}.")
         return found.id
@@ -262,7 +292,8 @@ class Finds(Verbs):
 
         What people wrote at checkpoints (names and descriptions) comes first, then messages and calls, each the newest
         first. All words must be in one text, whole, whatever their case and accents. What stands together in the query,
-        like `create_order` or `日本`, is found where it stands together. Nothing in it is an operator.
+        like `create_order` or `日本`, is found where it stands together. Nothing in it is an operator. In an
+        encrypted database only the names of checkpoints are found, and the answer says so (`names_only`).
 
         Args:
             text: what to look for.
@@ -303,13 +334,13 @@ class Finds(Verbs):
     ) -> Hits:
         session, parts = self._parts(connection, scope, points=True)
         if not wanted.terms:  # nothing but signs, and no text is found by these
-            return Hits([], complete=complete)
+            return Hits([], complete=complete, names_only=self.store.texts.names_only)
         whole = scope.which == "all"
         at_once = limit + 1
         hits = self.store.search.hits(connection, session.id, parts, wanted, after, whole=whole, at_once=at_once)
         found = list(islice(hits, at_once))
         more = found[limit - 1][0].cursor if len(found) > limit else None
-        return Hits([hit for _, hit in found[:limit]], more, complete=complete)
+        return Hits([hit for _, hit in found[:limit]], more, complete=complete, names_only=self.store.texts.names_only)
 
     def _take_in(self, session: SessionRef, progress: Progress | None) -> bool:
         """Make the texts of a session known that are not yet; tell whether that was possible."""
@@ -363,6 +394,8 @@ class Finds(Verbs):
         found = self.checkpoint(ref, session, branch=branch)
 
         def give(connection: Connection) -> Tag:
+            branch_id = found.internal_session_id or 0
+            self._admit(connection, self.store.sessions.branch(connection, branch_id).external_session_id)
             point = self.store.checkpoints.find(connection, CHECKPOINT.c.id == found.id)
             if not point:
                 raise NotFound(f"Checkpoint {found.metadata['reference']} was deleted meanwhile.")
@@ -372,7 +405,7 @@ class Finds(Verbs):
                 raise Conflict(f"There is a branch {name}, which names the place already. Choose another name.")
             return self.store.tags.add(connection, point[0], name, description, self.user.id)
 
-        return self.store.database.write(give, durable=True)
+        return self._change(give)
 
     def untag(self, name: str, session: SessionRef = None) -> Tag:
         """Take a tag away; the checkpoint stays as it is. Gives what it was.
@@ -382,16 +415,16 @@ class Finds(Verbs):
         """
 
         def take(connection: Connection) -> Tag:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, EDITOR)
             tag = self._tag(connection, found, name)
             self.store.tags.remove(connection, found.id, name, self.user.id)
             return tag
 
-        return self.store.database.write(take, durable=True)
+        return self._change(take)
 
     def tags(self, session: SessionRef = None) -> list[Tag]:
         """List the tags of a session, the newest first."""
-        return self._read(lambda c: self.store.tags.all(c, self.lookup.session(c, session).id))
+        return Tags(self._read(lambda c: self.store.tags.all(c, self.lookup.session(c, session).id)))
 
     def _tag(self, connection: Connection, session: ExternalSession, name: str) -> Tag:
         found = self.store.tags.find(connection, session.id, refs.place_name(name, "tag"))

@@ -11,23 +11,35 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlalchemy import URL, Connection
 
 from agentgit.across import Across
-from agentgit.auth import User
+from agentgit.auth import JWT, Keyring, Principal, User
+from agentgit.auth.roles import EDITOR
+from agentgit.auth.scopes import FORK, WRITE
+from agentgit.auth.user import LOCAL, expect_name
+from agentgit.branching import Branching
 from agentgit.carrying import Carrying
-from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints import Checkpoint, refs
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.finding import Finds
+from agentgit.people import People, shut_out
+from agentgit.privacy import Privacy
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.imports import ImportReport, Progress
+from agentgit.sessions.session import Branches, Sessions, expect_limit, place_of
 from agentgit.store import schema, templates
 from agentgit.store.database import Database
+from agentgit.store.encryption import keyring_from
+from agentgit.store.leases import LEASE_SECONDS
 from agentgit.store.lookup import Place
+from agentgit.store.pools import POOL_SIZE
 from agentgit.store.sessions import SESSION
 from agentgit.store.store import Store
 from agentgit.store.tenants import ensure_tenant
 from agentgit.store.training import Trained, train_dictionary
+from agentgit.store.unlocking import unlock
 from agentgit.telling import Tells
 from agentgit.tools import Effect, ToolInvocation
 from agentgit.tools.declared import as_effects
+from agentgit.tools.invocation import ToolTrack
 from agentgit.upkeep import Upkeep
 from agentgit.verbs import BranchRef, SessionRef
 
@@ -39,31 +51,44 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "AGENTGIT_DATABASE_URL"
 DEFAULT = "agentgit.db"
-LOCAL_USER = "local"
-"""The owner of everything in an embedded database that was opened without a user."""
 
 
 def open(
     where: str | Path | URL | None = None,
     *,
     user: str | None = None,
+    tenant: str | None = None,
     create: bool = True,
     effects: Mapping[str, Effect | str] | None = None,
     compression: str = "zstd",
+    keyring: Keyring | None = None,
+    pool_size: int = POOL_SIZE,
+    lease_seconds: float = LEASE_SECONDS,
+    jwt: JWT | None = None,
 ) -> Repository:
     """Open a database, making or upgrading it if it is SQLite.
 
     Args:
         where: a path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
-        user: whose sessions to see; None is the local owner.
-        create: False to refuse a file that is not there.
+        user: whose sessions to see; None is the local owner, an admin. Who has the database needs no credential, and
+            a user who is not there is made.
+        tenant: which of the isolated customers of the database; None is the first one. It is made if it is not there.
+        create: False to refuse a file, a tenant or a user that is not there.
         effects: what tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
             tool name: as `wrap` takes it. `*` is every tool that is not named.
         compression: how new values are packed, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
+        pool_size: how many connections to a server it has at most; on event loops, on each.
+        lease_seconds: how long a run on a server counts as alive after its process was last heard of.
+        keyring: what the contents are encrypted with; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
+            From the first time on, the database can only be opened with its keys.
+        jwt: how `authenticate` verifies tokens; None takes none.
 
     Raises:
-        InvalidInput: `where` is empty, or `effects` holds something that is no effect.
-        NotFound: `create` is False and there is no such file.
+        InvalidInput: `where` is empty, a number is too small, `effects` holds something that is no effect, a key is
+            not the right one, or no user or tenant can be called so.
+        KeyMissing: the database is encrypted with a key that was not given.
+        NotAllowed: the user is disabled.
+        NotFound: `create` is False and there is no such file, tenant or user; near names are told.
         SchemaMismatch: it is older or newer than this library, or not agentgit's; the text has the command to run.
         Unavailable: it cannot be read or written.
 
@@ -75,25 +100,40 @@ def open(
     if where == "":
         raise InvalidInput("An empty text names no database; give a path, a URL, or nothing at all.")
     defaults = as_effects(effects)
-    database = Database(where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT)
+    database = Database(
+        where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
+        pool_size=pool_size, lease_seconds=lease_seconds, keyring=keyring_from(keyring),
+    )  # fmt: skip
     try:
         if not create:
             _expect_file(database)
         schema.ready(database)
-        store = Store(database, ensure_tenant(database), compression)
-        found = _user(store, user or LOCAL_USER)
+        tenant_id = ensure_tenant(database, tenant, create=create)
+        store = Store(database, tenant_id, compression)
+        unlock(store.database, tenant_id)
+        found = _user(store, user or LOCAL, create=create or user in (None, LOCAL))
     except BaseException:
         database.close()
         raise
-    return Repository(store, found, defaults)
+    made = Repository(store, Principal(tenant_id=store.tenant_id, user=found), defaults)
+    made.jwt = jwt
+    return made
 
 
-def _user(store: Store, name: str) -> User:
+def _user(store: Store, name: str, *, create: bool) -> User:
     """Find the user, or make one; a database that cannot be written is read all the same."""
+    expect_name(name, "user")
     with store.database.reading() as connection:
-        found = store.sessions.find_user(connection, name)
+        found = store.users.named(connection, name)
+        if found is None and not create:
+            there = [user.name for user in store.users.all(connection)]
+            raise NotFound(
+                f"There is no user {name!r}. `agentgit users add NAME` makes one.", near=refs.near(name, there)
+            )
+    if found is not None and found.disabled_at is not None:
+        raise shut_out(found)
     return found or store.database.write(
-        lambda c: store.sessions.find_user(c, name) or store.sessions.add_user(c, name)
+        lambda c: store.users.named(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )
 
 
@@ -103,17 +143,17 @@ def _expect_file(database: Database) -> None:
         raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
 
 
-class Repository(Across, Carrying, Finds, Tells, Upkeep):
+class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upkeep):
     """An open handle on one database, bound to one user. A context manager; safe to use from many threads.
 
     Args:
         store: the store of one tenant.
-        user: whose sessions it shows; what belongs to others is not found.
+        principal: who it acts for; what belongs to others, and is not shared with them, is not found.
         effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
     """
 
     def __repr__(self) -> str:
-        return f"Repository({self.store.database.url.render_as_string(hide_password=True)!r}, user={self.user.name!r})"
+        return f"Repository({self.store.database.name!r}, user={self.user.name!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -122,8 +162,13 @@ class Repository(Across, Carrying, Finds, Tells, Upkeep):
         self.close()
 
     def close(self) -> None:
-        """Give all connections back; the repository and its agents may not be used afterwards."""
-        self.store.database.close()
+        """Give all connections back; the repository and its agents may not be used afterwards.
+
+        What `as_user`, `login` and `authenticate` give shares the connections of the one that was opened, and closing
+        it closes nothing.
+        """
+        if not self.is_borrowed:
+            self.store.database.close()
 
     def train_dictionary(self) -> Trained:
         """Make a zstd dictionary from a sample of the stored messages, so that new short values take about half.
@@ -134,6 +179,7 @@ class Repository(Across, Carrying, Finds, Tells, Upkeep):
         Raises:
             InvalidInput: there are too few values yet.
         """
+        self._expect_admin("train_dictionary")
         return train_dictionary(self.store.database, self.store.graphs.content.blobs)
 
     # -- wrap
@@ -225,6 +271,7 @@ class Repository(Across, Carrying, Finds, Tells, Upkeep):
             Corrupt: a thread is damaged, or what was stored differs from it; nothing of that thread is visible.
             Unavailable: the source does not answer.
         """
+        self._read(lambda c: self.lookup.expect_scope(c, WRITE))
         agents = importlib.import_module("agentgit.agents.import_langgraph")  # late, as in `wrap`
         report: ImportReport = agents.import_langgraph(
             self, saver_or_url, threads=threads, progress=progress, session_prefix=session_prefix, on_error=on_error
@@ -246,40 +293,85 @@ class Repository(Across, Carrying, Finds, Tells, Upkeep):
         self.expect_name(name)
 
         def find_or_make(connection: Connection) -> ExternalSession:
-            found = self.store.sessions.sessions(connection, self.user.id, SESSION.c.session_name == name, limit=1)
+            found = self._called(connection, name)
             if template is not None:
                 point = self._template(connection, template)
                 if found:
                     templates.expect_same(self.store, connection, found[0].id, name, *point)
                 else:
+                    self.lookup.expect_scope(connection, FORK)
                     session_id = templates.begin(self.store, connection, self.user.id, name, *point)
             elif not found:
+                self.lookup.expect_scope(connection, WRITE)
                 session_id = self.store.sessions.create(connection, self.user.id, name)
             return found[0] if found else self.lookup.session(connection, session_id)
 
-        return self.store.database.write(find_or_make, durable=True)
+        return self._change(find_or_make)
+
+    def _called(self, connection: Connection, name: str) -> list[ExternalSession]:
+        """Find the session of that name: an own one, or another one's by its full name.
+
+        Raises:
+            NotFound: it is the full name of another user's session that they do not see.
+        """
+        own = self.store.visible.own(connection, self.user.id, SESSION.c.session_name == name, limit=1)
+        owner = self.store.users.named(connection, name.partition("/")[0]) if "/" in name else None
+        if not own and owner is not None and owner.id != self.user.id:
+            return [self.lookup.session(connection, name)]
+        return [self.lookup.session(connection, one) for one in own]
 
     # -- look
 
-    def sessions(self) -> list[ExternalSession]:
-        """List the sessions, the one that moved last first."""
-        return self._read(self.lookup.sessions)
+    def sessions(
+        self, limit: int | None = None, after: ExternalSession | str | None = None, *, shared: bool = True,
+        name: str | None = None,
+    ) -> list[ExternalSession]:  # fmt: skip
+        """List the sessions, own ones and those that others share, the one that moved last first.
+
+        Args:
+            limit: how many at most; None for all. A page costs the same however many sessions there are.
+            after: the last one of the page before, or its `cursor`.
+            shared: False for own ones only.
+            name: only those with this in their name, in capitals or not.
+
+        Raises:
+            InvalidInput: the limit, the place or the name is none.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> made = [repo.ensure_session(name) for name in ("one", "two", "three")]
+            >>> first = repo.sessions(2)
+            >>> [one.session_name for one in first], [one.session_name for one in repo.sessions(2, first[-1])]
+            (['three', 'two'], ['one'])
+        """
+        if limit is not None:
+            expect_limit(limit, "sessions")
+        if name is not None and not isinstance(name, str):
+            raise InvalidInput(f"name={name!r} is no part of a name; give a text, or None for all.")
+        at = place_of(after)
+        return Sessions(
+            self._read(
+                lambda c: self.store.visible.page(c, self.user.id, limit=limit, after=at, shared=shared, name=name)
+            )
+        )
 
     def session(self, ref: SessionRef = None) -> ExternalSession:
         """Find a session by its name or id.
 
         Args:
-            ref: None is the one that moved last.
+            ref: None is the one of your own that moved last. Others' sessions are called like `alice/support-42`, or by
+                their name alone where none of your own has it.
 
         Raises:
             NotFound: there is none.
-            Ambiguous: one session has that name and another one that id.
+            Ambiguous: several have that name, or one has that name and another one that id.
         """
         return self._read(lambda connection: self.lookup.session(connection, ref))
 
     def branches(self, session: SessionRef = None) -> list[InternalSession]:
         """List the branches of a session in the order they were made."""
-        return self._read(lambda c: self.views.branches(c, self.lookup.session(c, session)))
+        return Branches(self._read(lambda c: self.views.branches(c, self.lookup.session(c, session))))
 
     def branch(self, session: SessionRef = None, name: BranchRef = None) -> InternalSession:
         """Find a branch by its name or id.
@@ -336,6 +428,7 @@ class Repository(Across, Carrying, Finds, Tells, Upkeep):
         """
         if keep < 0:
             raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
+        self._read(lambda c: self.lookup.session(c, session, EDITOR))
         automatic = [point.id or 0 for point in self.checkpoints(session, branch) if point.is_auto]
         return sum(one.goes for one in self._deleted(set(automatic[: max(0, len(automatic) - keep)])))
 
@@ -344,6 +437,6 @@ class Repository(Across, Carrying, Finds, Tells, Upkeep):
 
         def look(connection: Connection) -> list[ToolInvocation]:
             found = self.lookup.session(connection, session)
-            return self.store.live_track(connection, self.lookup.branch(connection, found, branch))
+            return ToolTrack(self.store.live_track(connection, self.lookup.branch(connection, found, branch)))
 
         return self._read(look)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 
-from agentgit.auth import User
-from agentgit.errors import InvalidInput, NotFound
+from sqlalchemy import Connection
+
+from agentgit.auth.scopes import WRITE
+from agentgit.errors import InvalidInput, NotAllowed, NotFound
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
+from agentgit.sessions.session import expect_limit
 from agentgit.sessions.upkeep import Progress
 from agentgit.sessions.webhooks import FROM_ENVIRONMENT, Delivered, Webhook, expect_url, key_of, new_secret
 from agentgit.store.fsck import fsck
-from agentgit.store.ids import COUNTER_BITS, new_id
-from agentgit.store.store import Store
+from agentgit.store.ids import COUNTER_BITS, ID_LIMIT, new_id
 from agentgit.store.telling.bus import Callback, Subscription
 from agentgit.store.telling.sending import deliver
+from agentgit.store.telling.trail import Whose
 from agentgit.verbs import SessionRef, Verbs
 
 PAGE = 500
@@ -41,7 +45,7 @@ class Tells(Verbs):
         Args:
             kinds: a kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
             callback: gets the `Event`.
-            session: only this one; None for all of the user's.
+            session: only this one; None for all of the user's, and those that others share.
 
         Returns:
             What `close` ends.
@@ -61,15 +65,28 @@ class Tells(Verbs):
             main 1
             main 2
         """
-        wanted, owner_id = chosen(kinds), self.user.id
+        wanted = chosen(kinds)
         if not callable(callback):
             raise InvalidInput(f"{callback!r} cannot be called. Give a function that takes an event.")
         of = self._of(session)
 
         def wants(event: Event) -> bool:
-            return event.kind in wanted and event.owner_id == owner_id and of in (None, event.session_id)
+            return event.kind in wanted and of in (None, event.session_id)
 
-        return self.store.database.bus.subscribe(callback, wants)
+        return self.store.database.bus.subscribe(callback, wants, self._may_be_told)
+
+    def _may_be_told(self, event: Event) -> bool:
+        """Tell whether an event is of an own session, or of one that is shared now; asked when it is told."""
+        if event.owner_id == self.user.id and self.principal.since is None:
+            return True
+        with suppress(NotAllowed):  # a handle that holds no more is told nothing
+            return self._read(
+                lambda c: (
+                    event.owner_id == self.user.id
+                    or (event.session_id is not None and self.lookup.sees(c, event.session_id) is not None)
+                )
+            )
+        return False
 
     def _of(self, session: SessionRef) -> int | None:
         return self._read(lambda c: self.lookup.session(c, session)).id if session is not None else None
@@ -105,6 +122,7 @@ class Tells(Verbs):
         start = after.id if isinstance(after, Event) else after or 0
         if isinstance(start, bool) or not isinstance(start, int):
             raise InvalidInput(f"after={after!r} is no event. Give one, or its id.")
+        start = max(0, min(start, ID_LIMIT))
         return self._events(of, start, wanted, since, poll if follow else None)
 
     def _events(
@@ -116,7 +134,7 @@ class Tells(Verbs):
         while True:
             page = self._read(
                 lambda c, at=at: self.store.trail.read(  # type: ignore[misc]
-                    c, self.user.id, session_id=session_id, after=at, kinds=kinds, since=since, limit=PAGE
+                    c, self._whose(c, session_id), after=at, kinds=kinds, since=since, limit=PAGE
                 )
             )
             for event in page:
@@ -151,13 +169,21 @@ class Tells(Verbs):
             InvalidInput, NotFound: as there.
         """
         wanted, of = _wanted(kinds, since), self._of(session)
+        expect_limit(limit, "events")
         return self._read(
-            lambda c: self.store.trail.newest(c, self.user.id, session_id=of, kinds=wanted, since=since, limit=limit)
+            lambda c: self.store.trail.newest(c, self._whose(c, of), kinds=wanted, since=since, limit=limit)
         )
 
     def last_event_id(self) -> int:
         """Give the id of the newest event of the user's sessions; 0 if there is none."""
-        return self._read(lambda c: self.store.trail.last_id(c, self.user.id))
+        return self._read(lambda c: self.store.trail.last_id(c, self._whose(c, None)))
+
+    def _whose(self, connection: Connection, session_id: int | None) -> Whose:
+        """Say which events are the user's to see now."""
+        if session_id is not None:
+            self.lookup.admit(connection, session_id)
+            return Whose(self.user.id, session_id=session_id)
+        return Whose(self.user.id, self.store.visible.shared_ids(connection, self.user.id))
 
     def audit_verify(self, known: Mapping[int, Tip] | None = None, *, progress: Progress | None = None) -> Verified:
         """Look whether the audit trail of this database is as it was written.
@@ -178,6 +204,7 @@ class Tells(Verbs):
             >>> repo.audit_verify(before.tips).is_sound
             True
         """
+        self._expect_admin("audit_verify")
         return fsck.verify_trail(self.store, known, progress)
 
     # -- webhooks
@@ -185,21 +212,19 @@ class Tells(Verbs):
     @cached_property
     def webhooks(self) -> Webhooks:
         """Where this user's events are sent."""
-        return Webhooks(self.store, self.user, self)
+        return Webhooks(self)
 
 
 class Webhooks:
     """The webhooks of a user. `Repository.webhooks` is it.
 
     Args:
-        store: the store of one tenant.
-        user: whose.
-        verbs: finds sessions.
+        verbs: the repository, which is bound to the user.
     """
 
-    def __init__(self, store: Store, user: User, verbs: Tells) -> None:
-        self.store = store
-        self.user = user
+    def __init__(self, verbs: Tells) -> None:
+        self.store = verbs.store
+        self.user = verbs.user
         self._verbs = verbs
 
     def __repr__(self) -> str:
@@ -239,8 +264,8 @@ class Webhooks:
         if not given.startswith(FROM_ENVIRONMENT):
             key_of(given)
         expect_url(url)
-        made = self.store.database.write(
-            lambda c: self.store.outbox.add(c, self.user.id, url, patterns, given, of), durable=True
+        made = self._verbs._change(
+            lambda c: self.store.outbox.add(c, self.user.id, url, patterns, given, of), scope=WRITE
         )
         found = self._find(made)
         object.__setattr__(found, "secret", given)
@@ -248,8 +273,7 @@ class Webhooks:
 
     def list(self) -> list[Webhook]:
         """List them, the oldest first, each with what is still to be sent."""
-        with self.store.database.reading() as connection:
-            return self.store.outbox.all(connection, self.user.id)
+        return self._verbs._read(lambda c: self.store.outbox.all(c, self.user.id))
 
     def remove(self, webhook: Webhook | int) -> Webhook:
         """Send nothing more to a webhook, also not what waits; give what it was.
@@ -258,7 +282,7 @@ class Webhooks:
             NotFound: there is none.
         """
         found = self._find(webhook)
-        self.store.database.write(lambda c: self.store.outbox.remove(c, self.user.id, found.id), durable=True)
+        self._verbs._change(lambda c: self.store.outbox.remove(c, self.user.id, found.id), scope=WRITE)
         return found
 
     def retry(self, webhook: Webhook | int) -> int:
@@ -268,7 +292,7 @@ class Webhooks:
             NotFound: there is none.
         """
         found = self._find(webhook)
-        return self.store.database.write(lambda c: self.store.outbox.retry(c, found.id), durable=True)
+        return self._verbs._change(lambda c: self.store.outbox.retry(c, found.id), scope=WRITE)
 
     def deliver(self) -> Delivered:
         """Send what is due, of all users of this database, until nothing is; call it again and again.
@@ -278,6 +302,7 @@ class Webhooks:
         Raises:
             Unavailable: httpx is not installed.
         """
+        self._verbs._expect_admin("webhooks.deliver")
         return deliver(self.store)
 
     def _find(self, webhook: Webhook | int) -> Webhook:

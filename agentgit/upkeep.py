@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from sqlalchemy import Connection
 
 from agentgit.auth import User
+from agentgit.auth.roles import OWNER, VIEWER
 from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.sessions import ExternalSession
@@ -63,7 +64,7 @@ class Upkeep(Verbs):
             raise InvalidInput(f"{retention!r} is no retention; give Retention(max_checkpoints=...), or None.")
 
         def change(connection: Connection) -> Retention | None:
-            session_id = self.lookup.session(connection, session).id
+            session_id = self.lookup.session(connection, session, OWNER).id
             before = thinning.read(connection, self.store, session_id)
             thinning.write(connection, self.store, session_id, retention)
             note(
@@ -72,7 +73,7 @@ class Upkeep(Verbs):
             )  # fmt: skip
             return before
 
-        return self.store.database.write(change, durable=True)
+        return self._change(change)
 
     def thin(self, session: SessionRef = None, retention: Retention | None = None, *, dry_run: bool = False) -> Thinned:
         """Delete the checkpoints that a session does not keep, now; tell of each whether it goes, and why.
@@ -87,7 +88,7 @@ class Upkeep(Verbs):
         """
 
         def work(connection: Connection) -> Thinned:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, VIEWER if dry_run else OWNER)
             keeps = retention or thinning.read(connection, self.store, found.id)
             if keeps is None:
                 raise InvalidInput(
@@ -109,7 +110,7 @@ class Upkeep(Verbs):
 
         if dry_run:
             return self._read(work)
-        done = self.store.database.write(work, durable=True)
+        done = self._change(work)
         if done.gone:
             self._engine().files.release()
         return done
@@ -123,12 +124,12 @@ class Upkeep(Verbs):
         """
 
         def work(connection: Connection) -> int:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, OWNER)
             of = self.lookup.branch(connection, found, branch).id if branch is not None else None
             judged = thinning.clear(connection, self.store, found.id, branch_id=of, user_id=self.user.id)
             return sum(one.goes for one in judged)
 
-        gone = self.store.database.write(work, durable=True)
+        gone = self._change(work)
         self._engine().files.release()
         return gone
 
@@ -137,10 +138,11 @@ class Upkeep(Verbs):
 
         def work(connection: Connection) -> list[Verdict]:
             for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(list(ids)[:1])):
+                self._admit(connection, row.external_session_id)
                 return thinning.clear(connection, self.store, row.external_session_id, ids=ids, user_id=self.user.id)
             return []
 
-        judged = self.store.database.write(work)
+        judged = self._change(work, durable=False)
         self._engine().files.release()
         return judged
 
@@ -164,6 +166,7 @@ class Upkeep(Verbs):
             imports: True to also delete what imports have left half way.
             progress: told how much is done, and of how much: sessions, branches, rows and values that are looked at.
         """
+        self._expect_admin("gc")
         before = self.store.database.size()
         kept = self._read(lambda c: thinning.with_retention(c, self.store))
         parts = Parts(progress, self._read(lambda c: self._sizes(c, kept)) if progress is not None else None)
@@ -186,7 +189,7 @@ class Upkeep(Verbs):
             collected = self._read(work)
         else:
             snapshots = self._engine().files.release(collect=True)
-            collected = self.store.database.write(work, durable=True)
+            collected = self._change(work)
         problem = self._shrink() if shrink and not dry_run and any((*collected, *without)) else ""
         parts.end("space")
         return Reclaimed(
@@ -216,7 +219,7 @@ class Upkeep(Verbs):
                 judge = thinning.verdicts if dry_run else thinning.thin
                 return judge(connection, self.store, session_id, keeps).verdicts
 
-            judged = self._read(work) if dry_run else self.store.database.write(work)
+            judged = self._read(work) if dry_run else self._change(work, durable=False)
             gone.update(one.point.id for one in judged if one.goes)
         return gone
 
@@ -252,6 +255,7 @@ class Upkeep(Verbs):
         """
         if isinstance(level, bool) or level not in (REFERENCES, HASHES, HEADS):
             raise InvalidInput(f"There is no level {level!r}; give 1 (references), 2 (hashes too) or 3 (heads too).")
+        self._expect_admin("fsck")
         return fsck(self.store, level, progress)
 
     # -- figures
@@ -314,7 +318,7 @@ class Upkeep(Verbs):
         """Find the sessions that are to be counted, and what a person calls them."""
         if not isinstance(of, User):
             found = self.lookup.session(connection, of)
-            return [found], f"session {found.session_name}"
+            return [found], f"session {found.reference}"
         if of.id != self.user.id:
             raise NotFound(f"This repository was opened for {self.user.name}. Open it with user={of.name!r}.")
-        return self.lookup.sessions(connection), f"user {self.user.name}"
+        return self.store.visible.own(connection, self.user.id), f"user {self.user.name}"

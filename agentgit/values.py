@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from io import IOBase
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import orjson
+
+T = TypeVar("T")
 
 
 class Deferred:
@@ -67,22 +70,52 @@ class Drawing(NamedTuple):
     html: Callable[[Any], str]
 
 
-class Drawn:
-    """A value that is shown as a picture: as text where it is printed, as HTML in a notebook.
+class _Late:
+    """Stands for all drawings until one is asked for. `render` has them, which takes as long to import as the rest."""
+
+    def __get__(self, value: object, kind: type[Shown]) -> Drawing:
+        importlib.import_module("agentgit.render.drawn")
+        found = next(vars(one)["drawing"] for one in kind.__mro__ if "drawing" in vars(one))
+        if found is self:
+            raise AttributeError(f"{kind.__name__} has no drawing; agentgit.render.drawn is to give it one")
+        return cast("Drawing", found)
+
+
+class Shown:
+    """A value that a notebook shows as HTML, and a terminal that shows values as text.
 
     It does not know how. The room that draws is above its own, and says so in `render/drawn.py`.
     """
 
-    drawing: ClassVar[Drawing]
-
-    def __str__(self) -> str:
-        return self.drawing.text(self)
+    drawing: ClassVar[Drawing] = cast("Drawing", _Late())
 
     def _repr_html_(self) -> str:
         return self.drawing.html(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
+        return {"text/plain": self.drawing.text(self), "text/html": self._repr_html_()}
+
+
+class Drawn(Shown):
+    """A value that is shown as a picture: as text where it is printed, as HTML in a notebook."""
+
+    def __str__(self) -> str:
+        return self.drawing.text(self)
+
+
+class Listed(Shown, list[T]):
+    """A list that is shown as a table; in all else it is a list.
+
+    Example:
+        >>> class Words(Listed[str]):
+        ...     drawing = Drawing(" ".join, "<br>".join)
+        >>> words = Words(["a", "b"])
+        >>> words, words == ["a", "b"], words._repr_html_()
+        (['a', 'b'], True, 'a<br>b')
+    """
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.drawing.text(self))  # IPython would ask how a list is printed, and not the bundle
 
 
 DEEPEST = 100

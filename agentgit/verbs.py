@@ -2,73 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.auth import User
+from agentgit.auth.roles import EDITOR, VIEWER, Role
 from agentgit.errors import Conflict, InvalidInput, NotFound
-from agentgit.rollback import Request, Rollback, Switch
+from agentgit.handle import BranchRef, Handle, SessionRef
+from agentgit.rollback import Request, Switch
 from agentgit.rollback.takeover import break_off, take_back
-from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.sessions import InternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.session import RUNNING
 from agentgit.store import owners
-from agentgit.store.lookup import Lookup, Place, is_id
+from agentgit.store.ids import is_id
+from agentgit.store.lookup import Place
 from agentgit.store.operations import value
-from agentgit.store.sessions import SESSION, Found, expect_whole
-from agentgit.store.store import Store
+from agentgit.store.sessions import Found, expect_whole
 from agentgit.store.telling.trail import note
-from agentgit.store.views import Views
-from agentgit.tools import Effect, RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.tools.files import FileChanges
 from agentgit.tools.invocation import DECISIONS, DONE
 from agentgit.tools.plan import ROLLBACK
-from agentgit.tools.registry import Registry
 
-T = TypeVar("T")
-
-SessionRef = ExternalSession | str | int | None
-BranchRef = InternalSession | str | int | None
+__all__ = ["BranchRef", "SessionRef", "Verbs"]
 
 
-class Verbs:
+class Verbs(Handle):
     """What a repository can do to the world of a session.
 
     The undo functions and tools at hand are those of the graphs that were wrapped here, and undo functions that were
     declared by an import path or that have one.
-
-    Args:
-        store: the store of one tenant.
-        user: whose sessions it shows; what belongs to others is not found.
-        effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
     """
-
-    def __init__(self, store: Store, user: User, effects: Mapping[str, Effect] | None = None) -> None:
-        self.store = store
-        self.user = user
-        self.lookup = Lookup(store, user.id)
-        self.views = Views(store)
-        self.effects = effects or {}
-        self.registry = Registry(self.effects)
-
-    def _read(self, look: Callable[[Connection], T]) -> T:
-        with self.store.database.reading() as connection:
-            return look(connection)
-
-    def _engine(self) -> Rollback:
-        return Rollback(self.store, self.registry)
-
-    @staticmethod
-    def expect_name(name: str) -> None:
-        """Refuse what no session can be called.
-
-        Raises:
-            InvalidInput: it is empty, or longer than 200 characters.
-        """
-        if not isinstance(name, str) or not name.strip() or len(name) > 200:
-            raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")
 
     # -- rollback
 
@@ -130,7 +95,7 @@ class Verbs:
               reversed  create_order(item='chair', quantity=2)  reversible  its undo takes it back
             1 reversed.
         """
-        source, target, label = self._read(lambda c: self._way(c, session, branch, to))
+        source, target, label = self._read(lambda c: self._way(c, session, branch, to, EDITOR))
         request = Request(
             user_id=self.user.id, source_id=source.id, target=target, label=label, tools=tools, files=files,
             conversation=conversation, replay=replay, name=name, force=force, on_error=on_error, on_drift=on_drift,
@@ -152,7 +117,7 @@ class Verbs:
         Raises:
             NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: as `RollbackAgent.rewind_files`.
         """
-        request = self._rewinding(restore_point, session, branch, force=force)
+        request = self._rewinding(restore_point, session, branch, force=force, needs=EDITOR)
         report = self._done(self._engine().run(request), conversation=False)
         assert report.files is not None  # noqa: S101  # the request names files
         return report.files
@@ -170,14 +135,16 @@ class Verbs:
         Raises:
             NotFound: as `rewind_files`.
         """
-        asked = self._rewinding(restore_point, session, branch, force=False)
+        asked = self._rewinding(restore_point, session, branch, force=False, needs=VIEWER)
         return self._engine().plan(
             asked.source_id, asked.target, asked.label, tools="keep", files=asked.files, conversation=False
         )
 
-    def _rewinding(self, restore_point: Place, session: SessionRef, branch: BranchRef, *, force: bool) -> Request:
+    def _rewinding(
+        self, restore_point: Place, session: SessionRef, branch: BranchRef, *, force: bool, needs: Role
+    ) -> Request:
         def find(connection: Connection) -> Request:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, needs)
             source = self.lookup.branch(connection, found, branch)
             point = self.lookup.restore_point(connection, found, source, restore_point)
             at, label = self.store.snapshots.of_checkpoint(connection, point), f"{point.branch_name}#{point.number}"
@@ -208,10 +175,10 @@ class Verbs:
         return self._read(read)
 
     def _way(
-        self, connection: Connection, session: SessionRef, branch: BranchRef, to: Place
+        self, connection: Connection, session: SessionRef, branch: BranchRef, to: Place, needs: Role = VIEWER
     ) -> tuple[Found, Found, str]:
         """Find the branch that is left, the checkpoint that is meant, and how a person calls it."""
-        found = self.lookup.session(connection, session)
+        found = self.lookup.session(connection, session, needs)
         source = self.lookup.branch(connection, found, branch)
         return source, *self.lookup.target(connection, found, source, to)
 
@@ -251,14 +218,14 @@ class Verbs:
         """
 
         def move(connection: Connection) -> tuple[int, Found]:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, EDITOR)
             row = self.lookup.branch(connection, found, branch)
             expect_whole(row)
             if sync is None:
                 self.store.sessions.set_current(connection, found.id, row.id, self.user.id)
             return found.current_internal_session_id or row.id, row
 
-        source_id, row = self.store.database.write(move, durable=sync is None)
+        source_id, row = self._change(move, durable=sync is None)
         if sync is None:
             return None
         asked = Switch(
@@ -281,11 +248,23 @@ class Verbs:
 
         def look(connection: Connection) -> Operation:
             row = self.store.operations.find(connection, operation) if is_id(operation) else None
-            if row is None or not self._owns(connection, row.external_session_id):
+            if row is None or self.lookup.sees(connection, row.external_session_id) is None:
                 raise NotFound(f"There is no operation {operation}. repo.operations() lists those of a session.")
             return value(row)
 
         return self._read(look)
+
+    def report(self, operation: Operation | int) -> RollbackReport:
+        """Tell what an operation did; of one that is not done, what it did until now.
+
+        Args:
+            operation: as `operations` lists it, or its id.
+
+        Raises:
+            NotFound: there is no such operation.
+        """
+        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        return self._engine().read_report(found.id)
 
     def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:
         """Finish a rollback or switch that failed half way or whose process died; what was done is not done again.
@@ -301,6 +280,7 @@ class Verbs:
             RollbackIncomplete: a reversal or a tool failed again.
         """
         found = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        self._read(lambda c: self._admit(c, found.external_session_id))
         return self._engine().resume(found.id, force=force)
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
@@ -324,6 +304,7 @@ class Verbs:
         def decide(connection: Connection) -> ToolInvocation:
             call = self._own_invocation(connection, invocation_id)
             branch = self.store.sessions.branch(connection, call.internal_session_id)
+            self._admit(connection, branch.external_session_id)
             take_back(self.store, connection, branch.external_session_id)
             call = self._own_invocation(connection, invocation_id)
             decisions = DECISIONS.get(call.status)
@@ -342,21 +323,21 @@ class Verbs:
             )  # fmt: skip
             return self._own_invocation(connection, invocation_id)
 
-        return self.store.database.write(decide, durable=True)
+        return self._change(decide)
 
     def _own_invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation:
         call = self.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
         if call is not None:
             branch = self.store.sessions.branch(connection, call.internal_session_id)
-            if self._owns(connection, branch.external_session_id):
+            if self.lookup.sees(connection, branch.external_session_id) is not None:
                 return call
         raise NotFound(f"There is no tool invocation {invocation_id}. tool_track() lists those of a branch.")
 
     def recover(self, session: SessionRef = None, branch: BranchRef = None, *, force: bool = False) -> InternalSession:
         """Take back a branch whose turn or rollback died where nobody here can see it, as on another machine.
 
-        The dead of this machine are taken back by themselves. What they were calling or reversing is unknown from then
-        on; a rollback is half done, and `resume` goes on with it.
+        The dead of this machine are taken back by themselves, and on a server others when their lease has ended. What
+        they were calling or reversing is unknown from then on; a rollback is half done, and `resume` goes on with it.
 
         Args:
             session: None is the one that moved last.
@@ -369,10 +350,11 @@ class Verbs:
         """
 
         def take(connection: Connection) -> InternalSession:
-            found = self.lookup.session(connection, session)
+            found = self.lookup.session(connection, session, EDITOR)
+            self.store.sessions.lock(connection, found.id)
             row = self.lookup.branch(connection, found, branch)
             operations = [
-                o for o in self.store.operations.running(connection, found.id) if o.internal_session_id == row.id
+                o for o in self.store.operations.running(connection, found.id).all() if o.internal_session_id == row.id
             ]
             if not force and any(map(owners.is_here, [row.owner, *(one.owner for one in operations)])):
                 raise Conflict(
@@ -387,7 +369,4 @@ class Verbs:
                 break_off(self.store, connection, operation)
             return self.views.branch(connection, found, self.store.sessions.branch(connection, row.id))
 
-        return self.store.database.write(take, durable=True)
-
-    def _owns(self, connection: Connection, session_id: int) -> bool:
-        return bool(self.store.sessions.sessions(connection, self.user.id, SESSION.c.id == session_id, limit=1))
+        return self._change(take)

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that agentgit hands over."""
+"""Alembic's entry: runs the migrations on the connection that agentgit hands over, or writes them down as SQL."""
 
 from alembic import context
 from sqlalchemy import types
@@ -22,11 +22,15 @@ def include_name(name, kind, parents):
     return kind != "table" or not name.startswith("search_words")
 
 
-connection = config.attributes["connection"]
+if context.is_offline_mode():
+    where = {"dialect_name": config.attributes["dialect"], "literal_binds": True, "transactional_ddl": True}
+else:
+    where = {"connection": config.attributes["connection"]}
 context.configure(
-    connection=connection,
+    **where,
     target_metadata=config.attributes.get("metadata"),
     version_table=config.attributes["version_table"],
+    version_table_schema=config.attributes.get("schema"),
     render_as_batch=True,
     render_item=render_item,
     include_name=include_name,

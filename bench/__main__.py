@@ -14,6 +14,7 @@ import orjson
 
 from bench import compare, find, fork, log, measure, page, size, start, turn, upkeep
 from bench.honest import explored, faults, overhead, payments
+from bench.multiuser import sessions, turns, wall
 from bench.saver import aims, forks, lists, long, puts
 from bench.stage import FULL, QUICK, Stage
 from bench.workspace import snapshots, undo
@@ -36,13 +37,16 @@ SUBJECTS = {
     "saver-put": puts.measure,
     "saver-list": lists.measure,
     "saver-fork": forks.measure,
+    "multiuser-turns": turns.measure,
+    "multiuser-sessions": sessions.measure,
+    "multiuser-wall": wall.measure,
     "workspace-snapshots": snapshots.measure,
     "workspace-undo": undo.measure,
 }
 
 GROUPS = {
     group: tuple(name for name in SUBJECTS if name.startswith(f"{group}-"))
-    for group in ("saver", "honest", "workspace")
+    for group in ("saver", "honest", "multiuser", "workspace")
 }
 """Several subjects by one word."""
 

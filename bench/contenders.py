@@ -22,6 +22,7 @@ BARE = "no checkpointer"
 SQLITE = "SqliteSaver"
 OURS = "SQLModelSaver"
 WRAPPED = "wrapped by agentgit"
+SEALED = "wrapped, encrypted"
 
 Say = Callable[[str], list[Any]]
 """Runs one turn; gives the messages then."""
@@ -134,8 +135,12 @@ class Wrapped(Contender):
 
     def __init__(self, folder: Path, length: int) -> None:
         super().__init__(folder, length)
-        self.repo = agentgit.open(self.path)
+        self.repo = agentgit.open(self.path, keyring=self.keyring())
         self.graph = build(length)
+
+    def keyring(self) -> agentgit.Keyring | None:
+        """Give what the database is encrypted with; None if it is not."""
+        return None
 
     def agent(self) -> RollbackAgent:
         """Wrap the graph in a new session."""
@@ -149,6 +154,16 @@ class Wrapped(Contender):
     def close(self) -> None:
         """Close the database."""
         self.repo.close()
+
+
+class Sealed(Wrapped):
+    """The same in an encrypted database."""
+
+    name, file = SEALED, "sealed.db"
+
+    def keyring(self) -> agentgit.Keyring | None:
+        """Give the key that the database is encrypted with."""
+        return agentgit.Keyring({"bench": agentgit.Keyring.new_key()})
 
 
 class Talk:

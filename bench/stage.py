@@ -45,6 +45,23 @@ class SaverScale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CrowdScale:
+    """How much is measured of many users.
+
+    Args:
+        messages: of their conversations.
+        clients: how many talk at once.
+        turns: of all of them together, at least three each.
+        sessions: how many there are when one user lists his.
+    """
+
+    messages: tuple[int, ...]
+    clients: tuple[int, ...]
+    turns: int
+    sessions: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scale:
     """How much is measured.
 
@@ -61,6 +78,7 @@ class Scale:
         steps: how many steps are made whose calls fail.
         explored: choices and steps of what is explored.
         found: checkpoints among which one is found.
+        multiuser: how much of many users.
     """
 
     messages: tuple[int, ...]
@@ -75,11 +93,15 @@ class Scale:
     steps: int
     explored: tuple[tuple[int, int], ...]
     found: int
+    multiuser: CrowdScale
 
 
 FULL = Scale(
     messages=(2, 100, 1000), fresh=30, turns=(100, 500), forks=25, forked=(10, 1000), starts=9, looks=2,
     rollbacks=100, steps=100, explored=((2, 3), (2, 4), (4, 4), (4, 5)), found=100_000,
+    multiuser=CrowdScale(
+        messages=(2, 100), clients=(1, 4, 16, 64), turns=480, sessions=(1_000, 10_000, 100_000, 1_000_000)
+    ),
     saver=SaverScale(
         turns=(50, 200, 500, 1000), messages=(100, 400, 2000), fresh=30, stored=(10, 100, 500), puts=30,
         forked=300, forks=25, flat=(10, 100, 1000, 10_000), listed=334, lists=2,
@@ -88,6 +110,7 @@ FULL = Scale(
 QUICK = Scale(
     messages=(2, 100), fresh=12, turns=(20, 60), forks=8, forked=(10, 100), starts=3, looks=3,
     rollbacks=10, steps=10, explored=((2, 3), (2, 4)), found=5_000,
+    multiuser=CrowdScale(messages=(2,), clients=(1, 2), turns=6, sessions=(1_000, 2_000)),
     saver=SaverScale(
         turns=(4, 8), messages=(10,), fresh=2, stored=(10, 50), puts=2,
         forked=8, forks=2, flat=(10, 100), listed=10, lists=2,

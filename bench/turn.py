@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.contenders import BARE, SQLITE, Bare, Contender, Ours, Sqlite, Talk, Wrapped
+from bench.contenders import BARE, SQLITE, Bare, Contender, Ours, Sealed, Sqlite, Talk, Wrapped
 from bench.graphs import CHAT, MESSAGES, TOOL, check, said
 from bench.measure import Line, Subject, lines, rotated, timed
 from bench.stage import Stage
@@ -29,7 +29,7 @@ def measure(stage: Stage) -> Subject:
     """Time turns of both kinds at all lengths."""
     found: list[Line] = []
     for kind in (CHAT, TOOL):
-        contenders = stage.open(Bare, Sqlite, Ours, Wrapped, name=f"turn-{kind}", length=LENGTH)
+        contenders = stage.open(Bare, Sqlite, Ours, Wrapped, Sealed, name=f"turn-{kind}", length=LENGTH)
         small, *larger = stage.scale.messages
         found += _lines(kind, small, fresh(contenders, kind, stage.scale.fresh, LENGTH))
         talk = Talk(contenders, kind, LENGTH)

@@ -1,10 +1,20 @@
-"""What building the site needs: navigation by patterns, and the word `Example:` of our docstrings."""
+"""What building the site needs: navigation by patterns, the word `Example:` of our docstrings, a picture of the rooms.
 
+`python docs/build.py` draws the picture anew, after the contracts in pyproject.toml.
+"""
+
+import ast
 import re
+import tomllib
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import griffe
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 
 
 def on_config(config: Any) -> Any:
@@ -13,17 +23,29 @@ def on_config(config: Any) -> Any:
     Args:
         config: what mkdocs.yml says.
     """
-    config.nav = _expanded(config.nav, Path(config.docs_dir))
+    placed = {place for place in _places(config.nav) if "*" not in place}
+    config.nav = _expanded(config.nav, Path(config.docs_dir), placed)
     return config
 
 
-def _expanded(items: list[Any], folder: Path) -> list[Any]:
+def _places(items: list[Any]) -> Iterator[str]:
+    """Visit the files and patterns that are named."""
+    for item in items:
+        for part in item.values() if isinstance(item, dict) else [item]:
+            yield from _places(part) if isinstance(part, list) else [part]
+
+
+def _expanded(items: list[Any], folder: Path, placed: set[str]) -> list[Any]:
     result: list[Any] = []
     for item in items:
         if isinstance(item, str) and "*" in item:
-            result += sorted(path.relative_to(folder).as_posix() for path in folder.glob(item))
+            found = {path.relative_to(folder).as_posix() for path in folder.glob(item)} - placed
+            result += sorted(found)
+            placed |= found
         elif isinstance(item, dict):
-            parts = {name: _expanded(part, folder) if isinstance(part, list) else part for name, part in item.items()}
+            parts = {
+                name: _expanded(part, folder, placed) if isinstance(part, list) else part for name, part in item.items()
+            }
             result += [{name: part} for name, part in parts.items() if part]
         else:
             result.append(item)
@@ -41,3 +63,63 @@ class Examples(griffe.Extension):
         """
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+
+
+# -- the picture of the rooms
+
+LINE, WIDTH = 20, 860
+"""Pixels: how high the line of a room is, and how wide the picture."""
+
+PURE, OTHER = "#fff8e1", "#e0f2f1"
+
+
+def rooms() -> str:
+    """Draw the rooms from top to bottom, as the contracts in pyproject.toml have them; an SVG."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["name"] == "rooms")
+    pure = {name for one in contracts if one["name"].startswith("the pure") for name in one["source_modules"]}
+    shapes, y = list[str](), 34
+    for layer in layers[1:]:  # without __main__, which is nothing but a door
+        names = sorted(layer.split(" | "))
+        shapes += _layer(names, y, PURE if pure.issuperset(f"agentgit.{name}" for name in names) else OTHER)
+        y += LINE * len(names) + 18
+    return _picture("\n".join(shapes), y)
+
+
+def _layer(names: list[str], y: int, colour: str) -> Iterator[str]:
+    height = LINE * len(names) + 12
+    yield f'<rect x="40" y="{y}" width="{WIDTH - 60}" height="{height}" rx="5" fill="{colour}" stroke="#c3c8d1"/>'
+    for line, name in enumerate(names):
+        text = y + 20 + line * LINE
+        shown = name if _file(name).stem == name else f"{name}/"
+        yield f'<text x="54" y="{text}" font-family="monospace" font-weight="bold" fill="#222">{shown}</text>'
+        yield f'<text x="180" y="{text}" font-size="13" fill="#333">{escape(_what(name))}</text>'
+
+
+def _file(name: str) -> Path:
+    """Find the file of a room: the package's own, or the module."""
+    package = ROOT / "agentgit" / name / "__init__.py"
+    return package if package.exists() else package.parent.with_suffix(".py")
+
+
+def _what(name: str) -> str:
+    """Say what a room is: the first sentence of its docstring."""
+    said = " ".join((ast.get_docstring(ast.parse(_file(name).read_text())) or "").split())
+    first = re.split(r"\.(?:\s|$)", said.replace("`", ""), maxsplit=1)[0]
+    return first if len(first) <= 92 else first[:91].rsplit(" ", 1)[0] + " …"
+
+
+def _picture(shapes: str, height: int) -> str:
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 6}" \
+font-family="Helvetica, Arial, sans-serif" font-size="14" role="img" aria-label="The rooms, from top to bottom">
+<rect x="1" y="1" width="{WIDTH - 2}" height="{height + 4}" rx="10" fill="#ffffff" stroke="#b8bec9"/>
+<path d="M24 34 V{height - 16}" stroke="#8a93a3" stroke-width="2"/>
+<path d="M18 {height - 18} L24 {height - 4} L30 {height - 18} Z" fill="#8a93a3"/>
+<text x="40" y="22" font-size="12" fill="#5a6270">a file imports only from rooms below; yellow ones do no IO</text>
+{shapes}
+</svg>
+"""
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(rooms())

@@ -1,10 +1,12 @@
 """Databases for the tests: SQLite always, PostgreSQL where a server answers."""
 
+import gc
 import os
 import shutil
 import uuid
-from contextlib import closing
+from contextlib import ExitStack, closing
 
+import lives
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -18,6 +20,8 @@ from agentgit.store.tables import METADATA
 
 LITTLE = 4 * 2**20
 """So many bytes of tables, indexes and dead rows are emptied row by row."""
+
+LEFT_OUT = "left out on PostgreSQL"
 
 POSTGRES = make_url(os.environ.get("AGENTGIT_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test"))
 
@@ -33,6 +37,24 @@ if not EXPLORING:
     providers._get_local_constants = providers.Constants
 
 
+def pytest_collection_finish(session):
+    """Let no collection of garbage look at what stays: thousands of tests and modules took a fifth of the time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """Say in one line, after all others, how much was not tested for want of a server."""
+    yield
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if LEFT_OUT in str(report.longrepr)]
+    if skipped:
+        terminalreporter.line(
+            f"{len(skipped)} tests were {LEFT_OUT}: no server answers. Start one at 127.0.0.1:5432, or set "
+            "AGENTGIT_TEST_POSTGRES_URL.", yellow=True,
+        )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory):
     """A SQLite file with its tables, to be copied; making one takes longer than most tests."""
@@ -43,8 +65,8 @@ def sqlite_template(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def postgres_url():
-    """A fresh PostgreSQL database with its tables, dropped at the end.
+def postgres_made():
+    """The place of a fresh PostgreSQL database with its tables, dropped at the end.
 
     Where no server answers the test is skipped, and the summary says so; with $AGENTGIT_REQUIRE_POSTGRES it fails.
     """
@@ -58,7 +80,7 @@ def postgres_url():
             connection.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
     except OperationalError:
         server.dispose()
-        missing(f"left out on PostgreSQL: no server answers at {POSTGRES}; set $AGENTGIT_TEST_POSTGRES_URL")
+        missing(f"{LEFT_OUT}: no server answers at {POSTGRES}; set $AGENTGIT_TEST_POSTGRES_URL")
     url = POSTGRES.set(database=name)
     with closing(Database(url)) as database:
         schema.upgrade(database)
@@ -66,6 +88,33 @@ def postgres_url():
     with server.connect() as connection:
         connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
     server.dispose()
+
+
+@pytest.fixture
+def postgres_url(postgres_made):
+    """The place of a PostgreSQL database with empty tables, which are emptied again at the end."""
+    yield postgres_made
+    with closing(Database(postgres_made)) as database:
+        database.write(_empty)
+
+
+@pytest.fixture
+def empty_server(postgres_made):
+    """A PostgreSQL database without tables, dropped at the end."""
+    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+    name = f"agentgit_test_{uuid.uuid4().hex}"
+    with server.connect() as connection:
+        connection.execute(text(f'CREATE DATABASE "{name}"'))
+    yield postgres_made.set(database=name)
+    with server.connect() as connection:
+        connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
+    server.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request, tmp_path):
+    """The place of a database without tables, of each kind."""
+    return tmp_path / "empty.db" if request.param == "sqlite" else request.getfixturevalue("empty_server")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -77,7 +126,7 @@ def database(request, tmp_path):
         with closing(Database(path)) as database:
             yield database
         return
-    with closing(Database(request.getfixturevalue("postgres_url"))) as database:
+    with closing(Database(request.getfixturevalue("postgres_made"))) as database:
         yield database
         database.write(_empty)
 
@@ -104,3 +153,25 @@ def repo(database):
     """A repository on a ready, empty database of each kind."""
     with agentgit.open(database.url) as repo:
         yield repo
+
+
+LIVED = {}
+"""What was lived already in this process: per kind of database what it holds after that."""
+
+
+@pytest.fixture
+def lived_through(database):
+    """Opens a repository where a function has lived: it lives once in this process, then its rows are copied."""
+    with ExitStack() as open_till_the_end:
+
+        def opened(live):
+            kept = LIVED.setdefault((live, database.is_sqlite), {})
+            if kept:
+                lives.put(database, kept)
+            else:
+                with agentgit.open(database.url) as repo:
+                    live(repo)
+                kept |= lives.taken(database)
+            return open_till_the_end.enter_context(agentgit.open(database.url))
+
+        yield opened

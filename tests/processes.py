@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PATHS = [str(HERE.parent), str(HERE), *sys.path]
 """Where a process finds modules, besides its folder."""
 
-PRELOADED = ["agentgit.cli", "carrying", "dying", "echoes", "hypothesis", "pytest", "scripted"]
+PRELOADED = ["agentgit.cli", "carrying", "crowd", "dying", "echoes", "hypothesis", "pytest", "scripted", "settled"]
 STREAMS = ("in", "out", "err")
 
 
@@ -76,9 +76,9 @@ class Started:
         return Done(code, out, err)
 
 
-def run(code: str, *words: object, **how: Any) -> Done:
-    """Run a script in another process, to its end; the arguments are those of `Started`."""
-    return Started(code, *words, **how).wait()
+def run(code: str, *words: object, timeout: float = 300, **how: Any) -> Done:
+    """Run a script in another process, to its end in so many seconds; the other arguments are those of `Started`."""
+    return Started(code, *words, **how).wait(timeout)
 
 
 def agentgit(*words: object, **how: Any) -> Done:

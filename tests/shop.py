@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.tools import BaseTool, tool
-from scripted import Graph, call, tool_node_graph
+from langchain_core.tools import BaseTool
+from scripted import Graph, call, quick_tool, tool_node_graph
 
 from agentgit.demo import ScriptedModel
 from agentgit.tools import Effect, ToolInvocation
@@ -116,7 +116,7 @@ class Shop:
 
     def tools(self) -> list[BaseTool]:
         """Make the tools: order and pay can be undone, mail cannot, of note nobody says anything."""
-        return [tool(function) for function in self._functions()]
+        return [quick_tool(function) for function in self._functions()]
 
     def effects(self, *, verify: bool = False) -> dict[str, Effect]:
         """Declare them, with functions of this process."""

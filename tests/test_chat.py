@@ -24,6 +24,7 @@ import agentgit
 from agentgit import cli
 from agentgit.agents import talk
 from agentgit.cli import slash
+from agentgit.cli.chat import Chat
 from agentgit.errors import (
     Ambiguous,
     InvalidInput,
@@ -516,7 +517,7 @@ class Terminal:
 
 
 def test_c7_a_terminal_asks_and_remembers(folder):
-    """C7: a terminal has a prompt with the branch; an undo shows its plan and asks; lines are remembered, 0600."""
+    """C7: a terminal has a prompt with the branch; an undo asks; Tab completes; lines are remembered, 0600."""
     with Terminal(folder, "clerk:GRAPH") as there:
         there.until("session chat, branch main. /help lists the commands")
         there.until("main> ")
@@ -535,9 +536,12 @@ def test_c7_a_terminal_asks_and_remembers(folder):
         there.type("/nothing\n")
         there.until("error: There is no /nothing.")
         there.until("main-2> ")
+        there.type("/tre\t\n")  # Tab completes it
+        there.until("HEAD -> main-2")
+        there.until("main-2> ")
         assert there.end() == 0
         history = folder.path / "agentgit" / "chat_history"
-        assert history.read_text().splitlines() == ["add chair", "/undo", "/nothing"]
+        assert history.read_text().splitlines() == ["add chair", "/undo", "/nothing", "/tree"]
         assert history.stat().st_mode & 0o777 == 0o600
         assert history.parent.stat().st_mode & 0o777 == 0o700
 
@@ -637,3 +641,18 @@ def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
     lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
     assert lines[2:4] == ["main#3  <time>  named  0 calls  here", "main#2  <time>  after  0 calls  hm"]
     assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]
+
+
+def test_c7_tab_completes_commands_and_places(folder):
+    """C7: Tab offers commands, their options, and the places of the session, those with spaces in quotes."""
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
+        agent.run("add chair")
+        agent.checkpoint("before payment")
+        with Chat(agent) as talk:
+            assert talk.offer("", "/tre") == ["/tree"]
+            assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
+            assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]
+            assert talk.offer("/switch main ", "--") == ["--sync", "--force", "--yes"]
+            assert talk.offer("/rollback ", "") == ["HEAD", "main", "'before payment'"]
+            assert talk.offer("/checkpoint restore ", "bef") == ["'before payment'"]

@@ -112,6 +112,7 @@ def golden(name: str) -> str:
         ("log", ["log"]),
         ("log-main", ["log", "support-42@main"]),
         ("branches", ["branches"]),
+        ("status", ["status", "support-42@main"]),
         ("show", ["show"]),
         ("show-named", ["show", "before payment"]),
         ("diff", ["diff", "main", "HEAD"]),
@@ -504,10 +505,16 @@ def test_w9_shells_complete(agentgit, monkeypatch):
         ("agentgit log nobody@", []),
         ("agentgit --db nothing.db tree d", []),
         ("agentgit log --db nothing.db ", []),
+        ("agentgit plan me", ["me@example.com"]),
+        ("agentgit rollback support-42 b", ["before", "payment"]),
+        ("agentgit rollback r", ["retry"]),
+        ("agentgit show support-42 main#1", ["main#1"]),
+        ("agentgit diff support-42 main retry#", ["retry#1", "retry#2", "retry#3"]),
+        ("agentgit checkpoint delete nobody m", []),
     ],
 )
 def test_w9_shells_complete_names(agentgit, story, monkeypatch, words, offered):
-    """W9: a shell is told the names of sessions and branches, and nothing where nothing can be read."""
+    """W9: a shell is told sessions, branches and places of the session named; nothing where none can be read."""
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(story))
     monkeypatch.setenv("_AGENTGIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)

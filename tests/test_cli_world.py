@@ -170,6 +170,7 @@ def test_a_rollback_that_stopped_is_resumed(folder):
     assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").stdout)
     assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("track", "s@main").stdout
     assert folder.items == ["a book", "stuck"]
+    assert f"stopped  rollback {operation}; agentgit resume {operation} finishes it" in folder.run("status").stdout
     (folder.path / "shelf.json").write_text('["a book"]')
     assert folder.run("resolve", failed, "happened").returncode == 0
     done = folder.run("resume", operation)
@@ -266,6 +267,22 @@ def test_tools_are_found_in_a_module(folder, path):
     assert folder.items == ["a book"]
 
 
+def test_w5_tools_that_are_offered_are_there_for_every_session_and_user(folder):
+    """W5: what a server was told to import can be run again by any handle of it; it is asked for once a session."""
+    from agentgit.agents.modules import offer
+
+    folder.play(call("put", item="a book"))
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        repo.rollback("main#1", "s")
+        with pytest.raises(NotFound, match="nowhere cannot be imported"):
+            offer(repo, ["nowhere"])
+        with pytest.raises(NotFound, match="json has no tools"):
+            offer(repo, ["json"])
+        offer(repo, ["shelf"])
+        repo.as_user(repo.user).switch("main", "s", sync="world")
+    assert folder.items == ["a book"]
+
+
 def test_a_decorated_function_is_a_tool_too(folder):
     """W3: what a graph would make a tool of is one here as well."""
     from agentgit.agents.modules import provide
@@ -280,3 +297,25 @@ def test_a_decorated_function_is_a_tool_too(folder):
         provide(repo, session.id, "plain")
         ring = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="ring")
         assert repo.registry.runner(session.id, ring)({"bell": "loud"}, "thread") == "loud"
+
+
+def test_c4_undo_and_points_from_another_process(folder):
+    """C1, C4: points, branches, undo and redo need no graph; nobody is asked in JSON, and a no does nothing."""
+    folder.play(call("put", item="cup"), call("put", item="jug"))
+    assert json.loads(folder.run("checkpoint", "create", "two", "--json").stdout)["reference"] == "main#5"
+    assert folder.run("undo").returncode == 1
+    assert folder.run("undo", "--json").returncode == InvalidInput.exit_code
+    assert folder.items == ["cup", "jug"]
+    assert json.loads(folder.run("undo", "--json", "--yes").stdout)["branch"] == "main-2"
+    assert folder.items == ["cup"]
+    assert folder.run("redo", "--yes", "--import", "shelf").returncode == 0
+    assert folder.items == ["cup", "jug"]
+    assert json.loads(folder.run("fork", "two", "--name", "side", "--json").stdout)["name"] == "side"
+    assert folder.run("checkpoint", "delete", "two").returncode == 1
+    assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").stdout) == {"deleted": 2}
+
+
+def test_a_function_that_needs_arguments_is_no_source_of_tools(folder):
+    """Bad input: `--import MODULE:NAME` of a function that cannot be called is said, not raised."""
+    folder.play(call("put", item="cup"))
+    assert folder.run("plan", "main#1", "--import", "shelf:take").returncode == InvalidInput.exit_code

@@ -13,8 +13,13 @@ import pytest
 from typer.main import get_command
 
 import agentgit
+from agentgit import errors
 from agentgit.cli.app import app
+from agentgit.cli.grouped import GROUPS
 from agentgit.errors import AgentGitError
+from agentgit.notebook import words
+from agentgit.store.tables import METADATA
+from bench.__main__ import SUBJECTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -50,6 +55,42 @@ def test_d6_every_command_and_option_is_documented(path, command):
             assert parameter.metavar in told
 
 
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
+def test_every_command_answers_programs(path, command):
+    """A script can read what each command says: all take --json but those that talk or write SQL."""
+    talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
+    talk |= {"agentgit db sql", "agentgit db grant", "agentgit db partition"}  # these write SQL
+    assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
+
+
+def test_d6_commands_without_json_are_named():
+    """D6: docs/cli.md says which commands do not answer programs."""
+    said = next(line for line in sections(DOCS / "cli.md")[COMMON].splitlines() if line.startswith("| `--json`"))
+    silent = {
+        path.removeprefix("agentgit ")
+        for path, command in COMMANDS
+        if not hasattr(command, "commands") and "--json" not in {o for p in command.params for o in p.opts}
+    }
+    assert set(re.findall("`([^`]+)`", said)) - {"--json", "agentgit db"} == silent
+
+
+def test_the_help_has_a_heading_for_each_command():
+    """A newcomer finds a command by what it is for: each stands under a heading, and under one only."""
+    placed = [name for names in GROUPS.values() for name in names]
+    assert len(placed) == len(set(placed))
+    assert set(get_command(app).commands) <= set(placed), "add it to agentgit/cli/grouped.py"
+
+
+def test_the_help_says_whole_clauses():
+    """A newcomer reads what each command does, and no sentence that breaks off, in a terminal of 80 columns."""
+    for path, command in COMMANDS:
+        if hasattr(command, "commands"):
+            with command.make_context(path, [], resilient_parsing=True, terminal_width=80) as context:
+                lines = command.get_help(context).splitlines()
+            assert not [line for line in lines[1:] if line.endswith(("…", "..."))]
+            assert path != "agentgit" or "  rollback          Go back to a place, on a new branch" in lines
+
+
 def test_d6_no_command_or_option_is_documented_that_is_not_there():
     """D6: every section of docs/cli.md that is called like a command is one, and every option in a table exists."""
     known = dict(COMMANDS)
@@ -69,17 +110,33 @@ def test_d6_every_public_name_is_in_the_reference(name):
     assert re.search(rf"^::: agentgit\.([a-z_.]+\.)?{name}$", pages, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("error", [AgentGitError, *AgentGitError.__subclasses__()], ids=lambda error: error.__name__)
+ERRORS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, AgentGitError)]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_d6_every_error_is_documented_with_its_exit_code(error):
     """D6: a script can read in docs/reference/errors.md which failure ends with which code."""
     page = (DOCS / "reference/errors.md").read_text()
     assert f"| [`{error.__name__}`][agentgit.{error.__name__}] | {error.exit_code} |" in page
+    assert f"| {error.exit_code} |" in sections(DOCS / "cli.md")["Exit codes"]
 
 
 def test_d6_the_picture_in_the_readme_is_what_its_quick_start_draws():
     """D6: the tree on the first screen is not made up; the quick start, which is run, prints the same."""
     picture, *others = re.findall(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
     assert others[0].endswith(picture)
+
+
+def test_d6_the_picture_of_the_rooms_is_what_the_contract_says():
+    """D6: docs/images/rooms.svg has each room of pyproject.toml in its place; `python docs/build.py` draws it anew."""
+    code = "import build; assert build.rooms() == build.PICTURE.read_text()"
+    subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)  # noqa: S603  # our own command
+
+
+def test_d6_every_table_is_in_the_architecture():
+    """D6: docs/architecture.md says of each table what one row of it is."""
+    page = (DOCS / "architecture.md").read_text()
+    assert [name for name in METADATA.tables if f"| `{name}` |" not in page] == []
 
 
 def test_d6_the_readme_is_short():
@@ -92,6 +149,28 @@ def test_d6_links_of_the_readme_lead_somewhere():
     for page in ("README.md", "CONTRIBUTING.md"):
         links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
         assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_d6_the_reference_begins_with_every_public_name():
+    """D6: docs/reference/index.md lists what `import agentgit` gives; the errors have a page of their own."""
+    page = (DOCS / "reference/index.md").read_text()
+    names = [name for name in agentgit.__all__ if not hasattr(errors, name)]
+    assert [name for name in names if f"`{name}`]" not in page] == []
+
+
+def test_d6_notebooks_and_magics_are_documented():
+    """D6, D4: docs/notebooks.md has each notebook, and each command of %agentgit."""
+    page = (DOCS / "notebooks.md").read_text()
+    named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
+    table = "".join(line for line in page.splitlines() if line.startswith("|"))
+    assert [name for name in named if name not in page] == []
+    assert [name for name in words.FORMS if f"`{name}" not in table] == []
+
+
+def test_d6_every_subject_of_the_benchmarks_is_documented():
+    """D6: docs/benchmarks.md lists what --only takes; a table of a subject is called by the subject first."""
+    page = (DOCS / "benchmarks.md").read_text()
+    assert {name.split("-")[0] for name in SUBJECTS if f"`{name.split('-')[0]}`" not in page} == set()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +192,32 @@ def site(tmp_path_factory):
 def test_d6_the_site_builds_and_its_links_resolve(site):
     """D6: MkDocs finds every page, heading and name that a link leads to, and every page is in the navigation."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
+    after = 'href="benchmarks.html" class="md-footer__link md-footer__link--next"'
+    assert after in (site / "comparison.html").read_text()  # where it belongs, not among what operators read
     assert 'id="agentgit.RollbackPlan"' in (site / "reference/rollback.html").read_text()
+
+
+@pytest.mark.slow
+def test_d6_no_table_leaves_the_page(site):
+    """D6: tables, and those of the benchmarks, are seen whole: of a number that is cut one reads another number."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("There is no Chromium to look at the pages with.")
+    from playwright.sync_api import sync_playwright
+
+    cut = "one => one.scrollWidth > one.clientWidth + 1"
+    code = f"[...document.querySelectorAll('.md-typeset__scrollwrap')].some({cut})"
+    more = f"[...document.querySelectorAll('.language-text code')].some({cut})"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        found = []
+        for path in sorted(site.glob("*.html")):
+            page.goto(path.as_uri())
+            if page.evaluate(code) or (path.stem == "benchmarks" and page.evaluate(more)):
+                found.append(path.stem)
+        browser.close()
+    assert found == []
 
 
 def test_d6_no_page_fetches_anything_from_elsewhere(site):

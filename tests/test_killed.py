@@ -6,8 +6,10 @@ Real processes are killed, and the world is a shop that outlives them. Without `
 
 from __future__ import annotations
 
+import functools
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import dying
 import processes
@@ -37,6 +39,39 @@ def shop(tmp_path, monkeypatch):
 def verify(request):
     """Whether the tools can look what became of a call."""
     return request.param
+
+
+def live(repo, *, verify):
+    """Make a branch with an order before the checkpoint `start`, and two after it, the last at `end`."""
+    agent = wrapped(repo, verify=verify)
+    agent.invoke(wish([("order", "a")]))
+    agent.checkpoint("start")
+    agent.invoke(wish([("order", "b")], [("pay", "c")]))
+    agent.checkpoint("end")
+
+
+LIVES = {verify: functools.partial(live, verify=verify) for verify in (False, True)}
+ORDERS = {}
+"""What the file of the shop holds after that."""
+
+
+@pytest.fixture
+def repo(lived_through, shop, verify):
+    """A repository with that branch, whose orders are in the shop."""
+    repo = lived_through(LIVES[verify])
+    file = Path(shop.path)
+    if shop.standing:
+        ORDERS[verify] = file.read_bytes()
+    else:
+        file.write_bytes(ORDERS[verify])
+    assert shop.standing == dict.fromkeys("abc", 1)
+    return repo
+
+
+@pytest.fixture
+def agent(repo, verify):
+    """That branch."""
+    return wrapped(repo, verify=verify)
 
 
 @pytest.fixture
@@ -95,17 +130,6 @@ def finished(repo, shop, operation, verify):
     assert repo.resume(operation).to_dict() == report.to_dict(), "resuming again does nothing"
     assert (shop.asked("cancel"), shop.standing) == (cancelled, standing)
     return report
-
-
-@pytest.fixture
-def agent(repo, shop, verify):
-    """A branch with an order before the checkpoint `start`, and two after it, the last at `end`."""
-    agent = wrapped(repo, verify=verify)
-    agent.invoke(wish([("order", "a")]))
-    agent.checkpoint("start")
-    agent.invoke(wish([("order", "b")], [("pay", "c")]))
-    agent.checkpoint("end")
-    return agent
 
 
 def reopened(repo, verify):

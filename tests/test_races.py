@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from puts import count, on, put
+from puts import count, on, put, values
 
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.agents.saver import Beside, SQLModelSaver
 from agentgit.errors import Conflict
 from agentgit.store.graph_rows import CHECKPOINT, WRITE
 from agentgit.store.tables import BlobRow
@@ -120,6 +120,16 @@ def test_the_same_put_twice_is_no_race(saver):
         put(saver, "t", {"a": 4}, config=where)
 
 
+def test_what_a_program_remembers_of_a_thread_is_not_taken_for_what_is_there(saver):
+    """A checkpoint that another program replaced meanwhile is read again, before another one is made from it."""
+    called = {"metadata": {"thread_id": "t"}}
+    first = put(saver, "t", {"a": 1, "b": 1}, config={**on("t", checkpoint_ns=""), **called})
+    id = first["configurable"]["checkpoint_id"]
+    put(SQLModelSaver(saver.database), "t", {"a": 2, "b": 1}, id=id, config={**on("t", checkpoint_ns=""), **called})
+    second = put(saver, "t", {"a": 1, "b": 3}, config={**first, **called}, changed=["b"])
+    assert values(saver, second) == {"a": 2, "b": 3}
+
+
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_deleted_thread_stays_deleted(saver, durability):
     """A run that was going when its thread was deleted does not bring it back."""
@@ -173,7 +183,7 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
         waiting.append(writer)
 
     waiting, plain = [], saver.on_put
-    saver.on_put = lambda place: nullcontext(partial(inside, place))
+    saver.on_put = lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection)))
     put(saver, "t", {"a": 0})
     waiting[0].join(60)
     assert late == [None]

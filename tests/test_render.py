@@ -244,6 +244,13 @@ def test_branches_are_listed_with_their_branch_points():
     assert records.of_branch(branches[1])["name"] == "retry"
 
 
+def test_d4_a_long_name_hides_no_branch_point():
+    """D4: where a branch left is whole in the list, also beside a branch whose name is long."""
+    branches = [branch(1, "main", created_at=NOON), branch(2, "n" * 60, created_at=NOON, branch_point_checkpoint_id=4)]
+    shown = plain(branch_lines(branches, support(), width=80))
+    assert shown.endswith(plain(branch_lines(branches, support(), width=200)).rpartition("  ")[2])
+
+
 def test_sessions_are_listed():
     """D5: a person's sessions with the time of their last move and their number of branches."""
     some = [

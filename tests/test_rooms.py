@@ -21,7 +21,7 @@ def test_d6_files_import_only_from_rooms_below():
 
 def test_d6_importing_agentgit_imports_neither_langgraph_nor_sql():
     """D6: `import agentgit` takes no second, because what is heavy is imported when it is first used."""
-    heavy = ("langgraph", "langchain_core", "sqlmodel", "sqlalchemy", "pydantic")
+    heavy = ("langgraph", "langchain_core", "sqlmodel", "sqlalchemy", "pydantic", "agentgit.render")
     code = f"import sys, agentgit; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # as above
     assert done.stdout.strip() == "[]"

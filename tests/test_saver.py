@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -25,8 +26,9 @@ from langgraph.types import Command, interrupt
 from puts import BLOB, Cart, count, on, put, values
 from sqlalchemy import select
 
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.agents.saver import Beside, SQLModelSaver
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
+from agentgit.store import graph
 from agentgit.store.database import Database
 from agentgit.store.graph_rows import CHECKPOINT, WRITE
 
@@ -172,7 +174,7 @@ STRICT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from langgraph.graph import START, StateGraph
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.agents.saver import Beside, SQLModelSaver
 from puts import Cart, on
 from test_saver import Shop
 builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
@@ -301,7 +303,7 @@ def test_a_failed_put_leaves_nothing(saver):
     def fail(connection):
         raise RuntimeError("no")
 
-    saver.on_put = lambda place: nullcontext(fail)
+    saver.on_put = lambda place: nullcontext(Beside(lambda connection: partial(fail, connection)))
     with pytest.raises(RuntimeError, match="no"):
         put(saver, "t", {"a": 1})
     assert [count(saver.database, table) for table in (CHECKPOINT, WRITE, BLOB)] == [0, 0, 0]
@@ -338,7 +340,7 @@ def test_on_put_is_called_inside_the_transaction(saver):
             found = saver.store.snapshot(connection, place.thread, place.checkpoint_id)
             seen.append((place.thread, place.ns, found.checkpoint_id == place.checkpoint_id))
 
-        return nullcontext(inside)
+        return nullcontext(Beside(lambda connection: partial(inside, connection)))
 
     copied = saver.with_allowlist([(__name__, "Cart")])
     assert copied is not saver
@@ -399,3 +401,21 @@ def test_many_threads_may_use_one_saver(saver):
         with saver.database.reading() as connection:
             rows = select(CHECKPOINT.c.seq).where(CHECKPOINT.c.thread_id == f"t{n}").order_by(CHECKPOINT.c.seq)
             assert connection.execute(rows).scalars().all() == list(range(1, 21))
+
+
+def test_the_writes_of_a_newest_checkpoint_are_its_own(saver, monkeypatch):
+    """Where another checkpoint arrives while the newest one is read, each keeps its own writes."""
+    first = put(saver, "t", {"a": 1})
+    saver.put_writes(first, [("a", "of the first")], "task-1")
+    second = put(saver, "t", {"a": 2}, config=first)
+    saver.put_writes(second, [("a", "of the second")], "task-2")
+    asked = {**first["configurable"]}
+
+    class Overtaken:
+        def ask(self, connection, space):
+            return graph.ONE.ask(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
+
+    monkeypatch.setattr(graph, "NEWEST", Overtaken())
+    read = saver.get_tuple(on("t"))
+    assert read.config["configurable"]["checkpoint_id"] == asked["checkpoint_id"]
+    assert [value for _, _, value in read.pending_writes] == ["of the first"]

@@ -2,14 +2,24 @@
 
 import sqlite3
 import threading
+import uuid
+from contextlib import closing
+from pathlib import Path
+from traceback import format_exception
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import inspect
 
+import agentgit
+from agentgit import cli
+from agentgit.agents.foreign import open_database
 from agentgit.errors import InvalidInput, SchemaMismatch, Unavailable
-from agentgit.store import schema
+from agentgit.store import migrations, schema
 from agentgit.store.database import Database, parse_url
 from agentgit.store.ids import new_id
 from agentgit.store.tables import METADATA
@@ -40,16 +50,45 @@ def test_migrations_make_exactly_the_tables(path):
 
 def test_revision_is_the_newest_migration():
     """The constant that open() compares with is the head of the folder."""
-    assert ScriptDirectory(str(schema.migrations())).get_heads() == [schema.REVISION]
+    assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
 
 
-def test_every_key_leads_with_the_tenant():
-    """The same schema can be sharded: every primary and unique key begins with tenant_id."""
-    for table in METADATA.tables.values():
-        keys = [c for c in table.constraints if c.__visit_name__ in ("primary_key_constraint", "unique_constraint")]
-        for key in keys:
-            first = next(iter(key.columns)).name
-            assert first == ("id" if table.name == "tenant" else "tenant_id"), key
+ACROSS = {
+    "ix_tenant_name": "a tenant is looked for by its name before its id is known",
+    "ix_checkpoint_log": "with the tenant first, SQLite would read all of an index to find a few ids",
+    "ix_search_text_words": "a GIN index of words; its queries also say whose",
+}
+"""Indexes that do not lead with the tenant, and why."""
+
+CATALOG = {
+    "keys": "SELECT c.conrelid::regclass::text, c.conname, a.attname FROM pg_constraint c JOIN pg_attribute a "
+    "ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1] WHERE c.contype IN ('p', 'u')",
+    "indexes": "SELECT indrelid::regclass::text, indexrelid::regclass::text, pg_get_indexdef(indexrelid, 1, true) "
+    "FROM pg_index JOIN pg_class ON pg_class.oid = indrelid",
+    "references": "SELECT c.conrelid::regclass::text, c.conname, a.attname, b.attname FROM pg_constraint c "
+    "JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = c.conkey[1] "
+    "JOIN pg_attribute b ON b.attrelid = c.confrelid AND b.attnum = c.confkey[1] WHERE c.contype = 'f'",
+    "triggers": "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE NOT tgisinternal",
+    "sequences": "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+    "WHERE relkind = 'S' AND nspname = current_schema()",
+    "defaults": "SELECT adrelid::regclass::text, pg_get_expr(adbin, adrelid) FROM pg_attrdef",
+}
+
+
+def test_d5_the_schema_can_be_spread_over_servers(postgres_url):
+    """D5: in PostgreSQL's own catalog, what finds, keeps apart or refers leads with the tenant; nothing counts up."""
+    with closing(Database(postgres_url)) as database, database.reading() as connection:
+        found = {name: connection.exec_driver_sql(query).all() for name, query in CATALOG.items()}
+    ours = {*METADATA.tables} - {"user"} | {'"user"'}
+    for table, name, first in found["keys"]:
+        assert table not in ours or first == ("id" if table == "tenant" else "tenant_id"), name
+    leads = {name: first for table, name, first in found["indexes"] if table in ours}
+    across = {name for name, first in leads.items() if first != "tenant_id"}
+    assert across == {*ACROSS, "pk_tenant"}
+    assert {(first, to) for table, _, first, to in found["references"] if table in ours} == {("tenant_id", "tenant_id")}
+    assert {name for _, name in found["triggers"]} == {"audit_event_stays", "audit_event_goes", "erasure_stays"}
+    assert found["sequences"] == []
+    assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]
 
 
 def test_a_file_that_is_no_database_is_refused_and_untouched(path):
@@ -121,8 +160,118 @@ def test_an_address_of_nothing_is_refused(where):
         parse_url(where)
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["postgresql://me:top@se:cret@host/db", "postgresql://me:top@secret@host/db", "postgresql://me:secret@h:1x/d"],
+)
+def test_d5_a_password_that_is_written_wrongly_is_not_shown(where):
+    """D5: an @ of a password that is not written as %40 moves a part of it into the host; no text repeats that."""
+    for read in (parse_url, open_database):
+        with pytest.raises(InvalidInput, match="%") as refused:
+            read(where)
+        assert "secret" not in "".join(format_exception(refused.value))
+    assert str(parse_url("postgresql://me:a%40b@host/db").password) == "a@b"
+
+
 def test_ids_rise_and_fit_into_javascript():
     """Ids of one process only rise, and stay below 2^53."""
     ids = [new_id() for _ in range(10_000)]
     assert ids == sorted(set(ids))
     assert ids[-1] < 2**53
+
+
+HOST = """
+from alembic import context
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
+from agentgit.store.shapes import include_object
+
+metadata = MetaData()
+Table("invoice", metadata, Column("id", Integer, primary_key=True))
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+with engine.connect() as connection:
+    context.configure(connection=connection, target_metadata=metadata, include_object=include_object)
+    with context.begin_transaction():
+        context.run_migrations()
+engine.dispose()
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """An application with an Alembic of its own, and one table."""
+
+    def configured(url):
+        config = Config()
+        config.set_main_option("script_location", str(tmp_path / "host"))
+        config.set_main_option("path_separator", "os")
+        config.set_main_option("sqlalchemy.url", url.render_as_string(hide_password=False).replace("%", "%%"))
+        return config
+
+    (tmp_path / "host" / "versions").mkdir(parents=True)
+    (tmp_path / "host" / "env.py").write_text(HOST)
+    (tmp_path / "host" / "script.py.mako").write_text((migrations.folder() / "script.py.mako").read_text())
+    return configured
+
+
+def test_d5_the_alembic_of_an_application_leaves_ours_alone(host, empty):
+    """D5: in one database with an application, each has its own tables, its own version, and none drops the other's."""
+    url = parse_url(empty)
+    config = host(url)
+    command.revision(config, "first", autogenerate=True)
+    command.upgrade(config, "head")
+    with closing(Database(empty)) as database:
+        assert schema.current(database) is None
+        schema.upgrade(database)
+        command.check(config)
+        written = command.revision(config, "second", autogenerate=True)
+        assert "drop_table" not in Path(written.path).read_text()
+        command.upgrade(config, "head")
+        schema.check(database, deep=True)
+        schema.downgrade(database, "base", lose=True)
+        with database.reading() as connection:
+            assert "invoice" in inspect(connection).get_table_names()
+
+
+def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
+    """D5: where the application has a table called as ours, nothing is touched; in a schema of its own it works."""
+    with closing(Database(empty_server)) as database:
+        database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
+        with pytest.raises(SchemaMismatch, match=r"called as ours: user\..*search_path%3Dagentgit"):
+            schema.upgrade(database)
+        with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
+            with pytest.raises(SchemaMismatch, match="CREATE SCHEMA"):
+                schema.upgrade(apart)
+            database.write(lambda c: c.exec_driver_sql("CREATE SCHEMA agentgit"))
+        with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
+            schema.upgrade(apart)
+            schema.check(apart, deep=True)
+            with agentgit.open(apart.url) as repo:
+                assert repo.ensure_session("s").session_name == "s"
+        assert schema.current(database) is None
+
+
+def test_d5_passwords_may_have_any_character(empty_server, capsys, monkeypatch):
+    """D5: a role whose password has % and @ opens, upgrades and uses the command line; no text shows the password."""
+    password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
+    url = empty_server.set(username=name, password=password)
+    with closing(Database(empty_server)) as owner:
+        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password.replace('%', '%%')}'"))
+        owner.write(lambda c: c.exec_driver_sql(f"ALTER SCHEMA public OWNER TO {name}"))
+        with closing(Database(url)) as database:
+            with pytest.raises(SchemaMismatch) as refused:
+                schema.ready(database)
+            assert password not in str(refused.value)
+            assert "'postgresql+psycopg://" in str(refused.value)
+            assert "password in place of ***" in str(refused.value)
+            assert database.url.password == password
+        monkeypatch.setattr(
+            "sys.argv", ["agentgit", "db", "upgrade", "--db", url.render_as_string(hide_password=False)]
+        )
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert "schema" in capsys.readouterr().out
+        with agentgit.open(url) as repo:
+            assert repo.ensure_session("s").session_name == "s"
+            assert password not in repr(repo)
+        owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {name} CASCADE"))
+        owner.write(lambda c: c.exec_driver_sql(f"DROP ROLE {name}"))

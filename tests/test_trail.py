@@ -16,6 +16,7 @@ from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackIncom
 from agentgit.checkpoints import Retention
 from agentgit.errors import AgentGitError
 from agentgit.sessions.events import KINDS, chosen, tips_of
+from agentgit.store.checkpoints import named
 from agentgit.store.database import Database
 from agentgit.store.telling.trail import EVENT, note
 
@@ -87,7 +88,7 @@ def test_w12_what_did_not_happen_is_not_told(repo, agent):
     def work(connection):
         repo.store.checkpoints.add(connection, agent.branch_id, repo.store.moment(
             connection, repo.store.sessions.branch(connection, agent.branch_id)).snapshot,
-            agentgit.agents.turn.named(1, "never"))  # fmt: skip
+            named(1, "never"))  # fmt: skip
         raise Conflict("taken back")
 
     with pytest.raises(Conflict):

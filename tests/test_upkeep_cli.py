@@ -46,6 +46,17 @@ def test_b6_stats_as_json_and_as_text(at):
     assert "reversals    2, 100% succeeded" in out
 
 
+def test_b4_a_session_is_erased_only_after_a_yes(at):
+    """B4: nobody there, or a program without --yes, erases nothing; a program hears it as any failure."""
+    code, out, err = at("delete", "demo")
+    assert (code, out, err) == (1, "", "Erase demo for good? [y/N] Nothing was done.\n")
+    code, out, err = at("delete", "demo", "--json")
+    assert (code, out) == (2, "")
+    assert err == "error: With --json nobody is asked. Write --yes if it is to be done.\n"
+    assert _json(at, "delete", "demo", "--yes")["rows"]["checkpoint"] == 11
+    assert _json(at, "sessions") == []
+
+
 def test_b4_retention_is_said_shown_tried_and_taken_back(at):
     """B4, P7: a dry run stores nothing; what is said is stored, and said again only in part stays in the rest."""
     assert "keeps everything" in at("retention")[1]

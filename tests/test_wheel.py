@@ -58,6 +58,7 @@ def test_d6_the_wheel_has_the_package_and_the_migrations_and_nothing_else(wheel:
     shipped = {name.rpartition("/")[2] for name in names if name.startswith("agentgit/migrations/versions/")}
     assert {name for name in shipped if name.endswith(".py")} == in_checkout
     assert {"agentgit/py.typed", "agentgit/migrations/env.py", "agentgit/migrations/script.py.mako"} <= names
+    assert {"agentgit/web/templates/base.html", "agentgit/web/static/agentgit.css"} <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"agentgit"}
 
 
@@ -76,7 +77,7 @@ def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp
 
 def test_d6_the_installed_package_uses_its_own_migrations(installed: Path, tmp_path: Path):
     """D6: a new database is made by the migrations inside the package, not by those of a checkout."""
-    code = "from agentgit.store import schema; print(schema.migrations())"
+    code = "from agentgit.store import migrations; print(migrations.folder())"
     folder = Path(run(installed / "python", "-c", code, cwd=tmp_path).strip())
     assert folder.is_relative_to(installed.parent)
     assert (folder / "env.py").is_file()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import BaseMessage, messages_from_dict
@@ -17,16 +15,15 @@ from agentgit.agents.finds import Finds
 from agentgit.agents.runs import Runs
 from agentgit.agents.steps import Steps
 from agentgit.agents.tells import Tells
-from agentgit.agents.turn import named
 from agentgit.agents.twins import Twins
+from agentgit.auth.roles import EDITOR
 from agentgit.checkpoints import Checkpoint
-from agentgit.errors import Conflict, Corrupt
+from agentgit.errors import Conflict
+from agentgit.render import standing
 from agentgit.rollback import Request, Rollback, Settle, Switch, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.history import from_stored
-from agentgit.sessions.session import RUNNING
-from agentgit.store import thinning
-from agentgit.store.checkpoints import Label, Snapshot
+from agentgit.sessions.history import History, from_stored
+from agentgit.store.checkpoints import named
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import Found, expect_whole
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
@@ -65,6 +62,12 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         undeclared = f", undeclared={unsaid}" if unsaid else ""
         return f"RollbackAgent(session={self.session.session_name!r}, branch={self.branch.name!r}{undeclared})"
 
+    def _repr_html_(self) -> str:
+        return standing.page(self.session, self.branch, self.head, self.tree())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
     def _on(self, branch_id: int) -> RollbackAgent:
         return RollbackAgent(self.repository, self.graph, self.rules, branch_id)
 
@@ -91,7 +94,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
     @property
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of the branch; None before the first."""
-        with self.store.database.reading() as connection:
+        with self._reading() as connection:
             return self._head(connection, self._row(connection))
 
     @property
@@ -102,7 +105,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
     @property
     def report(self) -> RollbackReport | None:
         """What the last rollback or switch that led to this branch did; None if none did."""
-        with self.store.database.reading() as connection:
+        with self._reading() as connection:
             made = self.store.operations.of_branches(connection, [self.branch_id])
             moved = [row for row in made if row.kind != "fork"]
             return self._engine().reports.read(connection, moved[-1]) if moved else None
@@ -113,10 +116,10 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
 
     def history(self) -> list[dict[str, Any]]:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
-        return [from_stored(message) for message in self._stored()]
+        return History(from_stored(message) for message in self._stored())
 
     def _stored(self) -> list[dict[str, Any]]:
-        with self.store.database.reading() as connection:
+        with self._reading() as connection:
             head = self.store.graphs.head(connection, self._thread_id)
             return self.store.graphs.messages(connection, self._thread_id, head.checkpoint_id) if head else []
 
@@ -154,23 +157,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             InvalidInput: the name is empty or too long.
         """
         label = named(self.rules.user_id, name, description, data)
-        files = self._files(f"checkpoint {name}" if name else "checkpoint")
-
-        def save(connection: Connection) -> tuple[Found, int]:
-            row = self.store.recover(connection, self._row(connection))
-            if row.status == RUNNING:
-                raise Conflict(f"Branch {row.name} is running. Make the checkpoint when its turn has ended.")
-            expect_whole(row)
-            point = self._with_files(connection, row, self.store.moment(connection, row).snapshot, files)
-            made = self._found(connection, self.store.checkpoints.add(connection, row.id, point, label))
-            with suppress(Corrupt):  # what is damaged is no reason to lose this point
-                self.store.texts.follow(connection, row.id)
-            return made, thinning.automatic(connection, self.store, self._session_id)
-
-        made, thinned = self.store.database.write(save, durable=True)
-        if thinned:
-            self.release_files()
-        return self.repository.views.checkpoint(made)
+        return self.repository._save(self.branch_id, label, self._files(f"checkpoint {name}" if name else "checkpoint"))
 
     def release_files(self) -> None:
         """Let go of the snapshots of files that no checkpoint has any more."""
@@ -179,11 +166,6 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
     def _files(self, why: str) -> FilesAt | None:
         """Keep the files of the workspace as they are now; None if none is attached."""
         return self.rules.keeper.take(why) if self.rules.keeper is not None else None
-
-    def _with_files(self, connection: Connection, row: Found, point: Snapshot, files: FilesAt | None) -> Snapshot:
-        if files is None:
-            return point
-        return replace(point, workspace_snapshot_id=self.store.snapshots.see(connection, row, files))
 
     def _row(self, connection: Connection) -> Found:
         return self.store.sessions.branch(connection, self.branch_id)
@@ -205,8 +187,8 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
 
     # -- rollback
 
-    def _engine(self) -> Rollback:
-        return Rollback(self.store, self.repository.registry)
+    def _engine(self, settle: Settle = wait) -> Rollback:
+        return Rollback(self.store, self.repository.registry, settle, admit=self.repository._admit)
 
     def plan_rollback(
         self, to: Place, *, tools: str = "reverse", files: bool = True, conversation: bool = True,
@@ -226,7 +208,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             Ambiguous: several things are.
             InvalidInput: it is a checkpoint of another session.
         """
-        with self.store.database.reading() as connection:
+        with self._reading() as connection:
             target, label = self._target(connection, to)
         return self._engine().plan(
             self.branch_id, target, label, tools=tools, files=files, conversation=conversation, replay=replay
@@ -276,10 +258,10 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         )  # fmt: skip
 
     def _rollback(self, to: Place, settle: Settle, **how: Any) -> RollbackAgent:
-        with self.store.database.reading() as connection:
+        with self._reading(EDITOR) as connection:
             target, label = self._target(connection, to)
         request = Request(user_id=self.rules.user_id, source_id=self.branch_id, target=target, label=label, **how)
-        branch_id = Rollback(self.store, self.repository.registry, settle).run(request)
+        branch_id = self._engine(settle).run(request)
         return self if branch_id == self.branch_id else self._on(branch_id)
 
     def fork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
@@ -293,25 +275,8 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             NotFound, Ambiguous, InvalidInput: as `plan_rollback`.
             Conflict: there is a branch of that name.
         """
-
         files = self._files("fork") if to is None and self._turn is None else None
-
-        def make(connection: Connection) -> int:
-            target = self._target(connection, to)[0] if to is not None else self._here(connection, files)
-            return self._engine().fork(connection, target, name, self.branch_id, self.rules.user_id)
-
-        return self._on(self.store.database.write(make, durable=True))
-
-    def _here(self, connection: Connection, files: FilesAt | None) -> Found:
-        """Give the checkpoint where the branch stands, making one if there is none; while it runs, its head."""
-        row = self.store.recover(connection, self._row(connection))
-        expect_whole(row)
-        head = self._found(connection, row.head_id) if row.head_id else None
-        now = self._with_files(connection, row, self.store.moment(connection, row).snapshot, files)
-        if head is not None and (row.status == RUNNING or _stands_at(head, now)):
-            return head
-        label = Label(kind="after", user_id=self.rules.user_id)
-        return self._found(connection, self.store.checkpoints.add(connection, row.id, now, label))
+        return self._on(self.repository._leave(self.branch_id, to, name, files).id)
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
         """Tell what `switch(branch, sync="world")` would do, without doing anything.
@@ -322,7 +287,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         Raises:
             NotFound: the session has no such branch.
         """
-        with self.store.database.reading() as connection:
+        with self._reading() as connection:
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
         return self._engine().plan_switch(row.id)
 
@@ -364,6 +329,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             raise Conflict("This agent is running. Switch when its turn has ended.")
 
         def move(connection: Connection) -> Found:
+            self._expect(connection)
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
             expect_whole(row)
             if sync is None and current:
@@ -376,7 +342,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
                 user_id=self.rules.user_id, source_id=self.branch_id, branch=row, sync=sync, force=force,
                 on_error=on_error, current=current,
             )  # fmt: skip
-            Rollback(self.store, self.repository.registry, settle).switch(asked)
+            self._engine(settle).switch(asked)
         self._stand_on(row.id)
         return self
 
@@ -386,9 +352,3 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         They are bound to this agent; inside a turn of another agent they act on that one.
         """
         return checkpoint_tools(self)
-
-
-def _stands_at(head: Found, now: Snapshot) -> bool:
-    """Tell whether a branch stands where its head was made, with the same files."""
-    same = (head.graph_checkpoint_id, head.position) == (now.graph_checkpoint_id, now.position)
-    return same and now.workspace_snapshot_id in (None, head.workspace_snapshot_id)

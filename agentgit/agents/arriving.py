@@ -121,6 +121,7 @@ class Arriving:
         facts: Mapping[str, Any],
     ) -> int:  # fmt: skip
         sessions = self.store.sessions
+        self.agent._expect(connection)
         sessions.lock(connection, self.agent._session_id)
         if take_back(self.store, connection, self.agent._session_id):
             raise Conflict("A rollback is being done in this session. Wait until it ends, then try again.")

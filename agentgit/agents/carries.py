@@ -12,13 +12,13 @@ from agentgit.agents.bases import Bases
 from agentgit.agents.merging import Coming, Merge, counted
 from agentgit.agents.picking import Picking
 from agentgit.agents.sides import Side
-from agentgit.agents.turn import named
+from agentgit.auth.roles import EDITOR
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound
 from agentgit.rollback.takeover import take_back_all
-from agentgit.store.checkpoints import MERGED
+from agentgit.store.checkpoints import MERGED, named
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment
@@ -96,6 +96,7 @@ class Carries:
             NotFound, Ambiguous: as `rollback`.
             InvalidInput: `resolve` means nothing, or its function gives what cannot be.
         """
+        self._carrying._expect_now(EDITOR)
         coming, theirs = self._merging(source, resolve)
         if coming.plan.conflicts:
             keys = ", ".join(one.key for one in coming.plan.conflicts)
@@ -110,7 +111,7 @@ class Carries:
     def _merging(self, source: Place, resolve: Resolve) -> tuple[Coming, Found]:
         agent = self._carrying
         take_back_all(agent.store, agent._session_id)
-        with agent.store.database.reading() as connection:
+        with agent._reading() as connection:
             here, moment = self._stands(connection)
             theirs, label = agent._target(connection, source)
             bases = self._bases(connection, here, theirs)
@@ -163,12 +164,13 @@ class Carries:
             InvalidInput: it is none of these, or the graph's state has no messages.
             Conflict: this branch is running, or in the middle of a turn, or was moved; or nothing of it can come.
         """
+        self._carrying._expect_now(EDITOR)
         return self._arrive(coming := self._picking(what), name, PICKED, counted(coming.plan))
 
     def _picking(self, what: What) -> Coming:
         agent = self._carrying
         take_back_all(agent.store, agent._session_id)
-        with agent.store.database.reading() as connection:
+        with agent._reading() as connection:
             here, moment = self._stands(connection)
         picked = Picking(agent).find(what)
         plan = MergePlan(kind="cherry_pick", source=picked.label, into=here.name)

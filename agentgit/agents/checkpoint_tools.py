@@ -16,8 +16,8 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from agentgit.agents.recorder import Recorder
-from agentgit.agents.turn import named
 from agentgit.errors import AgentGitError, RollbackBlocked
+from agentgit.store.checkpoints import named
 from agentgit.tools.invocation import INTENDED
 
 if TYPE_CHECKING:

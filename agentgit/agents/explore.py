@@ -135,13 +135,16 @@ class Explorer:
     def _begin(self, connection: Connection, files: FilesAt | None) -> Found:
         """Find the checkpoint where everything begins, and what was explored from there before."""
         session_id = self.agent._session_id
+        self.agent._expect(connection)
         name = self.name or self.explorations.free_name(connection, session_id)
         rows = self.explorations.rows(connection, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.agent.branch_id:
             raise Conflict(f"There is an exploration {name!r} from another branch already. Choose another name.")
         self.name, self._known = name, {row.name: row for row in rows}
         # One that goes on begins where it once began, wherever the branch has gone since.
-        return self.agent._found(connection, rows[0].branch_point_id) if rows else self.agent._here(connection, files)
+        if rows:
+            return self.agent._found(connection, rows[0].branch_point_id)
+        return self.agent.repository._here(connection, self.agent.branch_id, files)
 
     # -- the order
 
@@ -228,6 +231,7 @@ class Explorer:
             return self._take_up(self._known[name], choices, way, said)
 
         def fork(connection: Connection) -> int:
+            self.agent._expect(connection)
             target = self.agent._found(connection, begin)
             source_id, user_id = target.internal_session_id, self.agent.rules.user_id
             at = self.store.snapshots.of_checkpoint(connection, target)
@@ -276,7 +280,7 @@ class Explorer:
         error = None if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
 
         def write(connection: Connection) -> int | None:
-            end = int(trial.agent._here(connection, None).id) if ended else None
+            end = int(trial.agent.repository._here(connection, trial.agent.branch_id, None).id) if ended else None
             self._mark(connection, trial.agent.branch_id, status=status, end=end, error=error)
             return end
 

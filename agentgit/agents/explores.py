@@ -118,7 +118,7 @@ class Explores:
         """
         agent = self._here_agent
         found = Explorations(agent.store)
-        with agent.store.database.reading() as connection:
+        with agent._reading() as connection:
             known = name or found.last(connection, agent._session_id)
             return found.read(connection, agent._session_id, known)
 

@@ -70,9 +70,18 @@ class TurnFiles:
         except AgentGitError as error:
             return not_done(at, error)
 
-    def divergence(self, connection: Connection, branch: Found, planner: Planner) -> RollbackPlan | None:
-        """Tell what would bring the world back to a branch, files and all; None if it is as the branch left it."""
-        plan, back = planner.divergence(connection, branch), self._back
+    def divergence(self, connection: Connection, branch: Found, planner: Planner, last: int) -> RollbackPlan | None:
+        """Tell what would bring the world back to a branch, files and all; None if it is as the branch left it.
+
+        Args:
+            connection: any.
+            branch: its row.
+            planner: of its session.
+            last: how long the world log is.
+        """
+        # Most turns find the log as their branch left it, and need not look who made it longer.
+        plan = planner.divergence(connection, branch) if last != branch.world_seen else None
+        back = self._back
         if back is None or not (back.changes or back.problem):
             return plan
         return replace(plan or planner.switch(connection, branch), files=back)

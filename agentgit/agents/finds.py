@@ -11,14 +11,27 @@ from agentgit.store.lookup import Place
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.finding import Log
+    from agentgit.verbs import BranchRef
 
 
 class Finds:
-    """What `RollbackAgent` can do to find a checkpoint again."""
+    """What `RollbackAgent` can do to find a checkpoint or a branch again."""
 
     @property
     def _finder(self) -> RollbackAgent:
         return cast("RollbackAgent", self)
+
+    def at(self, branch: BranchRef) -> RollbackAgent:
+        """Give an agent on another branch; this one stays where it is, and so does the session.
+
+        Args:
+            branch: its name or id.
+
+        Raises:
+            NotFound: the session has no such branch.
+        """
+        agent = self._finder
+        return agent._on(agent.repository.branch(agent._session_id, branch).id)
 
     def log(self, **which: Any) -> Log:
         """List the checkpoints of the branch, the newest first, by page.

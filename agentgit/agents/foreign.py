@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL
 
 from agentgit.agents.kept_types import KeptTypes
 from agentgit.agents.sources import Entry, Source, reading
 from agentgit.errors import InvalidInput, NotFound, SchemaMismatch, Unavailable
+from agentgit.store.database import read_url
 
 COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
 """What the table `checkpoints` of LangGraph's savers has, on SQLite and on PostgreSQL."""
@@ -82,10 +82,7 @@ def _url(where: str | Path | URL) -> URL:
     text = str(where)
     if "://" not in text:
         return URL.create("sqlite", database=text)
-    try:
-        return make_url("postgresql" + text.removeprefix("postgres") if text.startswith("postgres:") else text)
-    except ArgumentError as error:
-        raise InvalidInput(f"{text.split(':', 1)[0]}://… is no URL; write sqlite:///path or postgresql://…") from error
+    return read_url("postgresql" + text.removeprefix("postgres") if text.startswith("postgres:") else text)
 
 
 def _saver(module: str, name: str, package: str) -> Any:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from agentgit.agents.past import Past, PastCall, PastReader
+from agentgit.auth.scopes import WRITE
 from agentgit.errors import Conflict
 from agentgit.sessions.session import RUNNING
 from agentgit.store import staging
 from agentgit.store.graph import Place
 from agentgit.store.journal import Intent, Outcome
-from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.sessions import CHECKPOINT, SESSION, Found
 from agentgit.store.staging import IMPORTED
 from agentgit.store.telling.trail import note
 from agentgit.tools.effects import UNDECLARED
@@ -85,7 +86,8 @@ class Landing:
             return self._arrival(connection, self._session(connection))
 
     def _session(self, connection: Connection) -> int | None:
-        found = [s for s in self.lookup.sessions(connection) if s.session_name == self.session_name]
+        self.lookup.expect_scope(connection, WRITE)
+        found = self.store.visible.own(connection, self.user_id, SESSION.c.session_name == self.session_name, limit=1)
         return found[0].id if found else None
 
     def _arrival(self, connection: Connection, session_id: int | None) -> Arrival | None:

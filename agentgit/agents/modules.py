@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.tools import BaseTool, tool
@@ -33,15 +35,38 @@ def provide(repository: Repository, session_id: int, path: str) -> None:
         path: `package.module`, or `package.module:name` for one thing in it; a function is called for what it gives.
 
     Raises:
-        NotFound: it cannot be imported, or a function of an effect cannot.
+        NotFound: it cannot be imported, or a function of an effect cannot; or there are no tools.
         InvalidInput: an effect does not fit its tool.
     """
+    _provide(repository, session_id, _found(path))
+
+
+def _provide(repository: Repository, session_id: int, of_module: list[BaseTool]) -> None:
     tools: dict[str, list[BaseTool]] = {}
-    for found in _found(path):
+    for found in of_module:
         if not is_ours(found) and not any(found is other for other in tools.get(found.name, ())):
             tools.setdefault(found.name, []).append(found)
     effects = declared_of(tools, {}, repository.effects, check=False)
     register(repository.registry, session_id, tools, Declared(effects, repository.effects))
+
+
+def offer(repository: Repository, paths: Sequence[str]) -> None:
+    """Make the tools in modules known for every session whose calls are looked at from now on.
+
+    Args:
+        repository: where, and in all handles that come from it.
+        paths: as `provide` takes them.
+
+    Raises:
+        NotFound: one cannot be imported, or has no tools.
+    """
+    modules = [_found(path) for path in paths]
+
+    def ask(session_id: int) -> None:
+        for found in modules:
+            _provide(repository, session_id, found)
+
+    repository.registry.offer(ask)
 
 
 def graph_in(path: str) -> Any:
@@ -57,13 +82,31 @@ def graph_in(path: str) -> Any:
     values = imported(path)
     if ":" in path:
         value = values[0]
-        return value() if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
+        return called(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
     graphs = [value for value in values if isinstance(value, Pregel)]
     if not graphs:
         raise NotFound(f"{path} has no compiled graph. Name it, or the function that makes it: {path}:NAME")
     if any(graph is not graphs[0] for graph in graphs):
         raise Ambiguous(f"{path} has {len(graphs)} graphs. Name one: {path}:NAME")
     return graphs[0]
+
+
+def called(function: Callable[[], Any], path: str) -> Any:
+    """Call the function that a path names.
+
+    Args:
+        function: it.
+        path: how it was named.
+
+    Raises:
+        InvalidInput: it needs arguments.
+    """
+    try:
+        with suppress(ValueError):  # one of C may not tell what it takes
+            inspect.signature(function).bind()
+    except TypeError as error:
+        raise InvalidInput(f"{path} cannot be called: {error}. Name a function that needs no argument.") from error
+    return function()
 
 
 def value_in(path: str) -> Any:
@@ -101,7 +144,11 @@ def imported(path: str) -> list[Any]:
 def _found(path: str) -> list[BaseTool]:
     named = imported(path)
     found = [one for value in named for one in _tools(value)]
-    return found or [one for value in named if ":" in path and callable(value) for one in _tools(value())]
+    found = found or [one for value in named if ":" in path and callable(value) for one in _tools(called(value, path))]
+    if not found:
+        name = "" if ":" in path else f" Name the list, the graph, or the function that makes it: {path}:NAME"
+        raise NotFound(f"{path} has no tools.{name}")
+    return found
 
 
 def _tools(value: Any) -> Iterator[BaseTool]:

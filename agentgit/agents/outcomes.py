@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
@@ -23,8 +23,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Join = Callable[[Connection], None]
-"""Does something in a transaction that somebody else has opened."""
+
+class Taken(NamedTuple):
+    """Outcomes that somebody writes down.
+
+    Args:
+        number: how many.
+        write: writes them in a transaction.
+    """
+
+    number: int
+    write: Callable[[Connection], None]
+
 
 MOST_WAITING = 64
 """How many calls wait at most; so many are lost from the record, if the process dies, of what was only read."""
@@ -55,8 +65,8 @@ class Outcomes:
     def write(self) -> None:
         """Write down what waits; if the database is out of reach it waits on, at most until the turn ends."""
         try:
-            with self.joined() as join:
-                self.store.database.write(join)
+            with self.joined() as taken:
+                self.store.database.write(taken.write)
         except Unavailable:
             return  # the tool has run, and its program must not be told otherwise
 
@@ -64,19 +74,19 @@ class Outcomes:
         """Write down what waits and do something else, both durably or neither."""
 
         def both(connection: Connection) -> T:
-            join(connection)
+            taken.write(connection)
             return work(connection)
 
-        with self.joined() as join:
+        with self.joined() as taken:
             return self.store.database.write(both, durable=True)
 
     @contextmanager
-    def joined(self) -> Iterator[Join]:
-        """Give what writes down what waits, in a transaction of the block; it waits on if the block raises."""
+    def joined(self) -> Iterator[Taken]:
+        """Give what waits, to be written down in a transaction of the block; it waits on if the block raises."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         try:
-            yield lambda connection: self._write(connection, taken)
+            yield Taken(len(taken), lambda connection: self._write(connection, taken))
         except BaseException:
             with self._lock:
                 self._waiting[:0] = taken

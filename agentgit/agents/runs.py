@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
+from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.apart import alone, by_itself
 from agentgit.agents.capture import captured
-from agentgit.agents.outcomes import Join
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.agents.saver import NOTHING_ELSE, Beside, SQLModelSaver
 from agentgit.agents.turn import Rules, Turn
+from agentgit.auth.roles import EDITOR, VIEWER
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.rollback import Planner
 from agentgit.spans import NOTHING, Traced, start
@@ -54,6 +56,7 @@ class Runs(Runnable[Any, Any]):
         self.store = repository.store
         self._saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs)
         self._saver.on_put = self._on_put
+        self._saver.is_carried = lambda: self._turn is not None
         self._saver.channels = graph.channels
         self.codec = self._saver.codec
         self._runs: Graph = captured(graph, checkpointer=self._saver)
@@ -61,13 +64,37 @@ class Runs(Runnable[Any, Any]):
         self._turn: Turn | None = None
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
+        self.moved_at = 0.0
+        """When it last began a turn or came to a branch, on this process's clock."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._stand_on(branch_id)
+
+    def _expect(self, connection: Connection, needs: str = EDITOR) -> None:
+        """Make sure that the agent's user may still do that with the session; of its owner nothing is asked.
+
+        Raises:
+            NotFound, NotAllowed: they may not; nothing was done.
+        """
+        self.repository.lookup.admit(connection, self._session_id, needs)
+
+    @contextmanager
+    def _reading(self, needs: str = VIEWER) -> Iterator[Connection]:
+        """Give a connection that changes nothing to who may see the session."""
+        with self.store.database.reading() as connection:
+            self._expect(connection, needs)
+            yield connection
+
+    def _expect_now(self, needs: str = VIEWER) -> None:
+        """Make sure of it where the transactions that follow are not the agent's own, or may not come at all."""
+        if not self.repository.lookup.is_free(self._session_id):
+            with self._reading(needs):
+                pass
 
     def _stand_on(self, branch_id: int) -> None:
         with self.store.database.reading() as connection:
             row = self.store.sessions.branch(connection, branch_id)
             head = self.store.graphs.head(connection, row.thread_id)
+        self.moved_at = monotonic()
         self.branch_id, self._session_id, self._thread_id = row.id, row.external_session_id, row.thread_id
         self.seen = head.checkpoint_id if head else None
         # After a turn that was broken off LangGraph may still save a step in another thread. That is no other agent's
@@ -102,7 +129,7 @@ class Runs(Runnable[Any, Any]):
             return self._begun(value, config, traced)
 
     def _begun(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
-        filled = self._config(config)
+        filled, self.moved_at = self._config(config), monotonic()
         if filled["configurable"].get("checkpoint_id") not in (None, self.seen):
             raise InvalidInput(
                 "A branch is not run from its middle; make a new one there with fork(to) or rollback(to)."
@@ -132,8 +159,8 @@ class Runs(Runnable[Any, Any]):
             except AgentGitError as error:  # the turn itself has ended well, and its answer is not thrown away
                 self.refused = error
 
-    def _on_put(self, place: Place) -> AbstractContextManager[Join]:
-        return nullcontext(lambda connection: None) if self._turn is None else self._turn.on_put(place)
+    def _on_put(self, place: Place) -> AbstractContextManager[Beside]:
+        return nullcontext(NOTHING_ELSE) if self._turn is None else self._turn.on_put(place)
 
     @contextmanager
     def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
@@ -287,12 +314,14 @@ class Runs(Runnable[Any, Any]):
 
     def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Give the branch's newest state, as the graph's `get_state`."""
+        self._expect_now()
         filled = self._config(config)
         with by_itself():
             return self._runs.get_state(filled, **kwargs)
 
     def get_state_history(self, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[StateSnapshot]:
         """List the branch's graph checkpoints, newest first, as the graph's `get_state_history`."""
+        self._expect_now()
         return self._runs.get_state_history(self._config(config), **kwargs)
 
     def update_state(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -29,17 +29,40 @@ from agentgit.agents.async_twins import AsyncTwins
 from agentgit.agents.codec import Codec, make_codec
 from agentgit.agents.drafting import PENDING_SENDS, SNAPSHOTS, make_draft
 from agentgit.agents.folding import Channels
+from agentgit.auth.keyring import Keyring
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store import schema
 from agentgit.store.blobs import compact
 from agentgit.store.compression import Compression
 from agentgit.store.content import Body
 from agentgit.store.database import Database
+from agentgit.store.encryption import keyring_from
 from agentgit.store.graph import Draft, Found, GraphStore, Pending, Place, Task
+from agentgit.store.onward import Fence
 from agentgit.store.tenants import ensure_tenant
+from agentgit.store.unlocking import unlock
 from agentgit.values import from_json
 
-OnPut = Callable[[Place], AbstractContextManager[Callable[[Connection], None]]]
+After = Callable[[], None]
+Before = Callable[[Connection], After]
+"""Called with the connection before a put, in its transaction; gives what is called after it there."""
+
+
+class Beside(NamedTuple):
+    """What is done in the transaction of a put.
+
+    Args:
+        before: does it.
+        is_alone: True if it writes nothing; then all of it is that the fence holds.
+        fence: by what the run holds its branch, if it does.
+    """
+
+    before: Before
+    is_alone: bool = False
+    fence: Fence | None = None
+
+
+OnPut = Callable[[Place], AbstractContextManager[Beside]]
 
 PAGE = 16
 """How many checkpoints `list` reads at once; each of them may hold large values."""
@@ -79,27 +102,28 @@ class SQLModelSaver(AsyncTwins):
         compression: str = "zstd",
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
-        self.database = database
-        self._shared = _Shared(tenant_id, graphs, Compression(compression).name)
+        self._shared = _Shared(database, tenant_id, graphs, Compression(compression).name)
         self._own_serde = serde is None
         self._codec: Codec = make_codec(self.serde, own=self._own_serde)
 
     @classmethod
     def from_conn_string(
-        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zstd"
-    ) -> Self:
+        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zstd",
+        keyring: Keyring | None = None,
+    ) -> Self:  # fmt: skip
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
         Args:
             where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
             serde: see the class.
             compression: see the class.
+            keyring: what the contents are encrypted with, as `agentgit.open` takes them.
 
         Raises:
             InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
             SchemaMismatch: the database is not agentgit's, or it is newer than this library.
         """
-        saver = cls(Database(where), serde=serde, compression=compression)
+        saver = cls(Database(where, keyring=keyring_from(keyring)), serde=serde, compression=compression)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
@@ -110,6 +134,11 @@ class SQLModelSaver(AsyncTwins):
         schema.upgrade(self.database)
 
     @property
+    def database(self) -> Database:
+        """Where it is; what it reads and writes is its tenant's alone."""
+        return self._shared.database
+
+    @property
     def store(self) -> GraphStore:
         """The graph checkpoints of this saver's tenant."""
         shared = self._shared
@@ -117,12 +146,14 @@ class SQLModelSaver(AsyncTwins):
             if shared.tenant_id is None:
                 schema.ready(self.database)
                 shared.tenant_id = ensure_tenant(self.database)
+                shared.database = shared.database.bound(shared.tenant_id)
+                unlock(self.database, shared.tenant_id)
             shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store
 
     @property
     def on_put(self) -> OnPut:
-        """Called around each put, with its place; gives what is called with the connection inside of its transaction.
+        """Called around each put, with its place; gives what takes part in its transaction.
 
         Copies of the saver, which LangGraph makes when a graph is compiled, share it.
         """
@@ -131,6 +162,15 @@ class SQLModelSaver(AsyncTwins):
     @on_put.setter
     def on_put(self, call: OnPut) -> None:
         self._shared.on_put = call
+
+    @property
+    def is_carried(self) -> Callable[[], bool]:
+        """Tells whether a later transaction brings to the disk what is put now, so that nobody need wait for it."""
+        return self._shared.is_carried
+
+    @is_carried.setter
+    def is_carried(self, tells: Callable[[], bool]) -> None:
+        self._shared.is_carried = tells
 
     @property
     def channels(self) -> Channels:
@@ -158,14 +198,11 @@ class SQLModelSaver(AsyncTwins):
         thread, ns, checkpoint_id = address(config)
         store = self.store
         with self.database.reading() as connection:
-            if checkpoint_id:
-                found = store.find(connection, Place(thread, ns, checkpoint_id))
-            else:
-                found = store.newest(connection, thread, ns)
-            if found is None:
+            read = store.with_writes(connection, thread, ns, checkpoint_id or None)
+            if read is None:
                 return None
-            store.seen.add(found.place)
-            return next(self._tuples(connection, store, [found]))
+            store.seen.add(read[0].place)
+            return next(self._tuples(connection, store, [read]))
 
     def list(
         self,
@@ -194,19 +231,20 @@ class SQLModelSaver(AsyncTwins):
                 page = store.page(connection, which, before=older, after=last, limit=PAGE)
                 chosen = [found for found in page if all(found.meta.get(k) == v for k, v in wanted.items())]
                 chosen = chosen if left < 0 else chosen[:left]
-                tuples = self._tuples(connection, store, chosen)
+                tuples = self._tuples(connection, store, [(one, store.writes(connection, one.place)) for one in chosen])
             yield from tuples
             left -= len(chosen) if left > 0 else 0
             if len(page) < PAGE:
                 return
             last = page[-1]
 
-    def _tuples(self, connection: Connection, store: GraphStore, chosen: Sequence[Found]) -> Iterator[CheckpointTuple]:
-        """Read checkpoints all at once, and build them one by one: each has a conversation of its own, in Python."""
-        writes = [store.writes(connection, found.place) for found in chosen]
-        hashes = {key for found in chosen for key in found.channels.values()}
-        bodies = store.content.get(connection, hashes.union(write.value for each in writes for write in each))
-        return (self._tuple(found, pending, bodies) for found, pending in zip(chosen, writes, strict=True))
+    def _tuples(
+        self, connection: Connection, store: GraphStore, chosen: Sequence[tuple[Found, Sequence[Pending]]]
+    ) -> Iterator[CheckpointTuple]:
+        """Read the values all at once, and build one by one: each has a conversation of its own, in Python."""
+        hashes = {key for found, _ in chosen for key in found.channels.values()}
+        bodies = store.content.get(connection, hashes.union(write.value for _, each in chosen for write in each))
+        return (self._tuple(found, writes, bodies) for found, writes in chosen)
 
     def _tuple(self, found: Found, writes: Sequence[Pending], bodies: Mapping[bytes, Body]) -> CheckpointTuple:
         values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
@@ -294,17 +332,30 @@ class SQLModelSaver(AsyncTwins):
         store = self.store
 
         def work(connection: Connection) -> None:
+            after = beside.before(connection)
             store.put(connection, place, draft)
-            join(connection)
+            after()
 
         try:
-            with self.on_put(place) as join:
-                self.database.write(work)
+            with self.on_put(place) as beside:
+                if not (beside.is_alone and self._put_after_known(place, draft, beside.fence)):
+                    self.database.write(work, carried=self.is_carried())
         except Conflict:
             self.database.write(lambda connection: store.refuse(connection, place))
             raise
         store.seen.add(place)
         return config_of(place)
+
+    def _put_after_known(self, place: Place, draft: Draft, fence: Fence | None) -> bool:
+        """Store a checkpoint on a server that goes on from one that is known, if nobody has overtaken that."""
+        store = self.store
+        parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)
+        if parent is None or self.database.is_sqlite:
+            return False
+        stored = self.database.write(
+            lambda connection: store.put_after(connection, parent, place, draft, fence), carried=self.is_carried()
+        )
+        return stored.count() == 1
 
     def draft(
         self,
@@ -342,7 +393,9 @@ class SQLModelSaver(AsyncTwins):
             for index, (channel, value) in enumerate(writes)
         ]
         place, task, store = Place(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
-        self.database.write(lambda connection: store.put_writes(connection, place, task, rows))
+        self.database.write(
+            lambda connection: store.put_writes(connection, place, task, rows), carried=self.is_carried()
+        )
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Give the version after `current`: the next whole number, with a random fraction.
@@ -375,15 +428,18 @@ class SQLModelSaver(AsyncTwins):
         self.close()
 
 
-def _nothing_else(place: Place) -> AbstractContextManager[Callable[[Connection], None]]:
-    return nullcontext(lambda connection: None)
+NOTHING_ELSE = Beside(before=lambda connection: lambda: None, is_alone=True)
+"""Nothing is done beside a put."""
 
 
 class _Shared:
     """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
 
-    def __init__(self, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
+    def __init__(self, database: Database, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
+        bound = tenant_id is None or database.tenant_id == tenant_id
+        self.database = database if bound else database.bound(tenant_id)
         self.tenant_id, self.store, self.compression = tenant_id, store, compression
-        self.on_put: OnPut = _nothing_else
+        self.on_put: OnPut = lambda place: nullcontext(NOTHING_ELSE)
+        self.is_carried: Callable[[], bool] = lambda: False
         self.channels: Channels = {}
         self.owns_database = False

@@ -18,20 +18,21 @@ from agentgit.agents.files import TurnFiles
 from agentgit.agents.gate import ANSWER
 from agentgit.agents.inputs import Given
 from agentgit.agents.intervals import Interval
-from agentgit.agents.outcomes import Join
 from agentgit.agents.recorder import Recorder, name_of
-from agentgit.errors import Conflict, Corrupt, InvalidInput, WorldDiverged
+from agentgit.agents.saver import NOTHING_ELSE, After, Beside
+from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.takeover import take_back
 from agentgit.sessions.history import text_of
 from agentgit.spans import NOTHING, Traced
-from agentgit.store import owners, thinning
+from agentgit.store import thinning
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
+from agentgit.store.onward import Fence
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment, snapshot_of
-from agentgit.store.telling.trail import note
+from agentgit.store.telling.trail import foresee_notes, note
 from agentgit.tools.declared import Declared
 from agentgit.tools.effects import READ_ONLY, UNDECLARED
 from agentgit.tools.files import Keeper
@@ -40,9 +41,6 @@ from agentgit.values import as_object
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-
-NAME_LIMIT = 200
-"""Characters of a checkpoint's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +62,6 @@ class Rules:
     auto: Interval
     fence: str = ANSWER
     keeper: Keeper | None = None
-
-
-def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
-    """Make the label of a checkpoint that somebody asked for.
-
-    Raises:
-        InvalidInput: the name is empty, or longer than 200 characters.
-    """
-    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
-        raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
-    if description is not None and not isinstance(description, str):
-        raise InvalidInput(f"A description is a text, not {description!r}.")
-    return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
 
 
 @dataclass
@@ -106,9 +91,9 @@ class Turn:
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
+    """Where it left the branch's head, if it was broken off."""
     settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
-    epoch: int = field(init=False)
     files: TurnFiles = field(init=False)
 
     # -- beginning and end
@@ -121,49 +106,59 @@ class Turn:
         """
         self.branch_id = self.agent.branch_id  # the agent may be led elsewhere, a turn stays where it began
         self._held = ExitStack()
-        owner = self._held.enter_context(owners.owner())
+        owner = self._held.enter_context(self.agent.store.at_work())
         try:
             self.files = TurnFiles(self.agent.store, self.agent.rules.keeper, self.branch_id)
             self.files.begin(self.given.title)
             # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
-            self.agent.store.database.write(lambda connection: self._begin(connection, owner))
+            self.agent.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
         except BaseException:
             self._held.close()
             raise
 
     def _begin(self, connection: Connection, owner: str) -> None:
-        store, sessions = self.agent.store, self.agent.store.sessions
-        session_id = sessions.branch(connection, self.branch_id).external_session_id
-        sessions.lock(connection, session_id)
+        store, session_id = self.agent.store, self.agent._session_id
+        self.agent._expect(connection)
+        store.sessions.lock(connection, session_id)
         going_on = take_back(store, connection, session_id)
-        self.branch = sessions.branch(connection, self.branch_id)
-        self.epoch = sessions.acquire(connection, self.branch_id, owner)
+        look = store.looking(connection, self.branch_id, self.agent._thread_id)
+        # Before it is looked at: what another turn adds in between was not seen.
+        last = store.world.lasting(connection, session_id)
+        self._foresee(connection)
+        self.branch = store.sessions.acquire(connection, self.branch_id, owner)
         if going_on:
             raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
-        calls, batch = store.journal.tally(connection, self.branch_id)
-        moment = store.moment(connection, self.branch, calls)
+        moment = look(self.branch)
         if moment.latest != self.agent.seen and self.branch.head_id not in self.agent.late:
             raise Conflict(
                 f"Branch {self.branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
                 f"new head with agent.switch({self.branch.name!r}), or go your own way with agent.fork().",
                 head=self.branch.head_id,
             )
-        self._see(connection)
+        self._see(connection, last())
         self.files.see(connection, self.branch)
         self._take_note(connection)
-        self.recorder = Recorder(self, owner, batch, self._unfinished(connection, moment))
+        self.recorder = Recorder(self, owner, moment.batch, self._unfinished(connection, moment))
         if self.given.is_new and self.agent.rules.auto.before_turns:
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, moment.snapshot, label)
 
-    def _see(self, connection: Connection) -> None:
+    def _foresee(self, connection: Connection) -> None:
+        """Say what is to be written in this transaction, which has locked the session."""
+        self.agent.store.checkpoints.foresee(connection, self.branch_id)
+        foresee_notes(connection, self.agent.store.tenant_id, self.branch_id)
+
+    def _see(self, connection: Connection, last: int) -> None:
         """Make sure that the world is as this branch left it.
+
+        Args:
+            connection: in a transaction that writes.
+            last: how long the world log was before.
 
         Raises:
             WorldDiverged: another branch has changed it since.
         """
-        store = self.agent.store
-        plan = self.files.divergence(connection, self.branch, self.agent.planner)
+        plan = self.files.divergence(connection, self.branch, self.agent.planner, last)
         if plan is not None:
             changes = "; ".join([*map(str, (s for s in plan.steps if s.action != KEEP)), *self.files.changes(plan)])
             raise WorldDiverged(
@@ -172,7 +167,7 @@ class Turn:
                 "sync='note', or go on all the same with sync='ignore'.",
                 plan,
             )
-        store.sessions.see(connection, self.branch, store.world.last(connection, self.branch.external_session_id))
+        self.agent.store.sessions.see(connection, self.branch, last)
 
     def _take_note(self, connection: Connection) -> None:
         """Give the model with its next message what a switch has left it to be told about the world."""
@@ -193,14 +188,16 @@ class Turn:
             Conflict: this turn was taken over.
             WorldDiverged: another branch has changed the world while this turn ran.
         """
-        self.agent.store.sessions.hold(connection, self.branch_id, self.epoch)
+        store = self.agent.store
+        store.sessions.hold(connection, self.branch)
         if effect not in (READ_ONLY, UNDECLARED):
-            self.branch = self.agent.store.sessions.branch(connection, self.branch_id)
-            self._see(connection)
+            last = store.world.lasting(connection, self.branch.external_session_id)
+            self.branch = store.sessions.branch(connection, self.branch_id)
+            self._see(connection, last())
 
     def holds(self, connection: Connection) -> bool:
         """Tell whether this turn still has its branch."""
-        return self.agent.store.sessions.holds(connection, self.branch_id, self.epoch)
+        return self.agent.store.sessions.holds(connection, self.branch)
 
     def _unfinished(self, connection: Connection, moment: Moment) -> tuple[str, int, list[str]] | None:
         """Find the batch that this turn goes on with, so that calls which run again stay in it."""
@@ -231,10 +228,15 @@ class Turn:
             return latest
 
     def _end(self, connection: Connection, completed: bool) -> str | None:
-        sessions, owner = self.agent.store.sessions, self.recorder.owner
-        sessions.hold(connection, self.branch_id, self.epoch)
-        self.agent.store.journal.abandon(connection, self.branch_id, owner)
-        moment = self.agent.store.moment(connection, self.branch)
+        store, sessions, owner = self.agent.store, self.agent.store.sessions, self.recorder.owner
+        touched = sessions.touching(connection, self.branch.external_session_id)
+        held = sessions.holding(connection, self.branch)
+        abandon = store.journal.abandoning(connection, self.branch_id, owner)
+        look = store.looking(connection, self.branch_id, self.branch.thread_id)
+        self._foresee(connection)
+        held()
+        abandon()
+        moment = look(self.branch)
         self.files.see(connection, self.branch)
         if moment.settled:
             self._make_wanted(connection, moment.snapshot, until=None)
@@ -242,15 +244,14 @@ class Turn:
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
                 self._add(connection, moment.snapshot, self._label("after", title))
         with suppress(Corrupt):  # what is damaged is no reason to lose a turn that is done
-            self.agent.store.texts.follow(connection, self.branch_id)
+            store.texts.follow(connection, self.branch_id)
         self.settled = moment.settled
-        self.head_id = sessions.branch(connection, self.branch_id).head_id
-        meta = sessions.touch(connection, self.branch.external_session_id)
-        self._thinned = thinning.automatic(connection, self.agent.store, self.branch.external_session_id, meta)
+        self.head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
+        self._thinned = thinning.automatic(connection, store, self.branch.external_session_id, touched())
         sessions.release(connection, self.branch_id, owner)
         ended = "done" if completed and moment.settled else "waiting" if completed else "failed"
         note(
-            connection, self.agent.store.tenant_id, f"turn.{ended}", branch_id=self.branch_id,
+            connection, store.tenant_id, f"turn.{ended}", branch_id=self.branch_id,
             user_id=self.agent.rules.user_id,
         )  # fmt: skip
         return moment.latest
@@ -272,20 +273,26 @@ class Turn:
         return bool(self.wanted) or self.agent.rules.auto.calls > 0
 
     @contextmanager
-    def on_put(self, place: Place) -> Iterator[Join]:
+    def on_put(self, place: Place) -> Iterator[Beside]:
         """Do what is due when a step is saved, in the saver's own transaction: its calls, then its checkpoints."""
 
-        def due(connection: Connection) -> None:
-            self.agent.store.sessions.hold(connection, self.branch_id, self.epoch)
-            join(connection)
-            if self.counts_calls and not place.ns:
+        def before(connection: Connection) -> After:
+            held = self.agent.store.sessions.holding(connection, self.branch)
+            return lambda: due(connection, held)
+
+        def due(connection: Connection, held: After) -> None:
+            held()
+            taken.write(connection)
+            if makes:
                 self._make_due(connection, place)
 
         if place.thread != self.branch.thread_id:
-            yield lambda connection: None
+            yield NOTHING_ELSE
             return
-        with self.recorder.outcomes.joined() as join:
-            yield due
+        makes = self.counts_calls and not place.ns
+        fence = Fence(self.branch.id, self.branch.epoch, self.branch.owner)
+        with self.recorder.outcomes.joined() as taken:
+            yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
 
     def _make_due(self, connection: Connection, place: Place) -> None:
         """Make the checkpoints that are due after a finished batch of tool calls."""

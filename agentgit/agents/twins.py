@@ -146,7 +146,7 @@ class Twins:
 
     async def aundo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
         """Roll back to an earlier checkpoint, as `undo`."""
-        return await self.arollback(await self._io(self._agent._previous, steps), force=force)
+        return await self.arollback(await self._io(self._agent._at, steps), force=force)
 
     async def aplan_undo(self, steps: int = 1) -> RollbackPlan:
         """Tell what an undo would do, as `plan_undo`."""

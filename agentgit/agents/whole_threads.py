@@ -18,7 +18,10 @@ from agentgit.store.training import Trained, train_dictionary
 class WholeThreads(BaseCheckpointSaver[float]):
     """The part of LangGraph's `BaseCheckpointSaver` that copies and deletes threads, and care for all values."""
 
-    database: Database
+    @property
+    @abstractmethod
+    def database(self) -> Database:
+        """Where this saver reads and writes."""
 
     @property
     @abstractmethod

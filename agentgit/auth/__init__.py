@@ -1,5 +1,10 @@
-"""Who somebody is and what they may do. Pure values, no IO."""
+"""Who somebody is and what they may do, and the keys of an encrypted database. Pure values, no IO."""
 
+from agentgit.auth.keyring import Keyring
+from agentgit.auth.keys import ApiKey, NewKey
+from agentgit.auth.principal import Principal
+from agentgit.auth.sharing import Member, ShareLink
+from agentgit.auth.tokens import JWT
 from agentgit.auth.user import User
 
-__all__ = ["User"]
+__all__ = ["JWT", "ApiKey", "Keyring", "Member", "NewKey", "Principal", "ShareLink", "User"]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol
 
 from agentgit.errors import InvalidInput
-from agentgit.values import Deferred
+from agentgit.values import Deferred, Listed, Shown
 
 
 class HasState(Protocol):
@@ -21,7 +21,7 @@ class HasState(Protocol):
 
 
 @dataclass(kw_only=True, repr=False)
-class Checkpoint(Deferred):
+class Checkpoint(Shown, Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 
     Args:
@@ -150,3 +150,7 @@ class Checkpoint(Deferred):
     def has_tool_invocations(self) -> bool:
         """Tell whether any tool was called on the path to this point."""
         return self._count("tool_track_position", "tool_invocations") > 0
+
+
+class Checkpoints(Listed[Checkpoint]):
+    """Checkpoints in order, which a notebook shows as a table."""

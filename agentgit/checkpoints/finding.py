@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agentgit.checkpoints.words import Snippet
 from agentgit.errors import InvalidInput
-from agentgit.values import Drawing, Drawn
+from agentgit.values import Drawn, Listed
 
 T = TypeVar("T")
 
@@ -200,6 +200,10 @@ class Tag:
         return {**vars(self), "created_at": self.created_at.isoformat()}
 
 
+class Tags(Listed[Tag]):
+    """Tags, which a notebook shows as a table."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hit:
     """Something that was found.
@@ -240,14 +244,20 @@ class Hits(Page[Hit], Drawn):
         next: give it as `after` for the page that follows; None if this is the last one.
         complete: False if there are newer texts that could not be looked at: the database cannot be written, or a state
             is damaged.
+        names_only: True if only names of checkpoints were looked at, because everything else is encrypted.
     """
 
-    drawing: ClassVar[Drawing]
     complete: bool = True
+    names_only: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Give all of it as a JSON-like dict."""
-        return {"hits": [hit.to_dict() for hit in self.items], "next": self.next, "complete": self.complete}
+        return {
+            "hits": [hit.to_dict() for hit in self.items],
+            "next": self.next,
+            "complete": self.complete,
+            "names_only": self.names_only,
+        }
 
 
 class Text(NamedTuple):

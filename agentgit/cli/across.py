@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, Where, repository
+from agentgit.cli.options import AsJson, Where, places_too, repository
 from agentgit.errors import InvalidInput
 from agentgit.render import diff as diffs
 from agentgit.render import records
@@ -29,7 +29,10 @@ AsPage = Annotated[bool, typer.Option("--html", help="Write an HTML page.")]
 
 
 def diff(
-    places: Annotated[list[str], typer.Argument(metavar="[SESSION] A B", help="Two places like main#7 or HEAD.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[SESSION] A B", autocompletion=places_too, help="Two places like main#7 or HEAD."),
+    ],
     other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="B is of this session.")] = None,
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Show how the files differ, line by line.")] = False,
     as_page: AsPage = False,
@@ -37,7 +40,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
-    session, a, b = _places(places)
+    session, a, b = _places(words)
     with repository(db) as repo:
         found = repo.diff(a, b, session, other=other)
         if as_page:
@@ -59,13 +62,16 @@ def _write_page(title: str, value: Drawn, as_json: bool) -> None:
 
 
 def compare(
-    places: Annotated[list[str], typer.Argument(metavar="[SESSION] A B", help="Two branches, or places like main#7.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[SESSION] A B", autocompletion=places_too, help="Two branches, or places like main#7."),
+    ],
     as_page: AsPage = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what two branches did since they parted."""
-    session, a, b = _places(places)
+    session, a, b = _places(words)
     with repository(db) as repo:
         found = repo.compare(a, b, session)
         if as_page:

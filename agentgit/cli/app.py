@@ -9,29 +9,49 @@ import typer
 import agentgit
 from agentgit.cli import (
     across,
+    branching,
     carrying,
     chat,
     database,
+    exploring,
     finding,
     merging,
     moving_in,
     output,
+    people,
     places,
+    serving,
     telling,
     upkeep,
+    web,
     workspace,
     world,
 )
-from agentgit.cli.options import AsJson, Limit, OfBranch, Session, Where, address, repository, usage
+from agentgit.cli.grouped import Grouped
+from agentgit.cli.options import (
+    WHO,
+    AsJson,
+    Limit,
+    OfBranch,
+    Session,
+    Where,
+    Who,
+    address,
+    places_too,
+    repository,
+    usage,
+)
 from agentgit.errors import AgentGitError
-from agentgit.render import calls, records
+from agentgit.render import calls, records, standing
 from agentgit.render import show as shows
 from agentgit.render import tree as trees
 from agentgit.render.lines import Span
 from agentgit.render.sessions import branch_lines, session_lines
+from agentgit.sessions.operation import DONE
 
 app = typer.Typer(
     name="agentgit",
+    cls=Grouped,
     help="Git for LangGraph sessions: look, go back, undo what tools did. Sessions, branches and places go by name.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -62,12 +82,21 @@ def _version(wanted: bool) -> None:
 def before(
     context: typer.Context,
     db: Annotated[str | None, typer.Option("--db", metavar="PATH|URL", help="The database.")] = None,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="NAME", envvar="AGENTGIT_USER", help="Who you are; else the local owner."),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", metavar="NAME", envvar="AGENTGIT_TENANT", help="Which tenant; else the first one."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Write the version.")
     ] = False,
 ) -> None:
-    """Keep the database that was named before the command."""
+    """Keep the database, the user and the tenant that were named before the command."""
     context.obj = db
+    WHO.set(Who(user, tenant))
 
 
 @app.command()
@@ -77,10 +106,11 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Play a story of rollbacks in a shop, without any key or network."""
-    from agentgit.demo import story
+    from agentgit.demo import tell
 
     said: list[str] = []
-    story(address(db), shop, said.append if as_json else output.say)
+    with repository(db, create=True) as repo:
+        tell(repo, shop, said.append if as_json else output.say, database=address(db))
     if as_json:
         output.emit(True, lambda: {"database": address(db), "shop": shop, "said": said}, lambda _: [])
 
@@ -95,6 +125,26 @@ def sessions(db: Where = None, as_json: AsJson = False) -> None:
             as_json,
             lambda: [records.of_session(session) for session in found],
             lambda width: session_lines(found, width=width, zone=None) or nothing,
+        )
+
+
+@app.command()
+def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
+    """Say where a session stands: its branch, its head, and what stopped half way."""
+    with repository(db) as repo:
+        found, named = places.path(repo, session)
+        branch = repo.branch(found, named)
+        head = repo.checkpoint("HEAD", found, branch=branch) if branch.checkpoint_count else None
+        stopped = [operation for operation in repo.operations(found) if operation.status != DONE]
+        output.emit(
+            as_json,
+            lambda: {
+                "session": records.of_session(found),
+                "branch": records.of_branch(branch),
+                "head": records.of_checkpoint(head) if head is not None else None,
+                "stopped": [records.of_operation(operation) for operation in stopped],
+            },
+            lambda _: [*standing.lines(found, branch, head), *map(standing.stopped, stopped)],
         )
 
 
@@ -143,10 +193,16 @@ def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_js
 @app.command()
 def show(
     first: Annotated[
-        str | None, typer.Argument(metavar="SESSION", help="A session's name or id; else the most recent one.")
+        str | None,
+        typer.Argument(
+            metavar="SESSION", autocompletion=places_too, help="A session's name or id; else the most recent one."
+        ),
     ] = None,
     second: Annotated[
-        str | None, typer.Argument(metavar="REF", help="Like main#7, HEAD~1, a name or an id; else HEAD.")
+        str | None,
+        typer.Argument(
+            metavar="REF", autocompletion=places_too, help="Like main#7, HEAD~1, a name or an id; else HEAD."
+        ),
     ] = None,
     db: Where = None,
     as_json: AsJson = False,
@@ -161,9 +217,14 @@ app.command(cls=usage("[SESSION]", "A", "B"))(across.diff)
 app.command(cls=usage("[SESSION]", "A", "B"))(across.compare)
 app.command()(across.start)
 merging.add_to(app)
+exploring.add_to(app)
+branching.add_to(app)
 finding.add_to(app)
 world.add_to(app)
 carrying.add_to(app)
+people.add_to(app)
 upkeep.add_to(app)
 telling.add_to(app)
 app.command()(chat.chat)
+app.command()(serving.mcp)
+app.command()(web.serve)

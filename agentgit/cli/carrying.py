@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output, places
-from agentgit.cli.options import AsJson, OfBranch, Where, address, repository, usage
+from agentgit.cli.options import WHO, AsJson, OfBranch, Where, address, repository, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.carried import lines
@@ -69,7 +69,7 @@ def import_(
     from agentgit.repository import open
 
     source = sys.stdin.buffer if file == PIPE else file
-    with open(address(db)) as repo, bar("importing", as_json) as progress:
+    with open(address(db), user=WHO.get().user, tenant=WHO.get().tenant) as repo, bar("importing", as_json) as progress:
         carried = repo.import_(source, session=session, workspace=workspace, progress=progress)
     _tell("imported", carried, as_json=as_json)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from agentgit.cli import orders, output, reading, slash
-from agentgit.cli.options import Where, address, import_from_here
+from agentgit.cli.options import Where, import_from_here, repository
 from agentgit.errors import (
     AgentGitError,
     InvalidInput,
@@ -41,20 +41,27 @@ FIRST_SESSION = "chat"
 """The session that is made where none is named and none is there."""
 
 
+Graph = Annotated[
+    str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or the function that makes it.")
+]
+Continued = Annotated[
+    str | None, typer.Argument(metavar="SESSION", help="Made if it is not there; else the most recent one.")
+]
+OnBranch = Annotated[str | None, typer.Option("--branch", metavar="NAME", help="Continue on this branch.")]
+Effects = Annotated[
+    str | None, typer.Option("--effects", metavar="MODULE:NAME", help="What the tools do, as `wrap` takes it.")
+]
+Folder = Annotated[
+    Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files roll back too.")
+]
+
+
 def chat(
-    graph: Annotated[
-        str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or the function that makes it.")
-    ],
-    session: Annotated[
-        str | None, typer.Argument(metavar="SESSION", help="Made if it is not there; else the most recent one.")
-    ] = None,
-    branch: Annotated[str | None, typer.Option("--branch", metavar="NAME", help="Continue on this branch.")] = None,
-    effects: Annotated[
-        str | None, typer.Option("--effects", metavar="MODULE:NAME", help="What the tools do, as `wrap` takes it.")
-    ] = None,
-    workspace: Annotated[
-        Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files roll back too.")
-    ] = None,
+    graph: Graph,
+    session: Continued = None,
+    branch: OnBranch = None,
+    effects: Effects = None,
+    workspace: Folder = None,
     template: Annotated[
         str | None, typer.Option("--template", metavar="SESSION[@REF]", help="What a new session begins as.")
     ] = None,
@@ -62,29 +69,44 @@ def chat(
     db: Where = None,
 ) -> None:
     """Talk with a graph; what is said and done is recorded, and /help tells how to go back."""
-    from agentgit.agents import modules
-    from agentgit.repository import open
-
     import_from_here()
-    given: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
-    with open(address(db)) as repo:
-        agent = repo.wrap(
-            modules.graph_in(graph),
-            _session(repo, session),
-            effects=modules.value_in(effects) if effects else None,
-            branch=branch,
-            template=template,
-            **given,
-        )
+    with repository(db, create=True) as repo:
+        agent = wrapped(
+            repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template
+        )  # fmt: skip
         with Chat(agent, yes=yes) as talk:
             failed = talk.run()
     raise typer.Exit(failed)
 
 
+def wrapped(
+    repo: Repository, graph: str, session: str | None, *, branch: str | None, effects: str | None,
+    workspace: Path | None, template: str | None = None,
+) -> RollbackAgent:  # fmt: skip
+    """Wrap the graph that was named, in the session to continue or to make.
+
+    Args:
+        repo: where.
+        graph: `module:graph`.
+        session: its name; None is the one that moved last, or else one called `chat`.
+        branch: as `repo.wrap` takes it.
+        effects: `module:name`.
+        workspace: the folder whose files roll back too.
+        template: as `repo.wrap` takes it.
+    """
+    from agentgit.agents import modules
+
+    given: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
+    return repo.wrap(
+        modules.graph_in(graph), _session(repo, session), effects=modules.value_in(effects) if effects else None,
+        branch=branch, template=template, **given,
+    )  # fmt: skip
+
+
 def _session(repo: Repository, ref: str | None) -> str:
     """Give the name of the session to continue, or of the one to make."""
     try:
-        return repo.session(ref).session_name
+        return repo.session(ref).reference
     except NotFound:
         return FIRST_SESSION if ref is None else ref
 
@@ -112,15 +134,31 @@ class Chat:
     def run(self) -> int:
         """Hear every line; give the exit code: 0 from a person, else that of the first failure."""
         if reading.at_terminal():
-            where = f"session {self.agent.session.session_name}, branch {self.agent.branch.name}"
+            where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D leaves.", "dim"),)])
             self._say_what_waits()
-        for line in reading.lines(lambda: f"{clean(self.agent.branch.name)}> "):
+        for line in reading.lines(lambda: f"{clean(self.agent.branch.name)}> ", self.offer):
             goes_on = self.hear(line)
             output.flush()
             if not goes_on:
                 break
         return 0 if reading.at_terminal() else self.failed
+
+    def offer(self, before: str, word: str) -> list[str]:
+        """Give what Tab makes of a word: a slash command, or a place of the session.
+
+        Args:
+            before: the line up to the word.
+            word: what was typed of it.
+        """
+        if not before.startswith("/"):
+            return slash.offer(before, word)
+        branches = list(self.agent.tree().walk())
+        names = [point.name for branch in branches for point in branch.points if point.name is not None]
+        places = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
+        quoted = {name: shlex.quote(name) for name in places if name.isprintable()}
+        fitting = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
+        return slash.offer(before, word) or fitting
 
     def hear(self, line: str) -> bool:
         """Do what a line says; tell whether the chat goes on."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, places
-from agentgit.cli.options import AsJson, Limit, OfBranch, Where, repository, usage
+from agentgit.cli.options import AsJson, Limit, OfBranch, Where, places_too, repository, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput
 from agentgit.render import log as logs
@@ -127,7 +127,7 @@ def search(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by their words: names first, then the newest."""
+    """Find messages, tool calls and named checkpoints by words: names first, then the newest."""
     with repository(db) as repo:
         session, branch, text = places.last(repo, words)
         with bar("reading", as_json) as progress:
@@ -140,14 +140,18 @@ def search(
 def tag(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SESSION] [PLACE NAME]", help="The place and its new name; else the tags are listed."),
+        typer.Argument(
+            metavar="[SESSION] [PLACE NAME]",
+            autocompletion=places_too,
+            help="The place and its new name; else the tags are listed.",
+        ),
     ] = None,
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Take this tag away.")] = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a checkpoint a name that is unique in the session and keeps it; or list the tags."""
+    """Give a checkpoint a name, unique in the session, that keeps it; or list the tags."""
     given = list(words or [])
     if len(given) > (1 if delete else 3):
         raise InvalidInput(f"{' '.join(given)}: write a session, a place and a name; put quotes around each.")

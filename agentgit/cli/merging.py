@@ -138,7 +138,7 @@ def _wrap(repo: Repository, graph: str, session: ExternalSession) -> None:
     from agentgit.agents import modules  # takes a second, because it needs LangGraph
 
     import_from_here()
-    repo.wrap(modules.graph_in(graph), session.session_name)
+    repo.wrap(modules.graph_in(graph), session.reference)
 
 
 def _tell(as_json: bool, plan: MergePlan, made: Checkpoint | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, Where, address
+from agentgit.cli.options import AsJson, Where, repository
 
 if TYPE_CHECKING:
     from agentgit.sessions.imports import Progress
@@ -34,9 +34,8 @@ def import_langgraph(
 ) -> None:
     """Make a session of each thread of a LangGraph saver; run again, add what is new."""
     from agentgit.render import imports
-    from agentgit.repository import open
 
-    with open(address(db)) as repo, _progress(as_json) as progress:
+    with repository(db, create=True) as repo, _progress(as_json) as progress:
         report = repo.import_langgraph(source, thread, progress, session_prefix=session_prefix, on_error="continue")
     output.emit(as_json, report.to_dict, lambda _: imports.lines(report))
     for one in report.failed:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -49,16 +50,60 @@ def names(context: typer.Context, incomplete: str) -> list[str]:
         context: the command, with the options that stand before the word.
         incomplete: what was typed of the word.
     """
-    above = context.parent.params if context.parent is not None else {}
+    return _offered(context, incomplete, lambda repo: _sessions(repo, incomplete))
+
+
+def places_too(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer a shell what `names` does, and the places of the session that was named, else of the most recent one.
+
+    Args:
+        context: as `names` takes it.
+        incomplete: what was typed of the word.
+    """
+    before = next((context.params[name] for name in WORDS if context.params.get(name)), ())
+    session = before if isinstance(before, str) else before[0] if before else None
+
+    def look(repo: Repository) -> list[str]:
+        return [*([] if session else _sessions(repo, incomplete)), *_places(repo, session, incomplete)]
+
+    return _offered(context, incomplete, look)
+
+
+WORDS = ("target", "words", "first")
+"""How arguments are called before which a session may stand."""
+
+
+def _sessions(repo: Repository, incomplete: str) -> list[str]:
+    found = [one.reference for one in repo.sessions()]
     session = incomplete.rpartition("@")[0]
+    return [*found, *(f"{session}@{branch.name}" for branch in repo.branches(session))] if session in found else found
+
+
+def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
+    """List HEAD, branches, tags and names of checkpoints, and behind a # the numbers on one branch."""
+    from agentgit.cli.places import path
+
+    session, _ = path(repo, text)
+    branches = list(repo.tree(session).walk())
+    numbered = incomplete.partition("#")[0]
+    names = [point.name for branch in branches for point in branch.points if point.name is not None]
+    numbers = [f"{b.name}#{point.number}" for b in branches if b.name == numbered for point in b.points]
+    places = ["HEAD", *(branch.name for branch in branches), *(tag.name for tag in repo.tags(session)), *names]
+    return list(dict.fromkeys([*places, *(numbers if "#" in incomplete else [])]))
+
+
+def _offered(context: typer.Context, incomplete: str, look: Callable[[Repository], list[str]]) -> list[str]:
+    above = context.parent
+    while above is not None and above.params.get("db") is None and above.parent is not None:
+        above = above.parent
+    named = above.params.get("db") if above is not None else None
+    root = context.find_root().params
+    WHO.set(Who(root.get("user"), root.get("tenant")))
     try:
-        with repository(context.params.get("db") or above.get("db")) as repo:
-            found = [one.session_name for one in repo.sessions()]
-            if session in found:
-                found += [f"{session}@{branch.name}" for branch in repo.branches(session)]
+        with repository(context.params.get("db") or named) as repo:
+            return [name for name in look(repo) if name.startswith(incomplete)]
     except AgentGitError:
         return []
-    return [name for name in found if name.startswith(incomplete)]
 
 
 Session = Annotated[
@@ -71,6 +116,19 @@ OfBranch = Annotated[
     typer.Argument(
         metavar="SESSION[@BRANCH]", autocompletion=names, help="Else the current branch of the most recent one."
     ),
+]
+
+Target = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[SESSION[@BRANCH]] PLACE", autocompletion=places_too, help="A place like main#3, HEAD~1 or a name."
+    ),
+]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+Dictionaries = Annotated[
+    bool, typer.Option("--dictionaries", help="Give up trained dictionaries, too: they hold pieces of messages.")
 ]
 
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")]
@@ -104,16 +162,31 @@ def import_from_here() -> None:
         sys.path.insert(0, here)
 
 
+class Who(NamedTuple):
+    """The user and the tenant that were named before the command, or by the environment."""
+
+    user: str | None = None
+    tenant: str | None = None
+
+
+WHO: ContextVar[Who] = ContextVar("agentgit_who", default=Who())  # noqa: B039  # nobody changes it
+
+
 @contextmanager
-def repository(where: str | None) -> Iterator[Repository]:
-    """Open a database that is there, as its local owner, for one command.
+def repository(where: str | None, *, create: bool = False) -> Iterator[Repository]:
+    """Open a database that is there, as its local owner or who was named, for one command.
+
+    Args:
+        where: as the command line names it.
+        create: True if a file or a tenant that is not there may be made. Who is named must be there.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: there is no such file, tenant or user.
     """
     from agentgit.repository import open
 
-    with open(where, create=False) as repo:
+    user, tenant = WHO.get()
+    with open(address(where), create=create and user is None, user=user, tenant=tenant) as repo:
         yield repo
 
 

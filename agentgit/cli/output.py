@@ -9,7 +9,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from agentgit.errors import AgentGitError, MergeConflict, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
+import typer
+
+from agentgit.errors import (
+    AgentGitError,
+    InvalidInput,
+    MergeConflict,
+    RollbackBlocked,
+    RollbackIncomplete,
+    WorkspaceChanged,
+)
 from agentgit.render.html import escape
 from agentgit.render.lines import ASCII, Line, Span, plain
 from agentgit.render.text import clean, visible
@@ -101,6 +110,26 @@ def ask(question: str) -> bool:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None) -> None:
+    """Ask before something is done; without a yes the command ends, and nothing was done.
+
+    Args:
+        question: what is to be done.
+        as_json: for a program, which nobody can ask.
+        show: writes what would be done, before the question.
+
+    Raises:
+        InvalidInput: it is for a program.
+    """
+    if as_json:
+        raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
+    if show is not None:
+        show()
+    if not ask(question):
+        note("Nothing was done.")
+        raise typer.Exit(1)
 
 
 def fail(error: AgentGitError) -> int:

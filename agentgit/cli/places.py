@@ -52,6 +52,32 @@ def last(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | Non
     return *path(repo, session[0] if session else None), word
 
 
+def maybe(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | None, str | None]:
+    """Read `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
+
+    Args:
+        repo: where to look.
+        words: what was written.
+
+    Returns:
+        The session, the branch that was named with it, and the place if there is one.
+
+    Raises:
+        InvalidInput: there are too many words.
+        NotFound: there is no such place.
+    """
+    if len(words) != 1:
+        return last(repo, words) if words else (*path(repo, None), None)
+    try:
+        repo.checkpoint(words[0])
+    except NotFound as error:
+        try:
+            return *path(repo, words[0]), None
+        except NotFound:
+            raise error from None
+    return *path(repo, None), words[0]
+
+
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
     """Read `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
 

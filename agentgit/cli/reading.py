@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from agentgit.cli import output
+from agentgit.errors import AgentGitError
 
 REMEMBERED = 1000
 """How many lines the history keeps."""
@@ -21,18 +22,23 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def lines(prompt: Callable[[], str]) -> Iterator[str]:
+Offer = Callable[[str, str], list[str]]
+"""Gives what a word that was begun may become, from the line before it and what was typed of it."""
+
+
+def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
     """Read lines until there are no more. Ctrl-C at the prompt gives the line up.
 
     Args:
         prompt: gives what is shown before a line; where nobody looks, nothing is.
+        offer: what Tab completes.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # one bad byte is no reason to stop
     if not at_terminal():
         yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
         return
-    with _history():
+    with _history(offer):
         while True:
             try:
                 yield input(output.fitting(prompt(), sys.stdout))
@@ -51,8 +57,8 @@ def state_folder() -> Path:
 
 
 @contextmanager
-def _history() -> Iterator[None]:
-    """Remember what was written, in a file that only its owner can read."""
+def _history(offer: Offer) -> Iterator[None]:
+    """Remember what was written, in a file that only its owner can read; and let Tab complete words."""
     try:
         import readline
     except ImportError:  # not on every system; the prompt works without
@@ -60,10 +66,25 @@ def _history() -> Iterator[None]:
         return
     path = state_folder() / "chat_history"
     _kept(path, lambda: _read(readline, path))
+    _complete(readline, offer)
     try:
         yield
     finally:
+        readline.set_completer(None)
         _kept(path, lambda: _write(readline, path))
+
+
+def _complete(readline: ModuleType, offer: Offer) -> None:
+    def nth(word: str, n: int) -> str | None:
+        """Give the n-th offer: readline asks until there are no more."""
+        try:
+            return [*offer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
+        except AgentGitError:  # a prompt is no place for a failure
+            return None
+
+    readline.set_completer(nth)
+    readline.set_completer_delims(" \t\n")
+    readline.parse_and_bind("tab: complete")
 
 
 def _read(readline: ModuleType, path: Path) -> None:

@@ -78,7 +78,7 @@ FORMS = (
     Form("pick", ("PLACE",), help="Bring in the messages that a checkpoint added."),
     Form("branches", help="List the branches."),
     Form("branch", ("[NAME]",), help="Go on from here on a new branch; the world stays."),
-    Form("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Go on on another branch; --sync world, note or ignore."),
+    Form("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Continue on another branch; --sync world, note or ignore."),
     Form("continue", help="Go on with a turn that broke off."),
     Form("help", help="Show this."),
     Form("quit", help="Leave; Ctrl-D does it too."),
@@ -188,6 +188,29 @@ def _sorted(form: Form, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]
         if value_name and not options[name]:
             raise InvalidInput(f"{name} needs a value. Usage: {form.usage}")
     return words, options
+
+
+def offer(before: str, word: str) -> list[str]:
+    """Give the commands, or the second words and options of one, that a word may become.
+
+    Args:
+        before: the line up to the word.
+        word: what was typed of it.
+
+    Example:
+        >>> offer("", "/tr"), offer("/checkpoint ", "re"), offer("/switch main ", "--s"), offer("say ", "he")
+        (['/tree', '/track'], ['restore'], ['--sync'], [])
+    """
+    names, said = [*_BY_NAME, *ALIASES], before.removeprefix("/").split()
+    if not before:
+        found = [f"/{name.split()[0]}" for name in names]
+    elif not before.startswith("/"):
+        found = []
+    elif word.startswith("-"):
+        found = [*_form(said)[0].options]
+    else:
+        found = [name.split()[1] for name in names if " " in name and name.split()[:1] == said]
+    return [one for one in dict.fromkeys(found) if one.startswith(word)]
 
 
 def lines(width: int) -> list[Line]:

@@ -15,6 +15,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.finding import time_of
+from agentgit.cli.grouped import Brief
 from agentgit.cli.options import AsJson, Where, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
@@ -38,11 +39,15 @@ SECONDS = 1.0
 """How long a worker waits when there is nothing to send."""
 
 audit = typer.Typer(
-    name="audit", help="Look whether the audit trail is as it was written.", no_args_is_help=True, rich_markup_mode=None
+    name="audit",
+    help="The audit trail: what is of no session, and whether it is as it was.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
 )
 webhooks = typer.Typer(
     name="webhooks", help="Send events to URLs, signed, and again until they are taken.", no_args_is_help=True,
-    rich_markup_mode=None,
+    cls=Brief, rich_markup_mode=None,
 )  # fmt: skip
 
 
@@ -108,6 +113,26 @@ def _line(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Li
     else:
         output.show(lines(output.width()))
     output.flush()
+
+
+@audit.command("show")
+def audit_show(
+    kind: Kinds = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many of the newest.")] = 50,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """List logins, users, keys and refusals, which belong to no session; for admins."""
+    with repository(db) as repo:
+        found = repo.audit(kinds=kind or "*", limit=limit)
+        people = {user.id: user.name for user in repo.users.all()}
+        output.emit(
+            as_json,
+            lambda: [event.to_dict() for event in found],
+            lambda width: (
+                drawn.event_lines(found, width=width, zone=None, people=people) or [(Span("nothing happened"),)]
+            ),
+        )
 
 
 @audit.command("verify")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, places
-from agentgit.cli.options import AsJson, OfBranch, Session, Where, repository
+from agentgit.cli.options import AsJson, Dictionaries, OfBranch, Session, Where, Yes, names, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render import upkeep as drawn
+from agentgit.render.privacy import erased_lines
+from agentgit.render.text import clean
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Retention
@@ -45,6 +47,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(retention)
     app.command()(gc)
     app.command()(fsck)
+    app.command()(delete)
 
 
 def retention(
@@ -78,7 +81,7 @@ def retention(
         output.emit(
             as_json,
             lambda: {"session_name": found.session_name, "retention": keeps.to_dict() if keeps else None},
-            lambda _: drawn.retention_lines(found.session_name, keeps),
+            lambda _: drawn.retention_lines(found.reference, keeps),
         )
 
 
@@ -150,6 +153,22 @@ def fsck(
     output.emit(as_json, found.to_dict, lambda _: drawn.checked_lines(found))
     if not found.is_sound:
         raise typer.Exit(Corrupt.exit_code)
+
+
+def delete(
+    session: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id.")],
+    yes: Yes = False,
+    dictionaries: Dictionaries = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Erase a session for good, with its trail; it does not come back."""
+    with repository(db) as repo:
+        found = repo.session(session)
+        if not yes:
+            output.confirm(f"Erase {clean(found.session_name)} for good?", as_json)
+        done = repo.delete_session(found, dictionaries=dictionaries)
+    output.emit(as_json, done.to_dict, lambda _: erased_lines(found.session_name, done))
 
 
 def stats(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +11,12 @@ import typer
 
 from agentgit.checkpoints import refs
 from agentgit.cli import output
+from agentgit.cli.grouped import Brief
 from agentgit.cli.options import AsJson, Limit, usage
 from agentgit.cli.progress import bar
-from agentgit.errors import InvalidInput, NotFound, WorkspaceChanged
+from agentgit.errors import NotFound, WorkspaceChanged
 from agentgit.render import files
-from agentgit.render.lines import Line, Span
+from agentgit.render.lines import Span
 
 if TYPE_CHECKING:
     from agentgit.workspace.values import FileCheckpoint, RestorePlan
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="workspace", help="Save the files of a folder, look at what changed, bring them back.", no_args_is_help=True,
-    rich_markup_mode=None,
+    cls=Brief, rich_markup_mode=None,
 )  # fmt: skip
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder.")]
@@ -100,7 +101,7 @@ def restore(
         if not force:
             _expect_saved(plan)
         if not yes:
-            _agree(files.plan_lines(plan), "Restore?", as_json)
+            output.confirm("Restore?", as_json, lambda: output.show(files.plan_lines(plan)))
         with bar("restoring", as_json) as progress:
             done = workspace.restore(found.id, paths=paths, expect=LAST, force=force, progress=progress)
         output.emit(as_json, done.to_dict, lambda _: files.restored_lines(done))
@@ -125,7 +126,8 @@ def delete(ref: Ref, yes: Yes = False, folder: Dir = HERE, store: Store = None, 
     with _workspace(folder, store) as workspace:
         found = _found(workspace, ref)
         if not yes:
-            _agree(files.snapshot_lines([found], width=output.width(), zone=None), "Delete?", as_json)
+            shown = files.snapshot_lines([found], width=output.width(), zone=None)
+            output.confirm("Delete?", as_json, lambda: output.show(shown))
         _tell(as_json, workspace.delete(found.id))
 
 
@@ -188,13 +190,3 @@ def _expect_saved(plan: RestorePlan) -> None:
 
 def _tell(as_json: bool, snapshot: FileCheckpoint) -> None:
     output.emit(as_json, snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=None))
-
-
-def _agree(shown: Sequence[Line], question: str, as_json: bool) -> None:
-    """Show what would be done, and ask."""
-    if as_json:
-        raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
-    output.show(shown)
-    if not output.ask(question):
-        output.note("Nothing was done.")
-        raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output, places
-from agentgit.cli.options import AsJson, Session, Where, import_from_here, repository, usage
+from agentgit.cli.options import AsJson, Session, Target, Where, import_from_here, places_too, repository, usage
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete
 from agentgit.render import calls, records
 from agentgit.render import operations as operation_lists
@@ -36,9 +36,6 @@ Force = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 OnError = Annotated[str, typer.Option("--on-error", metavar="WHAT", help="stop or continue.")]
-Target = Annotated[
-    list[str], typer.Argument(metavar="[SESSION[@BRANCH]] PLACE", help="A place like main#3, HEAD~1 or a name.")
-]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -68,9 +65,9 @@ def plan(
     """Show what a rollback would do; nothing is done."""
     with repository(db) as repo:
         session, branch, place = places.last(repo, target)
-        _at_hand(repo, session.id, modules)
+        at_hand(repo, session.id, modules)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
-        _write(as_json, repo.plan_rollback(place, session, branch=branch, **how))
+        write(as_json, repo.plan_rollback(place, session, branch=branch, **how))
 
 
 def _how(tools: str, replay: str, **which: bool) -> dict[str, Any]:
@@ -96,41 +93,47 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Go back to a place, on a new branch: show the plan, ask, reverse what came after it."""
-    with repository(db) as repo, _carried(as_json):
+    with repository(db) as repo, carried(as_json):
         session, branch, place = places.last(repo, target)
-        _at_hand(repo, session.id, modules)
+        at_hand(repo, session.id, modules)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
         if not yes:
-            planned = repo.plan_rollback(place, session, branch=branch, **how)
-            _agree(planned.forced() if force else planned, "Roll back?", as_json)
+            agree(repo.plan_rollback(place, session, branch=branch, **how), "Roll back?", as_json, force=force)
         report = repo.rollback(
             place, session, branch=branch, name=name, force=force, on_error=on_error, on_drift=on_drift,
             request_id=request_id, **how,
         )  # fmt: skip
-        _write(as_json, report)
+        write(as_json, report)
 
 
 def rewind(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION[@BRANCH]] RESTORE_POINT", help="The id of a user's message, or a place."),
+        typer.Argument(
+            metavar="[SESSION[@BRANCH]] RESTORE_POINT",
+            autocompletion=places_too,
+            help="The id of a user's message, or a place.",
+        ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Bring back files that others have changed too.")] = False,
     yes: Yes = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring only the files back to what they were before a user's message; the conversation stays as it is."""
-    with repository(db) as repo, _carried(as_json):
+    """Bring only the files back, to what they were before a user's message; the conversation stays as it is."""
+    with repository(db) as repo, carried(as_json):
         session, branch, point = places.last(repo, target)
         if not yes:
-            _agree(repo.plan_rewind(point, session, branch=branch), "Bring the files back?", as_json)
+            agree(repo.plan_rewind(point, session, branch=branch), "Bring the files back?", as_json)
         changes = repo.rewind_files(point, session, branch=branch, force=force)
         output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
 
 
 def switch(
-    target: Annotated[list[str], typer.Argument(metavar="[SESSION] BRANCH", help="A branch by its name or id.")],
+    target: Annotated[
+        list[str],
+        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="A branch by its name or id."),
+    ],
     sync: Annotated[
         str | None, typer.Option("--sync", metavar="HOW", help="What to do about the world: world, note or ignore.")
     ] = None,
@@ -142,15 +145,14 @@ def switch(
     as_json: AsJson = False,
 ) -> None:
     """Continue a session on another branch; with --sync world, bring the world to it."""
-    with repository(db) as repo, _carried(as_json):
+    with repository(db) as repo, carried(as_json):
         session, _, branch = places.last(repo, target)
-        _at_hand(repo, session.id, modules)
+        at_hand(repo, session.id, modules)
         if sync == "world" and not yes:
-            planned = repo.plan_switch(branch, session)
-            _agree(planned.forced() if force else planned, "Switch?", as_json)
+            agree(repo.plan_switch(branch, session), "Switch?", as_json, force=force)
         report = repo.switch(branch, session, sync=sync, force=force, on_error=on_error)
         if report is not None:
-            _write(as_json, report)
+            write(as_json, report)
             return
         now = repo.branch(session)
         line = (Span(now.name, "head"), Span(" is the current branch; the world is as it was"))
@@ -181,10 +183,10 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Finish a rollback or switch that stopped half way; what was done is not done again."""
-    with repository(db) as repo, _carried(as_json):
+    with repository(db) as repo, carried(as_json):
         found = repo.operation(operation)
-        _at_hand(repo, found.external_session_id, modules)
-        _write(as_json, repo.resume(found, force=force))
+        at_hand(repo, found.external_session_id, modules)
+        write(as_json, repo.resume(found, force=force))
 
 
 def resolve(
@@ -209,7 +211,7 @@ def resolve(
 # -- what they share
 
 
-def _at_hand(repo: Repository, session_id: int, modules: Sequence[str] | None) -> None:
+def at_hand(repo: Repository, session_id: int, modules: Sequence[str] | None) -> None:
     """Make it possible to find undo functions by their import paths, and the tools of the modules that were named."""
     import_from_here()
     if modules:
@@ -219,30 +221,25 @@ def _at_hand(repo: Repository, session_id: int, modules: Sequence[str] | None) -
             provide(repo, session_id, module)
 
 
-def _agree(planned: RollbackPlan, question: str, as_json: bool) -> None:
+def agree(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:
     """Show a plan, and ask; what is blocked is left to the verb, which says what else could be done."""
-    if not planned.is_admissible:
-        return
-    if as_json:
-        raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
-    _write(False, planned)
-    if not output.ask(question):
-        output.note("Nothing was done.")
-        raise typer.Exit(1)
+    planned = planned.forced() if force else planned
+    if planned.is_admissible:
+        output.confirm(question, as_json, lambda: write(False, planned))
 
 
-def _write(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
+def write(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
     output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width))
 
 
 @contextmanager
-def _carried(as_json: bool) -> Iterator[None]:
+def carried(as_json: bool) -> Iterator[None]:
     """Write the plan or the report that a failure carries, before the failure itself."""
     try:
         yield
     except RollbackBlocked as error:
-        _write(as_json, error.plan)
+        write(as_json, error.plan)
         raise
     except RollbackIncomplete as error:
-        _write(as_json, error.report)
+        write(as_json, error.report)
         raise

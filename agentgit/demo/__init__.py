@@ -27,7 +27,7 @@ from agentgit.checkpoints.refs import free_name
 from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
 from agentgit.errors import InvalidInput, RollbackBlocked
 from agentgit.render.tree import draw
-from agentgit.repository import DEFAULT, ENVIRONMENT
+from agentgit.repository import DEFAULT, ENVIRONMENT, Repository
 from agentgit.store.database import parse_url
 
 __all__ = [
@@ -203,6 +203,19 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
         >>> lines[1:3]
         ['\\n> order two chairs', '  Ordered 2 chairs for 80 euros (chair-1).']
     """
+    with agentgit.open(database) as repo:
+        tell(repo, shop, say, database=database)
+
+
+def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path | None) -> None:
+    """Tell the story in a repository that is open.
+
+    Args:
+        repo: where the session is kept.
+        shop: as `story` takes it.
+        say: as `story` takes it.
+        database: how the reader names the repository on the command line.
+    """
     graph = build(shop)
     older = {order.id for order in orders(shop)}
 
@@ -210,20 +223,19 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
         say("\nThe shop's orders now:")
         say("\n".join(f"  {order}" for order in orders(shop) if order.id not in older))
 
-    with agentgit.open(database) as repo:
-        session = free_name("demo", {session.session_name for session in repo.sessions()})
-        say(f"Session {session}. The graph and the shop are real, only the model is scripted. No key, no network.")
-        agent = repo.wrap(graph, session=session, effects=EFFECTS)
-        _order_too_much(agent, say)
-        show_orders()
-        retry = _take_it_back(agent, say)
-        show_orders()
-        _chat(retry, "rather a sofa", say)
-        _read_the_first_branch(agent, say)
-        _hit_the_wall(retry, say)
-        _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
+    session = free_name("demo", {session.session_name for session in repo.sessions()})
+    say(f"Session {session}. The graph and the shop are real, only the model is scripted. No key, no network.")
+    agent = repo.wrap(graph, session=session, effects=EFFECTS)
+    _order_too_much(agent, say)
+    show_orders()
+    retry = _take_it_back(agent, say)
+    show_orders()
+    _chat(retry, "rather a sofa", say)
+    _read_the_first_branch(agent, say)
+    _hit_the_wall(retry, say)
+    _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
     at = _option(database)
-    say(f"\nLook around:\n  agentgit tree {session}{at}\n  agentgit log {session}@main{at}")
+    say(f"\nLook around:\n  agentgit tree {session}{at}\n  agentgit serve --open{at}")
     say('Your own graph:\n  agent = agentgit.open().wrap(graph, session="mine", effects={"order": reversible(cancel)})')
 
 

@@ -5,10 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentgit.render.lines import Line, Span, table
-from agentgit.render.text import clean
+from agentgit.render import html
+from agentgit.render.lines import Line, Span, plain, table
+from agentgit.render.text import clean, count
 from agentgit.tools import ToolInvocation
+from agentgit.tools.effects import IRREVERSIBLE, UNDECLARED
 from agentgit.tools.invocation import DECISIONS, REPLAY, brief
+
+_EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
+
+_LONGEST, _SHOWN = 2_000, 200
+"""How many characters of one call, and how many calls, a page shows."""
+
+
+def draw(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
+    """Draw a tool track as plain text.
+
+    Args:
+        calls: in the order to show them.
+        width: the longest line, in terminal cells.
+
+    Example:
+        >>> draw([])
+        'no tool calls yet'
+    """
+    return plain(lines(calls, width=width)) or "no tool calls yet"
 
 
 def lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Line]:
@@ -54,3 +75,50 @@ def arguments(args: Any) -> str:
     if not isinstance(args, Mapping):
         return brief(args)
     return ", ".join(f"{key}={brief(value)}" for key, value in args.items())
+
+
+# -- HTML
+
+
+def page(calls: Sequence[ToolInvocation]) -> str:
+    """Draw a tool track as HTML, the last calls of a long one.
+
+    Args:
+        calls: in the order to show them.
+    """
+    if not calls:
+        return "<p>no tool calls yet</p>"
+    rows = [
+        [str(call.position), cell(call), html.styled(effect(call)), html.styled(status(call)), _came(call)]
+        for call in calls[-_SHOWN:]
+    ]
+    earlier = len(calls) - len(rows)
+    more = f"<p>{count(earlier, 'earlier call')} not shown</p>" if earlier else ""
+    return f"<div>{more}{html.table(['', 'call', 'effect', 'status', 'what came of it'], rows)}</div>"
+
+
+def cell(call: ToolInvocation) -> str:
+    """Write a call in one line; what was shortened can be unfolded."""
+    whole = f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
+    return _shortened(str(call), whole)
+
+
+def effect(call: ToolInvocation) -> Span:
+    """Say what a call does to the world."""
+    return Span(clean(call.effect), _EFFECTS.get(call.effect, "dim"))
+
+
+def status(call: ToolInvocation) -> Span:
+    """Say how it stands with a call."""
+    return Span(clean(call.status), "bad" if call.status in DECISIONS else "dim")
+
+
+def _came(call: ToolInvocation) -> str:
+    if call.error_message:
+        return _shortened(clean(call.error_message)[:80], call.error_message)
+    return "" if call.result is None else _shortened(brief(call.result), repr(call.result))
+
+
+def _shortened(short: str, whole: str) -> str:
+    content = html.code(short) if whole == short else html.fold(html.code(short), html.code(whole[:_LONGEST]))
+    return html.room(content, len(short))

@@ -24,7 +24,7 @@ def lines(what: str, carried: Carried) -> list[Line]:
     ]
     if carried.snapshots:
         counted += [count(carried.snapshots, "snapshot") + f" of {count(carried.files, 'file')}"]
-    name = Span(f"{clean(carried.session.session_name)}{place}", "reference")
+    name = Span(f"{clean(carried.session.reference)}{place}", "reference")
     left = [
         (Span(f"  {count(n, 'snapshot')} left out: {clean(why)}", "bad"),)
         for why, n in sorted(carried.left_out.items())

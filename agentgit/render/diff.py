@@ -67,7 +67,7 @@ def _content(value: Diff, empty: str = "no difference") -> str:
     parts = list(value.parts())
     rest = len(parts) - _MOST
     more = [(Span(f"… and {rest:,} more lines", "dim"),)] if rest > 0 else []
-    content = html.pre([*_lines(parts[:_MOST]), *more])
+    content = html.pre([*_lines(parts[:_MOST]), *more], wrapped=True)
     if not value.diff_content:
         return content
     return content + html.fold("the files' difference", html.pre(_files(value)))

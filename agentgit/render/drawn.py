@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
-from agentgit.checkpoints.finding import Hits
+from agentgit.checkpoints.finding import Hits, Tags
 from agentgit.checkpoints.merge import MergePlan
-from agentgit.render import diff, exploration, html, merge, rollback, search, tree
+from agentgit.render import calls, diff, exploration, html, log, merge, messages, rollback, search, svg, tree, upkeep
+from agentgit.render import sessions as lists
+from agentgit.render import show as shows
+from agentgit.render.lines import Line, Span, plain
+from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.exploration import Exploration
+from agentgit.sessions.history import History
+from agentgit.sessions.session import Branches, Sessions
+from agentgit.sessions.stats import Stats
 from agentgit.sessions.tree import Tree
-from agentgit.tools import RollbackPlan, RollbackReport
+from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.tools.invocation import ToolTrack
 from agentgit.values import Drawing
 
-Tree.drawing = Drawing(tree.draw, lambda value: html.pre(tree.lines(value)))
+
+def _as_lines(lines: Callable[[Any], list[Line]], nothing: str = "nothing yet") -> Drawing:
+    """Show a value as the lines that a terminal shows."""
+
+    def shown(value: Any) -> list[Line]:
+        return lines(value) or [(Span(nothing, "dim"),)]
+
+    return Drawing(lambda value: plain(shown(value)), lambda value: html.pre(shown(value)))
+
+
+Tree.drawing = Drawing(tree.draw, svg.page)
 RollbackPlan.drawing = Drawing(rollback.draw, rollback.page)
 RollbackReport.drawing = Drawing(rollback.draw, rollback.page)
 Hits.drawing = Drawing(search.draw_hits, lambda value: html.pre(search.lines(value)))
@@ -20,3 +43,14 @@ Exploration.drawing = Drawing(exploration.draw, lambda value: html.pre(explorati
 Diff.drawing = Drawing(Diff.__str__, diff.page)
 Comparison.drawing = Drawing(Comparison.__str__, diff.side_by_side)
 MergePlan.drawing = Drawing(merge.draw, merge.page)
+Checkpoint.drawing = Drawing(shows.draw_checkpoint, shows.page)
+Checkpoints.drawing = _as_lines(log.lines, "no checkpoints yet")
+Tags.drawing = _as_lines(search.tag_lines, "no tags yet")
+InternalSession.drawing = Drawing(repr, lists.branch_page)
+Branches.drawing = _as_lines(lists.branch_lines)
+ExternalSession.drawing = _as_lines(lambda session: lists.session_lines([session]))
+Sessions.drawing = _as_lines(lists.session_lines, "no sessions yet")
+ToolInvocation.drawing = Drawing(lambda call: calls.draw([call]), lambda call: calls.page([call]))
+ToolTrack.drawing = Drawing(calls.draw, calls.page)
+History.drawing = Drawing(messages.draw, messages.page)
+Stats.drawing = _as_lines(upkeep.stats_lines)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any
 
@@ -17,16 +18,30 @@ _BAD = ("failed", "incomplete", "unknown", "abandoned")
 _QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
 """What is in the details for programs."""
 
+_PEOPLE = ("user", "of", "member")
+"""What in the details is the id of a user."""
 
-def event_lines(events: Sequence[Event], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
+
+def event_lines(
+    events: Sequence[Event], *, width: int = 100, zone: tzinfo | None = UTC, people: Mapping[int, str] | None = None
+) -> list[Line]:
     """List events, one line each.
 
     Args:
         events: as they are to be shown.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
+        people: how users are called, by id, to say who did it; None leaves that out.
     """
-    return table([_row(event, zone) for event in events], width=width)
+    if people is None:
+        return table([_row(event, zone) for event in events], width=width)
+    rows = []
+    for event in events:
+        named = {key: people.get(event.detail[key], event.detail[key]) for key in _PEOPLE if key in event.detail}
+        when, kind, place, what = _row(replace(event, detail={**event.detail, **named}), zone)
+        who = people.get(event.user_id, str(event.user_id)) if event.user_id is not None else ""
+        rows.append([when, kind, Span(clean(who), "name"), place, what])
+    return table(rows, width=width)
 
 
 def _row(event: Event, zone: tzinfo | None) -> list[Span]:
@@ -74,6 +89,7 @@ def verified_lines(found: Verified) -> list[Line]:
     ]
     wrong = count(len(found.findings), "finding") if found.findings else "the trail is as it was written"
     looked = f"{count(found.events, 'event')} in {count(len(found.tips), 'trail')}"
+    looked += f", {count(len(found.erased), 'session')} erased" if found.erased else ""
     return [*lines, (Span(f"{wrong}: {looked}", "bad" if found.findings else "heading"),)]
 
 

@@ -25,6 +25,9 @@ COLOURS = {
 
 _BOLD = ("heading", "name", "head", "bad")
 
+_LEAST = 24
+"""How many letters of a long text have a line of their own in any case."""
+
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
 
 
@@ -49,6 +52,16 @@ def styled(span: Span) -> str:
 def code(text: str) -> str:
     """Write any text as code, on one line that may be broken anywhere."""
     return f'<code style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</code>'
+
+
+def room(content: str, letters: int) -> str:
+    """Let long words in a cell be broken, and keep the other cells from squeezing it down to a few letters.
+
+    Args:
+        content: HTML.
+        letters: how many there are.
+    """
+    return f'<div style="min-width:{min(letters, _LEAST) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 
 
 def fold(title: str, content: str) -> str:
@@ -77,7 +90,14 @@ def _row(kind: str, cells: Sequence[str]) -> str:
     return f"<tr>{inside}</tr>"
 
 
-def pre(lines: Iterable[Line]) -> str:
-    """Write lines of text as they are, in their colours."""
+def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
+    """Write lines of text as they are, in their colours.
+
+    Args:
+        lines: which.
+        wrapped: True to go on below where one is too long, as what somebody has written needs it; a drawing does not.
+    """
+    more = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""
     text = "\n".join("".join(map(styled, line)) for line in lines)
-    return f"<pre>{text}</pre>"
+    # Said, because pages made of notebooks give their own letters to a <pre>, and then no column is aligned.
+    return f'<pre style="font-family:monospace{more}">{text}</pre>'

@@ -34,6 +34,12 @@ def of_session(session: ExternalSession) -> dict[str, Any]:
     return _plain(vars(session))
 
 
+def of_value(value: Any) -> dict[str, Any]:
+    """Give what a plain value says, like a member or a key; sets as sorted lists."""
+    found = value if isinstance(value, dict) else vars(value)
+    return _plain({name: sorted(one) if isinstance(one, frozenset) else one for name, one in found.items()})
+
+
 def of_operation(operation: Operation) -> dict[str, Any]:
     """Give what is known of a rollback, a switch or a fork."""
     return _plain(vars(operation))

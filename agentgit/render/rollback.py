@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentgit.render import html
+from agentgit.render.calls import cell, effect, status
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count
-from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, invocation
-from agentgit.tools.effects import IRREVERSIBLE, UNDECLARED
+from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.tools.files import ASIDE, CONFLICT, DELETE, LEFT, WRITE, FileChanges
 from agentgit.tools.plan import BLOCK, GONE, KEEP, REDO, REVERSE
 
@@ -18,11 +18,6 @@ STYLES = {
     "reversed": "added", "redone": "added", "drifted": "changed", "kept": "", "failed": "bad", "remaining": "bad",
 }  # fmt: skip
 """What an action of a plan, or a group of a report, looks like."""
-
-_EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
-
-_LONGEST = 2_000
-"""How many characters of one call's arguments a page shows."""
 
 Row = tuple[str, ToolInvocation, str]
 """What is or was done, about which call, and why."""
@@ -55,7 +50,7 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
         width: the longest line, in terminal cells.
     """
     cells = [
-        [Span(what, STYLES[what]), Span(clean(str(call))), _effect(call), Span(clean(why))]
+        [Span(what, STYLES[what]), Span(clean(str(call))), effect(call), Span(clean(why))]
         for what, call, why in _rows(value)
     ]
     return [
@@ -84,7 +79,12 @@ def page(value: RollbackPlan | RollbackReport) -> str:
         value: which.
     """
     rows = [
-        [html.styled(Span(what, STYLES[what])), _call(call), html.styled(_effect(call)), html.escape(why)]
+        [
+            html.styled(Span(what, STYLES[what])),
+            cell(call),
+            html.styled(effect(call)),
+            html.room(html.escape(why), len(why)),
+        ]
         for what, call, why in _rows(value)
     ]
     return "".join([
@@ -125,29 +125,15 @@ def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
     return not value.is_admissible if isinstance(value, RollbackPlan) else value.status != "done"
 
 
-def _effect(call: ToolInvocation) -> Span:
-    return Span(clean(call.effect), _EFFECTS.get(call.effect, "dim"))
-
-
-def _call(call: ToolInvocation) -> str:
-    """Write a call in one line; what was shortened can be unfolded."""
-    short, whole = str(call), f"{call.tool_name}({', '.join(f'{k}={v!r}' for k, v in call.args.items())})"
-    return html.code(short) if whole == short else html.fold(html.code(short), html.code(whole[:_LONGEST]))
-
-
 def _replayed(value: RollbackPlan | RollbackReport) -> str:
     """Write what the track of the branch begins with, folded away."""
     calls = value.replayed if isinstance(value, RollbackPlan) else [item.invocation for item in value.replayed]
     if not calls:
         return ""
-    rows = [[str(c.position), _call(c), html.styled(_effect(c)), html.styled(_status(c))] for c in calls[:_SHOWN]]
+    rows = [[str(c.position), cell(c), html.styled(effect(c)), html.styled(status(c))] for c in calls[:_SHOWN]]
     title = f"{count(len(calls), 'tool call')} before that point"
     return html.fold(title, html.table(["", "call", "effect", "status"], rows))
 
 
 _SHOWN = 200
 """How many calls before that point a page shows, from the first."""
-
-
-def _status(call: ToolInvocation) -> Span:
-    return Span(clean(call.status), "bad" if call.status in invocation.DECISIONS else "dim")

@@ -10,6 +10,7 @@ from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import cells, clean, clock, cut, visible
 
 INCOMPLETE = "not all was looked at: the database cannot be written now, or is damaged (agentgit fsck tells)"
+NAMES_ONLY = "only names of checkpoints were looked at: everything else is encrypted"
 
 
 def draw_hits(hits: Hits) -> str:
@@ -35,7 +36,8 @@ def lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Li
     drawn = [_with_text(line, hit, width) for line, hit in zip(first, hits, strict=True)]
     more = [(Span(f"more: --after {hits.next}", "dim"),)] if hits.next else []
     missing = [] if hits.complete else [(Span(INCOMPLETE, "bad"),)]
-    return [*(drawn or [(Span("nothing found"),)]), *more, *missing]
+    sealed = [(Span(NAMES_ONLY, "dim"),)] if hits.names_only else []
+    return [*(drawn or [(Span("nothing found"),)]), *more, *missing, *sealed]
 
 
 def _columns(hit: Hit, zone: tzinfo | None) -> list[Span]:

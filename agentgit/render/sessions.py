@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, tzinfo
 
+from agentgit.errors import AgentGitError
+from agentgit.render import html, messages
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
 from agentgit.sessions import ExternalSession, InternalSession, Tree
@@ -21,29 +23,35 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
     """
     rows = [
         [
-            Span(clean(session.session_name), "reference"),
+            Span(clean(session.reference), "reference"),
             Span(clock(session.updated_at, zone), "dim"),
             Span(count(session.branch_count, "branch")),
-            Span("" if session.is_active else "put away", "dim"),
+            Span(", ".join(_facts(session)), "dim"),
         ]
         for session in sessions
     ]
     return table(rows, width=width)
 
 
+def _facts(session: ExternalSession) -> list[str]:
+    role = [] if session.is_own else [f"you are {session.role}"]
+    return role if session.is_active else [*role, "put away"]
+
+
 def branch_lines(
-    branches: Sequence[InternalSession], tree: Tree, *, width: int = 100, zone: tzinfo | None = UTC
+    branches: Sequence[InternalSession], tree: Tree | None = None, *, width: int = 100, zone: tzinfo | None = UTC
 ) -> list[Line]:
     """Draw a list of branches, a `*` before the current one.
 
     Args:
         branches: in the order to show them.
-        tree: the tree that they form, which knows where each left.
+        tree: the tree that they form, which knows where each left; None to leave that out.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """
-    known = {point.id: f"from {clean(b.name)}#{point.number}" for b in tree.walk() for point in b.points}
-    return table([_branch(branch, known, zone) for branch in branches], width=width)
+    all_of_them = tree.walk() if tree is not None else ()
+    known = {point.id: f"from {clean(b.name)}#{point.number}" for b in all_of_them for point in b.points}
+    return table([_branch(branch, known, zone) for branch in branches], width=width, whole=True)
 
 
 def _branch(branch: InternalSession, known: dict[int, str], zone: tzinfo | None) -> list[Span]:
@@ -56,3 +64,20 @@ def _branch(branch: InternalSession, known: dict[int, str], zone: tzinfo | None)
         Span(count(branch.tool_invocation_count, "call")),
         Span(", ".join([*status, *([left] if left else [])]), "bad" if status else "dim"),
     ]
+
+
+# -- HTML
+
+
+def branch_page(branch: InternalSession) -> str:
+    """Draw one branch as HTML: its line in the list, and its conversation, folded away.
+
+    Args:
+        branch: which; its conversation is read, and where that fails, why is said in its place.
+    """
+    try:
+        history = branch.conversation_history
+        content = html.fold(count(len(history), "message"), messages.page(history))
+    except AgentGitError as error:
+        content = f"<p>{html.styled(Span(clean(str(error)), 'bad'))}</p>"
+    return f"<div>{html.pre(branch_lines([branch]))}{content}</div>"

@@ -7,14 +7,14 @@ from datetime import UTC, tzinfo
 from typing import Any
 
 from agentgit.checkpoints import Checkpoint
-from agentgit.render.calls import arguments, call_rows
+from agentgit.errors import AgentGitError
+from agentgit.render import html
+from agentgit.render import messages as said
+from agentgit.render.calls import call_rows
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.log import kind, reference
+from agentgit.render.messages import LATEST
 from agentgit.render.text import clean, clock, count, cut
-from agentgit.sessions.history import text_of
-
-LATEST = 20
-"""How many messages and how many tool calls are shown, from the end."""
 
 
 def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
@@ -42,9 +42,7 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
         (Span(cut(reference(checkpoint), 40), "heading"), Span(f"  {cut(name, max(8, width - 42))}".rstrip(), "name")),
         *table(_facts(checkpoint, zone), width=width),
         *_part("state", "", table(state, width=width, indent="  ")),
-        *_part(
-            count(len(messages), "message"), _earlier(messages), table(_messages(messages), width=width, indent="  ")
-        ),
+        *_part(count(len(messages), "message"), _earlier(messages), said.lines(messages, width=width, indent="  ")),
         *_part(
             count(len(calls), "tool call"), _earlier(calls), table(call_rows(calls, LATEST), width=width, indent="  ")
         ),
@@ -72,11 +70,38 @@ def _earlier(items: list[dict[str, Any]]) -> str:
     return f", the last {LATEST}" if len(items) > LATEST else ""
 
 
-def _messages(messages: list[dict[str, Any]]) -> list[list[Span]]:
-    return [[Span(clean(str(m.get("role", ""))), "reference"), Span(_said(m))] for m in messages[-LATEST:]]
+# -- HTML
 
 
-def _said(message: Mapping[str, Any]) -> str:
-    """Give what a message says and which tools it calls."""
-    calls = ", ".join(f"{c.get('name')}({arguments(c.get('args'))})" for c in message.get("tool_calls") or [])
-    return clean(" ".join(part for part in (text_of(message), calls and f"→ {calls}") if part))
+def page(checkpoint: Checkpoint) -> str:
+    """Draw one checkpoint as HTML: what it is, and its state, conversation and calls, folded away.
+
+    Args:
+        checkpoint: which; its content is read, and where that fails, why is said in its place.
+    """
+    name = clean(checkpoint.checkpoint_name or "")
+    heading = f"<p><b>{html.escape(reference(checkpoint))}</b> {html.styled(Span(name, 'name'))}</p>"
+    facts = html.table(["", ""], [[html.styled(span) for span in row] for row in _facts(checkpoint, UTC)])
+    try:
+        content = _content(checkpoint)
+    except AgentGitError as error:
+        content = f"<p>{html.styled(Span(clean(str(error)), 'bad'))}</p>"
+    return f"<div>{heading}{facts}{content}</div>"
+
+
+def _content(checkpoint: Checkpoint) -> str:
+    state, messages, calls = checkpoint.session_state, checkpoint.conversation_history, checkpoint.tool_invocations
+    values = [[html.escape(str(key)), html.code(repr(value)[:_LONGEST])] for key, value in state.items()]
+    shown = [
+        [*map(html.styled, facts), html.room(html.styled(called), len(called.text))]
+        for *facts, called in call_rows(calls, LATEST)
+    ]
+    return "".join([
+        html.fold("state", html.table(["", "value"], values)) if values else "",
+        html.fold(count(len(messages), "message"), said.page(messages)) if messages else "",
+        html.fold(f"{count(len(calls), 'tool call')}{_earlier(calls)}", html.table([""] * 5, shown)) if calls else "",
+    ])  # fmt: skip
+
+
+_LONGEST = 2_000
+"""How many characters of a value a page shows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from sqlalchemy import Connection
@@ -21,6 +22,9 @@ from agentgit.tools.files import FilesAt
 from agentgit.tools.plan import ROLLBACK, SWITCH
 from agentgit.values import as_object
 
+Admit = Callable[[Connection, int], None]
+"""Refuses who may not change the session of that id."""
+
 
 class Stale(Exception):
     """Something new is to be reversed whose precheck has not been asked; plan again."""
@@ -33,9 +37,11 @@ class Beginning:
         store: where.
         planner: makes their plans.
         files: knows the files that they lead to.
+        admit: refuses who may not.
     """
 
-    def __init__(self, store: Store, planner: Planner, files: Files) -> None:
+    def __init__(self, store: Store, planner: Planner, files: Files, admit: Admit) -> None:
+        self.admit = admit
         self.store = store
         self.planner = planner
         self.files = files
@@ -46,6 +52,7 @@ class Beginning:
         """Write down what is going to happen: the operation, and the branch that is not published yet."""
         target = request.target
         session_id = target.external_session_id
+        self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if request.request_id is not None:
             earlier = self.store.operations.requested(connection, session_id, request.request_id)
@@ -83,6 +90,7 @@ class Beginning:
     ) -> int:
         """Write down what is going to happen, and that the branch is not to be used until it has."""
         branch = self.store.sessions.branch(connection, request.branch.id)
+        self.admit(connection, branch.external_session_id)
         self.store.sessions.lock(connection, branch.external_session_id)
         expect_quiet(self.store, connection, branch.external_session_id)
         expect_whole(branch)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete
 from agentgit.rollback import notes
-from agentgit.rollback.begin import Beginning, Stale, refusals
+from agentgit.rollback.begin import Admit, Beginning, Stale, refusals
 from agentgit.rollback.files import Files
 from agentgit.rollback.looks import Looks, Planning
 from agentgit.rollback.planner import Cannot, Planner
@@ -27,7 +27,6 @@ from agentgit.rollback.worker import Worker
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.spans import span
-from agentgit.store import owners
 from agentgit.store.operations import Begun
 from agentgit.store.sessions import Found
 from agentgit.store.snapshots import files_of
@@ -55,17 +54,18 @@ class Rollback:
         store: where.
         registry: what this process can do for a recorded call.
         settle: waits for asynchronous ones.
+        admit: refuses who may not, in the transaction that begins; what has begun is brought to its end.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Settle = wait) -> None:
+    def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
         self.store = store
         self.planner = Planner(store, registry)
         self.looks = Looks(store, registry, settle)
         self.worker = Worker(store, registry, settle, self.looks)
         self.reports = Reports(store, registry, self.worker)
-        self.stopped = Stopped(store, self.planner, self.worker)
+        self.stopped = Stopped(store, self.planner, self.worker, admit)
         self.files = Files(store, registry)
-        self.beginning = Beginning(store, self.planner, self.files)
+        self.beginning = Beginning(store, self.planner, self.files, admit)
         self.publishing = Publishing(store, self.reports, self.stopped, self.files)
 
     # -- plan
@@ -140,7 +140,7 @@ class Rollback:
         files = self._files_of(request)
         if not request.force:
             self.files.expect_own(request.target.external_session_id, files)
-        with owners.owner() as owner:
+        with self.store.at_work() as owner:
             begun, is_new = self._begun(
                 lambda c, cannot: self.planner.of(c, request, cannot),
                 lambda c, /, said: self.beginning.rollback(c, request, owner, said, files),
@@ -168,7 +168,7 @@ class Rollback:
         files = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:
             self.files.expect_own(request.branch.external_session_id, files)
-        with owners.owner() as owner:
+        with self.store.at_work() as owner:
             begun = self._begun(
                 lambda c, cannot: self._to(c, request.branch.id, cannot),
                 lambda c, /, said: self.beginning.switch(c, request, owner, said, files),
@@ -203,7 +203,7 @@ class Rollback:
         return self.read_report(operation_id)
 
     def _resume(self, operation_id: int, *, force: bool) -> None:
-        with owners.owner() as owner:
+        with self.store.at_work() as owner:
             taken = self.store.database.write(lambda c: self.stopped.take(c, operation_id, owner), durable=True)
             if taken is not None:
                 self.looks.look(taken.external_session_id)
@@ -228,7 +228,7 @@ class Rollback:
             row = self.stopped.find(connection, operation_id)
         files = self.files.bring(row) if self.worker.work(row, owner) else None
         if (
-            self.store.database.write(lambda c: self.publishing.end(c, operation_id, files), durable=True)
+            self.store.database.write(lambda c: self.publishing.end(c, operation_id, owner, files), durable=True)
             != operation.DONE
         ):
             report = self.read_report(operation_id)
@@ -258,6 +258,7 @@ class Rollback:
         self.store.sessions.lock(connection, target.external_session_id)
         self.beginning.expect_there(connection, target, f"{target.branch_name}#{target.number}")
         left = self.store.sessions.branch(connection, target.internal_session_id)
+        seen = self.store.world.last(connection, left.external_session_id)  # before it is looked at, as in a turn
         half_done = left.status in (REPLAYING, PARTIAL)  # what its own operation has changed so far it has not seen
         touched = half_done or self.planner.divergence(connection, left) is not None
         branch_id = self.beginning.branch(connection, target, name, source_id)
@@ -274,8 +275,8 @@ class Rollback:
             looked = self.store.sessions.branch(connection, last.internal_session_id)
             self.store.snapshots.see(connection, looked, files_of(last))
         made = self.store.sessions.branch(connection, branch_id)
-        if touched:  # it has seen no more of the world than the branch that it leaves
-            self.store.sessions.see(connection, made, left.world_seen)
+        # If the world was touched, it has seen no more of it than the branch that it leaves.
+        self.store.sessions.see(connection, made, left.world_seen if touched else seen)
         if target.id == left.head_id:
             notes.renote(self.store, connection, made, notes.waiting(as_object(left.meta)))
         self.store.operations.end(connection, operation_id, operation.DONE, {})

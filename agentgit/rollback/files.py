@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
@@ -35,6 +35,17 @@ class Files:
         """Tell what the files were at a checkpoint; None if it has none."""
         with self.store.database.reading() as connection:
             return self.store.snapshots.of_checkpoint(connection, target)
+
+    def take(self, session_id: int, why: str) -> FilesAt | None:
+        """Keep the files of a session as they are now; None if it has none here.
+
+        Raises:
+            AgentGitError: its workspace cannot be read.
+        """
+        with self.store.database.reading() as connection:
+            last = self.store.snapshots.last(connection, session_id)
+        at = files_of(last) if last is not None else None
+        return None if at is None or at.is_imported else self._keeper(session_id, at).take(why)
 
     def of_branch(self, branch: Found) -> FilesAt | None:
         """Tell what the files were when a branch last looked; None if it has none."""
@@ -133,6 +144,23 @@ class Files:
         for keeper in keepers.values() if collect else ():
             keeper.collect()
         return len(gone)
+
+    def forsake(self, sessions: Select[int]) -> tuple[int, list[str]]:
+        """Let go of the snapshots that only these sessions have; tell how many, and which could not be reached."""
+        with self.store.database.reading() as connection:
+            found = self.store.snapshots.only_of(connection, sessions)
+        done, left, keepers = 0, list[str](), dict[str, Keeper]()
+        for at in found:
+            place = str(at.settings.get("storage"))
+            try:
+                keepers[place] = keepers.get(place) or reopen(at.settings)
+                keepers[place].release(at)
+                done += 1
+            except AgentGitError as error:
+                left.append(f"The snapshot {at.snapshot} of its files stays in {place}: {error}")
+        for keeper in keepers.values():
+            keeper.collect()
+        return done, left
 
     def as_request(self, connection: Connection, session_id: int, at: FilesAt | None) -> dict[str, Any]:
         """Give what an operation keeps: the files to come to, None to leave them alone; and those that are there."""

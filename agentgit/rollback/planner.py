@@ -113,7 +113,7 @@ class Planner:
         return make_plan(
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
-            position=branch.inherited + self.store.journal.tally(connection, branch.id)[0],
+            position=branch.inherited + self.store.journal.tally(connection, branch.id)()[0],
             later=self.store.world.standing(connection, session_id, path),
             gone=self._gone(connection, session_id, path),
             accepted=self.accepted(connection, branch.id),

@@ -38,9 +38,16 @@ class Publishing:
         self.stopped = stopped
         self.files = files
 
-    def end(self, connection: Connection, operation_id: int, files: FileChanges | None) -> str:
-        """Make the branch the current one, if everything was done; record the report in either case."""
-        row, sessions = self.stopped.find(connection, operation_id), self.store.sessions
+    def end(self, connection: Connection, operation_id: int, owner: str, files: FileChanges | None) -> str:
+        """Make the branch the current one, if everything was done; record the report in either case.
+
+        Raises:
+            Conflict: the operation was taken over.
+        """
+        sessions = self.store.sessions
+        sessions.lock(connection, self.stopped.find(connection, operation_id).external_session_id)
+        self.store.operations.hold(connection, operation_id, owner)
+        row = self.stopped.find(connection, operation_id)
         groups, request = self.reports.outcome(connection, row), as_object(row.request)
         waits = request.get("files") is not None and (files is None or bool(files.problem))
         if request.get("give_up"):

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
+from agentgit.rollback.begin import Admit
 from agentgit.rollback.planner import Cannot, Planner
 from agentgit.rollback.takeover import expect_quiet, take_back
 from agentgit.rollback.worker import Worker
@@ -26,9 +27,11 @@ class Stopped:
         store: where.
         planner: makes their plans anew.
         worker: who knows what ran again.
+        admit: refuses who may not.
     """
 
-    def __init__(self, store: Store, planner: Planner, worker: Worker) -> None:
+    def __init__(self, store: Store, planner: Planner, worker: Worker, admit: Admit) -> None:
+        self.admit = admit
         self.store = store
         self.planner = planner
         self.worker = worker
@@ -52,6 +55,7 @@ class Stopped:
             Conflict: it is being worked on, or another one of its session, or a turn.
         """
         session_id = self.find(connection, operation_id).external_session_id
+        self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
         if operation_id in take_back(self.store, connection, session_id):
             raise Conflict(f"Operation {operation_id} is being worked on. Wait until it ends.")

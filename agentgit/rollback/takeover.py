@@ -7,7 +7,6 @@ from sqlalchemy import Connection
 from agentgit.errors import Conflict
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL
-from agentgit.store import owners
 from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import invocation
@@ -25,24 +24,34 @@ def take_back(store: Store, connection: Connection, session_id: int) -> list[int
     Returns:
         The operations that are being worked on.
     """
-    for branch in store.sessions.running(connection, session_id):
-        if not owners.is_alive(branch.owner):
+    branches, operations = (
+        store.sessions.running(connection, session_id),
+        store.operations.running(connection, session_id),
+    )
+    for branch in branches.all():
+        if store.sessions.is_abandoned(connection, branch):
             store.recover(connection, store.sessions.branch(connection, branch.id))
     alive = []
-    for row in store.operations.running(connection, session_id):
-        if owners.is_alive(row.owner):
-            alive.append(int(row.id))
-        else:
+    for row in operations.all():
+        if store.sessions.is_abandoned(connection, row):
             break_off(store, connection, row)
+        else:
+            alive.append(int(row.id))
     return alive
 
 
 def take_back_all(store: Store, session_id: int) -> None:
     """Take back what dead processes held in a session, writing only if there is something to take back."""
     with store.database.reading() as connection:
-        held = [*store.sessions.running(connection, session_id), *store.operations.running(connection, session_id)]
-    if not all(owners.is_alive(row.owner) for row in held):
-        store.database.write(lambda c: take_back(store, c, session_id), durable=True)
+        held = [store.sessions.running(connection, session_id), store.operations.running(connection, session_id)]
+        is_dead = any(store.sessions.is_abandoned(connection, row) for answer in held for row in answer.all())
+    if is_dead:
+
+        def take(connection: Connection) -> None:
+            store.sessions.lock(connection, session_id)
+            take_back(store, connection, session_id)
+
+        store.database.write(take, durable=True)
 
 
 def break_off(store: Store, connection: Connection, row: Found) -> None:
@@ -64,7 +73,7 @@ def expect_quiet(store: Store, connection: Connection, session_id: int) -> None:
         Conflict: somebody is.
     """
     going_on = take_back(store, connection, session_id)
-    if running := store.sessions.running(connection, session_id):
+    if running := store.sessions.running(connection, session_id).all():
         name = store.sessions.branch(connection, running[0].id).name
         raise Conflict(f"Branch {name} is running. Wait for its turn to end, then try again.")
     if going_on:

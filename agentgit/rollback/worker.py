@@ -82,7 +82,6 @@ class Worker:
 
     def _reverse(self, row: Found, invocation_id: int, owner: str) -> bool:
         """Run the undo of one invocation, unless that was done already; tell whether it is reversed now."""
-        journal, write = self.store.journal, self.store.database.write
         call = self._read(invocation_id)
         if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
             return call is not None and call.status == invocation.REVERSED
@@ -90,7 +89,7 @@ class Worker:
             return False
         undo = self.registry.undo(row.external_session_id, call)
         try:
-            write(lambda c: journal.move(c, call.id, invocation.REVERSING, owner=owner), durable=True)
+            self._move(row, owner, call, invocation.REVERSING)
         except Conflict:
             return False  # another rollback was faster; the report tells its status
         status, problem = invocation.REVERSED, None
@@ -105,8 +104,18 @@ class Worker:
                     status, problem = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN, told(error)
                     traced.fail(type(error).__name__)
             traced.set(agentgit_call_status=status)
-        write(lambda c: journal.move(c, call.id, status, operation_id=row.id, error=problem), durable=True)
+        self._move(row, owner, call, status, operation_id=row.id, error=problem)
         return problem is None
+
+    def _move(self, row: Found, owner: str, call: ToolInvocation, status: str, **how: Any) -> None:
+        """Write down how far a reversal has come, if the operation is still ours."""
+
+        def move(connection: Connection) -> None:
+            self.store.operations.hold(connection, row.id, owner)
+            by = owner if status == invocation.REVERSING else None
+            self.store.journal.move(connection, call.id, status, owner=by, **how)
+
+        self.store.database.write(move, durable=True)
 
     def _undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
@@ -144,7 +153,7 @@ class Worker:
             return False
         run = self.registry.runner(row.external_session_id, original)
         intent = _intent(row, original, owner, earlier)
-        again = self.store.database.write(lambda c: self.store.journal.intend(c, intent), durable=True)
+        again = self.store.database.write(lambda c: self._intend(c, row, intent), durable=True)
         traced = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
         with traced, traced.current(), running(intent.idempotency_key):
             outcome = self._run(run, row, original, again)
@@ -153,6 +162,10 @@ class Worker:
                 traced.fail(outcome.status)
         self.store.database.write(lambda c: self.store.journal.end(c, again, outcome), durable=True)
         return outcome.status == invocation.DONE
+
+    def _intend(self, connection: Connection, row: Found, intent: Intent) -> int:
+        self.store.operations.hold(connection, row.id, intent.owner)
+        return self.store.journal.intend(connection, intent)
 
     def _run(self, run: Run, row: Found, original: ToolInvocation, again: int) -> Outcome:
         with self.store.database.reading() as connection:

@@ -35,7 +35,7 @@ KINDS: Mapping[str, str] = {
     "rollback.incomplete": "it stopped half way",
     "rollback.resumed": "somebody goes on with it",
     "switch.begun": "the world is being brought to a branch",
-    "switch.done": "a session goes on on another branch, with or without its world",
+    "switch.done": "a session continues on another branch, with or without its world",
     "switch.incomplete": "it stopped half way",
     "switch.resumed": "somebody goes on with it",
     "fork.done": "a branch was made without touching the world",
@@ -44,7 +44,25 @@ KINDS: Mapping[str, str] = {
     "tag.created": "a checkpoint got a tag",
     "tag.deleted": "a tag was taken away",
     "retention.changed": "somebody said what a session keeps",
+    "session.shared": "somebody got a role in a session",
+    "session.unshared": "somebody lost the roles that they had in a session",
+    "link.made": "a link was made by which others can join a session",
+    "link.used": "somebody joined by a link",
+    "link.revoked": "a link was ended, and the right of all who joined by it",
+    "user.added": "a user was made",
+    "user.changed": "a password was set",
+    "user.disabled": "a user was shut out",
+    "user.enabled": "a user was let in again",
+    "key.created": "an API key was made",
+    "key.revoked": "an API key was revoked",
+    "tokens.revoked": "all that was given before was ended, of one user or of all",
+    "login.done": "somebody logged in",
+    "login.failed": "somebody could not say who they are",
+    "access.denied": "somebody asked for what they may not do",
     "gc.done": "space was given back",
+    "keys.rotated": "values were encrypted anew, or no longer",
+    "session.erased": "a session was erased, with its trail",
+    "user.erased": "a user was erased, with all sessions",
     "webhook.added": "a webhook was added",
     "webhook.removed": "a webhook was removed",
 }
@@ -112,11 +130,13 @@ class Verified:
         events: how many were looked at.
         tips: the last event of each session's trail, by the session's id; 0 has what belongs to no session.
         findings: what is wrong.
+        erased: the sessions that were erased, with their trails.
     """
 
     events: int
     tips: Mapping[int, Tip]
     findings: Sequence[Finding] = ()
+    erased: Sequence[int] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -130,6 +150,7 @@ class Verified:
             "is_sound": self.is_sound,
             "tips": {str(session_id): vars(tip) for session_id, tip in self.tips.items()},
             "findings": [vars(one) for one in self.findings],
+            "erased": list(self.erased),
         }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentgit.values import Listed
+
 ROLES = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
 
 
@@ -63,3 +65,7 @@ def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
         else:
             waiting.update((call["id"], None) for call in message["tool_calls"])
     return list(waiting)
+
+
+class History(Listed[dict[str, Any]]):
+    """Shown messages in order, which a notebook folds."""

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, ClassVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, NamedTuple
 
-from agentgit.values import Deferred
+from agentgit.errors import InvalidInput
+from agentgit.values import Deferred, Listed, Shown
 
 OPEN = "open"
 RUNNING = "running"
 REPLAYING = "replaying"
 PARTIAL = "partial"
 
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+class Mark(NamedTuple):
+    """A place in a list of sessions: behind the one that moved then, with that id."""
+
+    at: datetime
+    id: int
+
 
 @dataclass(kw_only=True)
-class ExternalSession:
+class ExternalSession(Shown):
     """One conversation container with one owner: a tree of branches over one world.
 
     Args:
@@ -28,6 +39,9 @@ class ExternalSession:
         current_internal_session_id: the branch that it continues on.
         metadata: JSON-like facts about it.
         branch_count: how many branches it has.
+        owner_name: how its owner is called.
+        role: what who looks may do with it: `viewer`, `forker`, `editor` or `owner`.
+        is_own: False if it is another one's, who shares it.
     """
 
     id: int
@@ -39,10 +53,53 @@ class ExternalSession:
     current_internal_session_id: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     branch_count: int = 1
+    owner_name: str = ""
+    role: str = "owner"
+    is_own: bool = True
+
+    @property
+    def reference(self) -> str:
+        """What names it for who looks: own ones plainly, others' like `alice/support-42`."""
+        return self.session_name if self.is_own else f"{self.owner_name}/{self.session_name}"
+
+    @property
+    def cursor(self) -> str:
+        """What a list of sessions goes on after, as text; see `place_of`."""
+        return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
+
+
+def expect_limit(limit: object, of: str) -> None:
+    """Refuse what cannot say how many are wanted.
+
+    Raises:
+        InvalidInput: it is no number, or none that a database takes.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
+        raise InvalidInput(f"limit={limit!r} is no number of {of}; give 1 or more.")
+
+
+def place_of(after: ExternalSession | str | None) -> Mark | None:
+    """Read where a list of sessions is to go on: behind a session, or its cursor; None is the beginning.
+
+    Raises:
+        InvalidInput: it is something else.
+
+    Example:
+        >>> place_of("1767225600000000-7").id
+        7
+    """
+    if after is None:
+        return None
+    if isinstance(after, ExternalSession):
+        return Mark(after.updated_at, after.id)
+    match = re.fullmatch(r"([0-9]{1,17})-([0-9]{1,16})", after) if isinstance(after, str) else None
+    if match is None:
+        raise InvalidInput(f"after={after!r} is no place in a list of sessions. Give the last one of the page before.")
+    return Mark(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
 
 
 @dataclass(kw_only=True, repr=False)
-class InternalSession(Deferred):
+class InternalSession(Shown, Deferred):
     """One branch: one line of execution, which is one LangGraph thread.
 
     Args:
@@ -82,3 +139,11 @@ class InternalSession(Deferred):
     def __repr__(self) -> str:
         counts = f"{self.checkpoint_count} checkpoints, {self.tool_invocation_count} tool calls"
         return f"<InternalSession {self.id} {self.name} ({self.status}): {counts}>"
+
+
+class Sessions(Listed[ExternalSession]):
+    """Sessions, which a notebook shows as a table."""
+
+
+class Branches(Listed[InternalSession]):
+    """Branches, which a notebook shows as a table."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from agentgit.errors import InvalidInput
+from agentgit.values import Drawn
 
 Prices: TypeAlias = Mapping[str, Sequence[float]]
 """What a million tokens cost by the name of the model: of input and of output; and, where it is another price, of input
@@ -230,7 +231,7 @@ class BranchFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stats:
+class Stats(Drawn):
     """The figures of a session, a branch, or all sessions of a user.
 
     Args:

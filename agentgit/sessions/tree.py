@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -23,6 +23,9 @@ class Point:
         position: how many tool invocations lie before it.
         message_count: how many messages its conversation has.
         title: one short line about what happened there.
+        effects: how many calls since the checkpoint before it have which mark (`agentgit.tools.marks`), as they stand
+            now; what only read, or was answered from a record, has none.
+        tags: the names that people gave to it, each unique in the session.
     """
 
     id: int
@@ -34,6 +37,8 @@ class Point:
     position: int = 0
     message_count: int = 0
     title: str = ""
+    effects: Mapping[str, int] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -48,6 +53,7 @@ class Branch:
         parent_id: the branch it left from.
         branch_point_id: the checkpoint where it left.
         points: its checkpoints.
+        effects: as those of a point, of the calls since its newest checkpoint.
         children: branches that leave from it, in the order they were made.
     """
 
@@ -58,6 +64,7 @@ class Branch:
     parent_id: int | None = None
     branch_point_id: int | None = None
     points: list[Point] = field(default_factory=list)
+    effects: Mapping[str, int] = field(default_factory=dict)
     children: list[Branch] = field(default_factory=list)
 
 

@@ -132,3 +132,49 @@ class Checked:
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like data."""
         return {**vars(self), "is_sound": self.is_sound, "findings": [vars(one) for one in self.findings]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotated:
+    """What became of the values of a database that was encrypted anew.
+
+    Args:
+        changed: how many values were stored anew.
+        keys: how many values each key has now; the empty name are those in clear.
+        problem: why the files still have what was there before; empty if they do not.
+    """
+
+    changed: int
+    keys: Mapping[str, int]
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data."""
+        return vars(self) | {"keys": dict(self.keys)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Erased:
+    """What went when something was erased.
+
+    Args:
+        sessions: how many sessions.
+        rows: how many rows, by their tables.
+        values: how many stored values that nobody else needs.
+        bytes: their stored size.
+        events: how many events of their trails.
+        snapshots: how many snapshots of files, in the workspaces.
+        left: what could not be reached from here, as sentences.
+    """
+
+    sessions: int = 0
+    rows: Mapping[str, int] = field(default_factory=dict)
+    values: int = 0
+    bytes: int = 0
+    events: int = 0
+    snapshots: int = 0
+    left: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like data."""
+        return vars(self) | {"rows": dict(self.rows), "left": list(self.left)}

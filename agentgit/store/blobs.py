@@ -23,6 +23,7 @@ from agentgit.errors import Corrupt
 from agentgit.store.chunks import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
 from agentgit.store.compression import CHUNKED, RAW, Compression, Data, Dictionary, unpacked
 from agentgit.store.dictionaries import Dictionaries
+from agentgit.store.encryption import Clear
 from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
 from agentgit.store.slices import slices
@@ -182,7 +183,7 @@ class Blobs:
             if key != base:
                 depth, data = self._encode(connection, hashes, base)
                 known[key] = Items(hashes, depth)
-                rows[key] = self._values(key, LIST, RAW, len(hashes), data)
+                rows[key] = self._values(key, LIST, RAW, len(hashes), Clear(data))
         self._insert(connection, rows)
         self._leaves.add(fresh.items())
         self._lists.add(known.items())
@@ -226,6 +227,11 @@ class Blobs:
     def _row(self, value: Leaf | Chunk, dictionary: Dictionary | None) -> Row:
         codec, data = self._compression.pack(value.data, dictionary)
         return self._values(value.hash, value.type, codec, len(value.data), data)
+
+    def packed_alone(self, value: Leaf) -> Row:
+        """Pack a value without a dictionary; give the columns that change."""
+        codec, data = self._compression.pack(value.data)
+        return {"codec": codec, "data": data}
 
     def _values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
         return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}

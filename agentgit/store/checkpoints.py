@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
 
+from agentgit.errors import InvalidInput
 from agentgit.spans import span
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
@@ -65,6 +66,23 @@ class Label:
     made_at: datetime | None = None
 
 
+NAME_LIMIT = 200
+"""Characters of a checkpoint's name."""
+
+
+def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
+    """Make the label of a checkpoint that somebody asked for.
+
+    Raises:
+        InvalidInput: the name is empty, or longer than 200 characters.
+    """
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
+        raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
+    if description is not None and not isinstance(description, str):
+        raise InvalidInput(f"A description is a text, not {description!r}.")
+    return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
+
+
 MERGED = "merged"
 """Where the data of a checkpoint says what a merge brought to it."""
 
@@ -98,6 +116,13 @@ class Checkpoints:
         )  # fmt: skip
         return checkpoint_id
 
+    def foresee(self, connection: Connection, branch_id: int) -> None:
+        """Say that `add` may come next, so that what it reads comes along with what else is asked for."""
+        _LAST_NUMBER.foresee(connection, self._of_branch(branch_id))
+
+    def _of_branch(self, branch_id: int) -> dict[str, int]:
+        return {"tenant": self.tenant_id, "branch": branch_id}
+
     def bring(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
         """Store a checkpoint as `add`, of which nobody is told: an import tells of them all at once.
 
@@ -105,10 +130,10 @@ class Checkpoints:
             Its id, and its number on its branch.
         """
         checkpoint_id = label.id or new_id()
-        of_branch = {"tenant": self.tenant_id, "branch": branch_id}
-        last = connection.execute(_LAST_NUMBER, of_branch).scalar() or 0
-        connection.execute(
-            _ADD,
+        of_branch = self._of_branch(branch_id)
+        last = _LAST_NUMBER.all(connection, of_branch)[0].number or 0
+        _ADD.run(
+            connection,
             {
                 "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
                 "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
@@ -121,7 +146,7 @@ class Checkpoints:
                 "workspace_snapshot_id": snapshot.workspace_snapshot_id,
             },
         )  # fmt: skip
-        connection.execute(_MOVE_HEAD, {**of_branch, "head": checkpoint_id})
+        _MOVE_HEAD.run(connection, {**of_branch, "head": checkpoint_id})
         return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
@@ -137,6 +162,10 @@ class Checkpoints:
         """Read checkpoints, each with its branch's name, thread and session, oldest first."""
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
         return connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id)).all()
+
+    def by_id(self, connection: Connection, checkpoint_id: int) -> Found:
+        """Read one checkpoint that must exist, with its branch's name, thread and session."""
+        return self.find(connection, CHECKPOINT.c.id == checkpoint_id)[0]
 
     def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[Found]:
         """Read the checkpoints along a path, oldest first."""
@@ -179,16 +208,18 @@ class Checkpoints:
 
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
 _ONE = select(CHECKPOINT).where(*_this)
-_ADD = insert(CHECKPOINT)
+_ADD = Prepared(insert(CHECKPOINT))
 _COMPLETE = (
     update(CHECKPOINT)
     .where(*_this, CHECKPOINT.c.workspace_snapshot_id.is_(None))
     .values(workspace_snapshot_id=bindparam("files"))
 )
-_LAST_NUMBER = select(func.max(CHECKPOINT.c.number)).where(
-    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
+_LAST_NUMBER = Prepared(
+    select(func.max(CHECKPOINT.c.number).label("number")).where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
+    )
 )
-_MOVE_HEAD = (
+_MOVE_HEAD = Prepared(
     update(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     .values(head_id=bindparam("head"))

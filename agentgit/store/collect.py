@@ -18,6 +18,7 @@ from agentgit.store import staging, steps
 from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, Blobs, continued, damaged, unpack
 from agentgit.store.chunks import split_hashes
 from agentgit.store.compression import CHUNKED, HEADER_BYTES, ZSTD_DICTIONARY, dictionary_of
+from agentgit.store.encryption import Clear, seal_of
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
 from agentgit.store.lists import walk
 from agentgit.store.prepared import Prepared
@@ -209,7 +210,8 @@ def _unused_dictionaries(connection: Connection, blobs: Blobs, live: Container[b
     old = blobs.dictionaries.ids(connection)[:-1]
     if not old:
         return []
-    head = func.substr(BLOB.c.data, 1, HEADER_BYTES)
+    # In an encrypted database the beginning of a value says nothing without the rest.
+    head: Any = func.substr(BLOB.c.data, 1, HEADER_BYTES) if seal_of(connection) is None else BLOB.c.data
     packed = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == ZSTD_DICTIONARY)
     rows = connection.execute(select(BLOB.c.hash, head).where(packed))
     used = {dictionary_of(data) for key, data in rows if key in live}
@@ -219,7 +221,7 @@ def _unused_dictionaries(connection: Connection, blobs: Blobs, live: Container[b
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(connection, key))
     same = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.hash == key)
-    connection.execute(update(BLOB).where(same).values(data=data))
+    connection.execute(update(BLOB).where(same).values(data=Clear(data)))
 
 
 def _stored(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:

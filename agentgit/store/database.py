@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import logging
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoResultFound
+from sqlalchemy.exc import TimeoutError as NoneFree
 
-from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, SchemaMismatch, Unavailable
-from agentgit.store.idle import ask_when_idle
-from agentgit.store.lite import BUSY_SECONDS, DURABLE, READING, WRITING, Lite
+from agentgit.auth.keyring import Keyring
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, NotFound, Unavailable
+from agentgit.store import forks, pools
+from agentgit.store.encryption import Seal, put_seal
+from agentgit.store.failures import Again, Broken, is_broken, meaning
+from agentgit.store.leases import LEASE_SECONDS, Leases
+from agentgit.store.lite import DURABLE, READING, WRITING, Lite
+from agentgit.store.tables import METADATA
 from agentgit.store.telling import outbox
 from agentgit.store.telling.bus import Bus, on_loop
 from agentgit.store.telling.trail import begin_notes, take_notes, write_notes
+from agentgit.store.walls import CARRIED, EVERYBODY, settings_of, transaction
 
 if TYPE_CHECKING:
     from agentgit.store.loops import Loops
+
+LOG = logging.getLogger("agentgit")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,17 +49,21 @@ _SHRINK = {
     "postgresql": ("VACUUM blob", "VACUUM graph_checkpoint", "VACUUM graph_write", "VACUUM checkpoint"),
 }
 
+_WIPE = {
+    "sqlite": _SHRINK["sqlite"],
+    "postgresql": ("VACUUM " + ", ".join(f'"{name}"' for name in METADATA.tables),),
+}
+
+_NOT_YOURS = "01000"
+"""How a server warns of a table that it did not look at, as it is another role's."""
+
 _SIZE = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
     "postgresql": "SELECT pg_database_size(current_database())",
 }
 
-SERIALIZATION_FAILURES = {"40001", "40P01"}
-"""PostgreSQL's states for "run the transaction again"."""
-
-
-REFUSED = "The audit trail cannot be changed"
-"""What the triggers of the audit trail say; see migration 0007."""
+NOTHING_MORE: Mapping[str, str] = {}
+"""Settings of a transaction beside those of its database."""
 
 _writers: dict[str, threading.Lock] = {}
 """One lock for each SQLite file, whoever has opened it in this process."""
@@ -71,10 +87,7 @@ def parse_url(where: str | Path | URL) -> URL:
     text = str(where)
     if "://" not in text:
         return URL.create("sqlite", database=text)
-    try:
-        url = make_url(text)
-    except ArgumentError as error:
-        raise InvalidInput(f"{text!r} is no database URL; give a path or like sqlite:///agentgit.db.") from error
+    url = read_url(text)
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() not in ("sqlite", "postgresql"):
@@ -82,31 +95,117 @@ def parse_url(where: str | Path | URL) -> URL:
     return url
 
 
+def read_url(text: str) -> URL:
+    """Take a URL apart; what is wrong with one is told without its text, which may have a password anywhere.
+
+    Raises:
+        InvalidInput: it is none, or what is before its host has a sign that belongs to the URL itself.
+
+    Example:
+        >>> read_url("postgresql://me:p@ss@host/db")
+        Traceback (most recent call last):
+        agentgit.errors.InvalidInput: This URL has more than one @. Write the one of a password or name as %40, ...
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        kind = text.partition("://")[0] if "://" in text else ""
+        raise InvalidInput(
+            f"{kind}://… is no database URL. Give a path, or write sqlite:///agentgit.db or "
+            "postgresql://user:password@host:5432/name; in a password, what has a meaning in URLs is written with %."
+        ) from None
+    if url.get_backend_name() != "sqlite" and "@" in f"{url.host or ''}{url.database or ''}":
+        raise InvalidInput(
+            "This URL has more than one @. Write the one of a password or name as %40, and a % as %25. It is not shown "
+            "here, as it may have a part of the password."
+        )
+    return url
+
+
+def shown(url: URL) -> str:
+    """Write a URL without its passwords.
+
+    Example:
+        >>> shown(parse_url("postgresql://me:se%40cret@host/db?password=more"))
+        'postgresql+psycopg://me:***@host/db?password=***'
+    """
+    hidden = {name: "***" for name in url.query if "password" in name}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
+
+
+@dataclass
+class _Stage:
+    """How far a transaction has come.
+
+    Args:
+        committing: True if its commit is on its way; None if it writes nothing.
+    """
+
+    committing: bool | None = None
+
+
 class Database:
     """An open database. Safe to use from many threads.
 
     Args:
         where: a path, `:memory:` or a URL.
+        pool_size: how many connections to a server there are at most.
+        lease_seconds: how long a run on a server counts as alive after it was last heard of.
+        keyring: what its values are encrypted with; None if they are not.
     """
 
-    def __init__(self, where: str | Path | URL) -> None:
+    def __init__(
+        self, where: str | Path | URL, *, pool_size: int = pools.POOL_SIZE, lease_seconds: float = LEASE_SECONDS,
+        keyring: Keyring | None = None,
+    ) -> None:  # fmt: skip
+        self.seal = Seal(keyring) if keyring is not None else None
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
-        self._name = self.url.render_as_string(hide_password=True)
+        self.name = shown(self.url)
+        self.tenant_id: int | None = None
+        self._settings: dict[str, str] = {}
         self.bus = Bus()
         self._lite = Lite(self.url, in_memory=self.in_memory) if self.is_sqlite else None
-        self.engine: Engine = self._lite.engine if self._lite is not None else _server(self.url)
-        self._loops = None if self.is_sqlite else _async_side(self.url)
+        self.engine: Engine = self._lite.engine if self._lite is not None else pools.server(self.url, pool_size)
+        put_seal(self.engine.dialect, self.seal)
+        self._loops = None if self.is_sqlite else _async_side(self.url, pool_size, self.seal)
+        self.leases = None if self.is_sqlite else Leases(self._renewing, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has one connection, so its users take turns; a file has as many as it needs.
         self._turn = threading.RLock() if self.in_memory else nullcontext()
         # SQLite lets a second writer sleep for milliseconds before it looks again; in one process they take turns here.
-        one_file = self.is_sqlite and not self.in_memory
-        self._writing = _writers.setdefault(str(self.url), threading.Lock()) if one_file else nullcontext()
+        self._writing = self._one_writer()
+        forks.remember(self)
 
     def __repr__(self) -> str:
-        return f"Database({self.url.render_as_string(hide_password=True)!r})"
+        return f"Database({self.name!r})"
+
+    def bound(
+        self, tenant_id: int | None = None, user_id: int | str | None = None, *, tenant_name: str | None = None
+    ) -> Self:
+        """Give the same database, whose transactions on PostgreSQL see only what row-level security lets somebody see.
+
+        It shares connections, bus and locks, and closing it closes them. SQLite has no such wall.
+
+        Args:
+            tenant_id: the tenant; None is none.
+            user_id: the user whose sessions are seen, `EVERYBODY` for those of all; None is nobody's.
+            tenant_name: how a tenant is called whose id is not known yet.
+        """
+        settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
+        made = copy.copy(self)
+        made.tenant_id = tenant_id
+        made._settings = {f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None}
+        forks.remember(made)
+        return made
+
+    def _renewing(self, tenant_id: int, work: Callable[[Connection], None]) -> None:
+        self.bound(tenant_id, EVERYBODY).write(work)
+
+    def _one_writer(self) -> AbstractContextManager[Any]:
+        one_file = self.is_sqlite and not self.in_memory
+        return _writers.setdefault(str(self.url), threading.Lock()) if one_file else nullcontext()
 
     @property
     def files(self) -> list[str]:
@@ -127,10 +226,13 @@ class Database:
                 return await asyncio.to_thread(call, *args, **kwargs)
             return await self._loops.run(call, *args, **kwargs)
 
-    def _transaction(self, mode: str) -> AbstractContextManager[Connection]:
+    def _transaction(
+        self, mode: str, more: Mapping[str, str] = NOTHING_MORE, **kind: bool
+    ) -> AbstractContextManager[Connection]:
         if self._lite is not None:
             return self._lite.transaction(mode)
-        return ((self._loops and self._loops.engine()) or self.engine).begin()
+        engine = (self._loops and self._loops.engine()) or self.engine
+        return transaction(engine, settings_of({**self._settings, **more}), **kind)
 
     def _sleep(self, seconds: float) -> None:
         if self._loops is not None and self._loops.engine() is not None:
@@ -146,39 +248,42 @@ class Database:
             one_moment: True if all its statements must see the same moment. On SQLite they always do; on PostgreSQL
                 each sees what is committed when it begins.
         """
-        with self._translated(), self._turn, self._transaction(READING) as connection:
-            if one_moment and not self.is_sqlite:
-                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        seen = self._transaction(READING, only_reads=True, one_moment=one_moment)
+        with self._translated(_Stage()), self._turn, seen as connection:
             yield connection
 
-    def write(self, work: Callable[[Connection], T], *, durable: bool = False) -> T:
+    def write(self, work: Callable[[Connection], T], *, durable: bool = False, carried: bool = False) -> T:
         """Run `work` in one transaction, again if another one was in its way, and commit.
 
         Args:
             work: does the statements; it may run several times and must make its ids inside.
             durable: True if the commit must survive a loss of power (intents and pointers do).
+            carried: True if a later commit of the same work is durable, and carries this one to the disk: then a server
+                need not wait for its disk now.
 
         Raises:
             Unavailable: the database stayed locked, is read-only, full or out of reach.
         """
         # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
-        mode = DURABLE if durable else WRITING
+        mode, has_broken = DURABLE if durable else WRITING, False
         for attempt in range(1, attempts + 1):
             try:
-                return self._once(work, mode)
-            except _Again as error:
-                if attempt == attempts:
+                return self._once(work, mode, CARRIED if carried else NOTHING_MORE)
+            except Again as error:
+                # One connection may break; if the next one does too, it is no accident.
+                if attempt == attempts or (has_broken and isinstance(error, Broken)):
                     raise Unavailable(str(error)) from error
+                has_broken |= isinstance(error, Broken)
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _once(self, work: Callable[[Connection], T], mode: str) -> T:
+    def _once(self, work: Callable[[Connection], T], mode: str, more: Mapping[str, str]) -> T:
         """Run `work` in one transaction, write down what it noted, commit, and tell those who listen."""
         places: Sequence[Any] = ()
-        committed = False
+        committed, stage = False, _Stage(committing=False)
         try:
-            with self._translated(), self._turn, self._writing, self._transaction(mode) as connection:
+            with self._translated(stage), self._turn, self._writing, self._transaction(mode, more) as connection:
                 begin_notes(connection)
                 answer = work(connection)
                 if notes := take_notes(connection):
@@ -187,24 +292,41 @@ class Database:
                         outbox.put(connection, written.tenant_id, written.events)
                     if self.bus.is_heard:
                         places = self.bus.expect(written.events)
+                stage.committing = True
             committed = True
             return answer
         finally:
             if places:
                 self.bus.settle(places, committed=committed)
 
-    def shrink(self) -> None:
-        """Give the free space of the database back to the file system; writers wait until it is done."""
-        with self._translated(), self._turn, self._writing, self.engine.connect() as connection:
+    def shrink(self, *, wipe: bool = False) -> None:
+        """Give the free space of the database back to the file system; writers wait until it is done.
+
+        Args:
+            wipe: True to look at every table, so that what was deleted is gone from all of them.
+
+        Raises:
+            Unavailable: it should wipe, and somebody holds what was deleted, or the role may not.
+        """
+        statements = (_WIPE if wipe else _SHRINK)["sqlite" if self.is_sqlite else "postgresql"]
+        warned: list[str] = []
+        with self._translated(_Stage()), self._turn, self._writing, self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             if not self.is_sqlite:
                 raw.autocommit = True  # a vacuum cannot run inside of a transaction
+                raw.add_notice_handler(lambda told: warned.append(told.sqlstate))
             cursor = raw.cursor()
-            for statement in _SHRINK["sqlite" if self.is_sqlite else "postgresql"]:
+            for statement in statements:
                 cursor.execute(statement)
+                if wipe and statement.startswith("PRAGMA wal") and cursor.fetchone()[0]:
+                    raise Unavailable(
+                        f"Somebody reads {self.name} now, so its log keeps what was there. Run agentgit gc later."
+                    )
             cursor.close()
             if not self.in_memory:  # the one connection of that is the database
                 connection.invalidate()  # nobody else should get a connection that commits by itself
+        if wipe and _NOT_YOURS in warned:
+            raise Unavailable("The role of this connection does not own the tables. Let their owner run: VACUUM")
 
     def size(self) -> int:
         """Tell how many bytes the database takes: its files, or on a server what that says."""
@@ -215,23 +337,70 @@ class Database:
 
     def use_wal(self) -> None:
         """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
-        with self._translated(), self._turn, self.engine.connect() as connection:
+        with self._translated(_Stage()), self._turn, self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside of a transaction
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the drivers' errors into ours, which say what to do next."""
+    def _translated(self, stage: _Stage) -> Iterator[None]:
+        """Turn the drivers' errors into ours, which say what to do next; tell of refusals when all is undone."""
         try:
             yield
+        except NotAllowed as error:
+            self._tell(error)
+            raise
+        except NoResultFound as error:  # a row that another one names, or that somebody holds
+            raise NotFound(
+                "What this is about is not here any more: somebody has deleted it. See what there is: repo.sessions(), "
+                "or agentgit sessions."
+            ) from error
+        except NoneFree as error:
+            raise Unavailable(
+                f"All connections to {self.name} were in use for {pools.POOL_SECONDS} s. Open it with a larger "
+                "pool_size, or let fewer threads or tasks use it at once."
+            ) from error
         except DBAPIError as error:
-            raise _meaning(cast(Exception, error.orig), self._name) from error
+            raise self._meaning(cast(Exception, error.orig), stage) from error
         except self._driver_error as error:  # from a statement that went past SQLAlchemy
-            raise _meaning(error, self._name) from error
+            raise self._meaning(error, stage) from error
+
+    def _meaning(self, error: Exception, stage: _Stage) -> Exception:
+        if not self.is_sqlite and is_broken(error):
+            # The others of the pool go back to the same server, which may have restarted.
+            ((self._loops and self._loops.engine()) or self.engine).dispose()
+        return meaning(error, self.name, committing=stage.committing)
+
+    def before_fork(self) -> None:
+        """Let a child find no open file of this database."""
+        if self._lite is not None and not self.in_memory:
+            self._lite.close_idle()
+
+    def after_fork(self) -> None:
+        """Give a child connections of its own; those of its parent are left alone."""
+        _writers.clear()
+        self._writing = self._one_writer()
+        if not self.is_sqlite:
+            self.engine.dispose(close=False)
+        if self._loops is not None:
+            self._loops.after_fork()
+        if self.leases is not None:
+            self.leases.after_fork()
+
+    def _tell(self, refused: NotAllowed) -> None:
+        """Write a refusal to the audit trail, in a transaction of its own; the refusal stands if that fails."""
+        told, refused.told = refused.told, None
+        if told is None:
+            return
+        try:
+            self.write(told)
+        except AgentGitError as error:
+            LOG.warning("A refusal is not in the audit trail: %s", error)
 
     def close(self) -> None:
         """Give all connections back; the object may not be used afterwards."""
         self.bus.close()
+        if self.leases is not None:
+            self.leases.close()
         if self._loops is not None:
             self._loops.close()
         if self._lite is not None:
@@ -239,59 +408,9 @@ class Database:
         self.engine.dispose()
 
 
-class _Again(Unavailable):
-    """Another transaction was in the way; the same work may succeed now."""
-
-
-def _server(url: URL) -> Engine:
-    try:
-        engine = create_engine(url, hide_parameters=True)
-    except ModuleNotFoundError as error:
-        raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
-    ask_when_idle(engine)
-    return engine
-
-
-def _async_side(url: URL) -> Loops | None:
+def _async_side(url: URL, pool_size: int, seal: Seal | None) -> Loops | None:
     if find_spec("greenlet") is None:  # SQLAlchemy's async side needs it; without it a thread does
         return None
     from agentgit.store.loops import Loops  # costs 30 ms, which SQLite needs not pay
 
-    return Loops(url)
-
-
-def _meaning(error: Exception, where: str) -> AgentGitError:
-    """Say what a failure of the driver means.
-
-    Args:
-        error: the driver's own.
-        where: the database, without its password.
-    """
-    text = str(error)
-    if REFUSED in text:
-        return NotAllowed(f"{REFUSED} in {where}. What happened has happened; new events are added by what is done.")
-    if getattr(error, "sqlstate", None) in SERIALIZATION_FAILURES or _is_a(error, "IntegrityError"):
-        return _Again(f"Another writer was in the way in {where}: {text}. Try again.")
-    if "locked" in text or "busy" in text:
-        # Not again: SQLite has waited for that long already.
-        return Unavailable(f"{where} stayed locked for {BUSY_SECONDS} s. Close what holds it, then try again.")
-    if "readonly" in text or "read-only" in text:
-        return Unavailable(f"{where} cannot be written. Give this user the right to write the file and its folder.")
-    if "unable to open database file" in text:
-        return Unavailable(f"{where} cannot be opened. Does its folder exist, and may this user write there?")
-    if "malformed" in text:
-        return Corrupt(
-            f"{where} is damaged: {text}. Restore it from a copy; agentgit fsck tells more.", row="the database file"
-        )
-    if "not a database" in text:
-        return SchemaMismatch(f"{where} is not a SQLite database. Give another path; this file was not touched.")
-    if "disk I/O error" in text or "is full" in text:
-        return Unavailable(f"{where} could not be written: {text}. Free some space, then try again.")
-    if _is_a(error, "OperationalError"):
-        return Unavailable(f"{where} is out of reach: {text}")
-    return AgentGitError(f"{where} refused a statement: {text}")
-
-
-def _is_a(error: Exception, name: str) -> bool:
-    """Tell whether a driver's error is of a class that PEP 249 names; psycopg has subclasses of them."""
-    return any(kind.__name__ == name for kind in type(error).__mro__)
+    return Loops(url, pool_size, seal)

@@ -22,6 +22,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
 
+from agentgit.errors import NotFound
 from agentgit.store.chunks import HASH_BYTES
 from agentgit.store.graph_rows import (
     CHECKPOINT,
@@ -177,7 +178,9 @@ class _Fork:
         return and_(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.thread_id == self.place.thread)
 
     def _row(self, place: Place) -> Row[Any]:
-        row: Row[Any] = ONE.all(self.connection, self._key(ns=place.ns, checkpoint_id=place.checkpoint_id))[0]
+        row: Row[Any] | None = ONE.first(self.connection, self._key(ns=place.ns, checkpoint_id=place.checkpoint_id))
+        if row is None:
+            raise NotFound("What was to be copied is not here any more: somebody has deleted it meanwhile.")
         return row
 
     def _key(self, **more: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection, literal, select, tuple_
@@ -20,6 +21,7 @@ from agentgit.store.graph_rows import (
     HEAD,
     INTERRUPT,
     NEWEST,
+    NEWEST_ASKING,
     NEWEST_FOR_PUT,
     NEWEST_HEAD,
     ONE,
@@ -28,6 +30,7 @@ from agentgit.store.graph_rows import (
     RESUME,
     UPSERT,
     WRITES,
+    WRITES_OF_NEWEST,
     Draft,
     Found,
     Head,
@@ -41,7 +44,9 @@ from agentgit.store.graph_rows import (
     is_shown,
     pending,
 )
+from agentgit.store.onward import Fence, Newest, put_after
 from agentgit.store.plain import show_message, show_state
+from agentgit.store.prepared import Answer
 from agentgit.store.races import Seen, refuse_gone, refuse_second_run
 from agentgit.store.spread import NOTHING, SpreadValues
 from agentgit.store.steps import Spare
@@ -64,6 +69,7 @@ class GraphStore:
         self.content = Content(tenant_id, compression)
         self.spread = SpreadValues(self.content)
         self.seen = Seen()
+        self.newest_known = Newest()
 
     # -- writing
 
@@ -81,6 +87,28 @@ class GraphStore:
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
         newest = found(row) if row is not None else None
         parent = self._parent(connection, place, draft, newest)
+        values = self._values(connection, place, draft, parent, newest.seq + 1 if newest else 1)
+        UPSERT.run(connection, values)
+        if connection.dialect.name != "sqlite":
+            self._remember(values)
+        return Head(place.checkpoint_id, values["state_hash"], values["message_count"])
+
+    def put_after(
+        self, connection: Connection, parent: Found, place: Place, draft: Draft, fence: Fence | None
+    ) -> Answer:
+        """Store a graph checkpoint on a server without looking first; see `agentgit.store.onward`."""
+        values = self._values(connection, place, draft, parent, parent.seq + 1)
+        stored = put_after(connection, values, parent, fence)
+        self._remember(values)
+        return stored
+
+    def _remember(self, values: Mapping[str, Any]) -> None:
+        self.newest_known.add(found(SimpleNamespace(**values)))
+
+    def _values(
+        self, connection: Connection, place: Place, draft: Draft, parent: Found | None, seq: int
+    ) -> dict[str, Any]:
+        """Store what a graph checkpoint holds, and give its columns."""
         names, before = _names(place, draft, parent), parent.values if parent else {}
         same = _same(names, draft, parent)
         kept = {name: before[name] for name in names if name in same and name in before}
@@ -94,21 +122,17 @@ class GraphStore:
         self.spread.remember(spread, stored)
         channels = {name: stored[name] for name in names if name in stored}
         counts = _counts(channels, fresh, parent)
-        hashed = hash_state({**channels, **spread.digests})
-        head = Head(place.checkpoint_id, hashed, counts.get(conversation(counts) or "", 0))
         talk = conversation(counts)
         used = usage.of_put(connection, self.content, place, talk, fresh, parent, counts=self.counts)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
-        values = {
-            **self._key(place), "seq": newest.seq + 1 if newest else 1,
+        return {
+            **self._key(place), "seq": seq,
             "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
-            "run_id": run_id if isinstance(run_id, str) else None, "message_count": head.message_count,
+            "run_id": run_id if isinstance(run_id, str) else None, "message_count": counts.get(talk or "", 0),
             "meta": compact(draft.meta),
             "header": compact({**draft.header, "counts": counts, **used, **spread.header(stored)}),
-            "channels": pack(channels), "state_hash": head.state_hash,
+            "channels": pack(channels), "state_hash": hash_state({**channels, **spread.digests}),
         }  # fmt: skip
-        UPSERT.run(connection, values)
-        return head
 
     def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
         """Find what a checkpoint was made from, and refuse what would bring a thread back or leave it behind."""
@@ -225,13 +249,47 @@ class GraphStore:
 
     def find(self, connection: Connection, place: Place) -> Found | None:
         """Read one graph checkpoint, or None."""
-        row = ONE.first(connection, self._key(place))
-        return found(row) if row is not None else None
+        return self.finding(connection, place)()
+
+    def finding(self, connection: Connection, place: Place) -> Callable[[], Found | None]:
+        """Ask for one graph checkpoint; give what tells it, or None."""
+        asked = ONE.ask(connection, self._key(place))
+        return lambda: found(row) if (row := asked.first()) is not None else None
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> Found | None:
         """Read the graph checkpoint of a namespace that came last, or None."""
         row = NEWEST.first(connection, self._space(thread, ns))
         return found(row) if row is not None else None
+
+    def with_writes(
+        self, connection: Connection, thread: str, ns: str, checkpoint_id: str | None
+    ) -> tuple[Found, list[Pending]] | None:
+        """Read one graph checkpoint, the one that came last if none is named, with its pending writes; or None."""
+        if checkpoint_id is None:
+            space = self._space(thread, ns)
+            newest, asked = NEWEST.ask(connection, space), WRITES_OF_NEWEST.ask(connection, space)
+        else:
+            key = self._key(Place(thread, ns, checkpoint_id))
+            newest, asked = ONE.ask(connection, key), WRITES.ask(connection, key)
+        row, rows = newest.first(), asked.all()
+        if row is None:
+            return None
+        at = found(row)
+        if checkpoint_id is None:
+            self.newest_known.add(at)
+        if any(one.checkpoint_id != row.checkpoint_id for one in rows):  # a newer one came between the two
+            return at, self.writes(connection, at.place)
+        return at, pending(one for one in rows if one.channel is not None)
+
+    def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool]]:
+        """Ask for the graph checkpoint of a thread that came last, and whether it waits for a person's answer."""
+        asked = NEWEST_ASKING.ask(connection, self._space(thread, ""))
+
+        def told() -> tuple[Found | None, bool]:
+            row = asked.first()
+            return (found(row), bool(row.asks)) if row is not None else (None, False)
+
+        return told
 
     def page(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import and_, bindparam, delete, exists, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -214,8 +214,12 @@ def where(table: Any, *names: str) -> list[Any]:
     return [table.c[name] == bindparam(name) for name in names]
 
 
-def _upsert(dialect: Any, keep: Iterable[str]) -> Any:
+def upsert(dialect: Any, keep: Iterable[str], *conditions: Any) -> Any:
+    """Write the statement that stores a graph checkpoint, or replaces one; with conditions only where they hold."""
     statement = dialect.insert(CHECKPOINT)
+    if conditions:
+        values = select(*(bindparam(column.name, type_=column.type) for column in CHECKPOINT.c)).where(*conditions)
+        statement = statement.from_select([column.name for column in CHECKPOINT.c], values)
     key = [column.name for column in CHECKPOINT.primary_key]
     moved = {c.name: statement.excluded[c.name] for c in CHECKPOINT.c if c.name not in {*key, *keep}}
     return statement.on_conflict_do_update(index_elements=key, set_=moved)
@@ -230,15 +234,29 @@ def _replace(dialect: Any) -> Any:
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
 SPACE = ("tenant_id", "thread_id", "ns")
 KEY = (*SPACE, "checkpoint_id")
-UPSERT = Prepared({name: _upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()})
+UPSERT = Prepared({name: upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()})
 REPLACE_WRITES = Prepared({name: _replace(dialect) for name, dialect in _DIALECTS.items()})
 ADD_WRITES = Prepared({name: dialect.insert(WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()})
 _one = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
 _newest = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
 _HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
 ONE, NEWEST = Prepared(_one), Prepared(_newest)
+_asks = exists().where(
+    *(WRITE.c[column.name] == column for column in CHECKPOINT.primary_key), WRITE.c.channel == INTERRUPT
+)
+NEWEST_ASKING = Prepared(_newest.add_columns(_asks.label("asks")))
+"""With whether it waits for a person's answer."""
 # Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
 NEWEST_FOR_PUT = Prepared(_newest.with_for_update(read=True, key_share=True))
 HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))
 WRITES = Prepared(select(WRITE).where(*where(WRITE, *KEY)))
+_last = select(CHECKPOINT.c.tenant_id, CHECKPOINT.c.thread_id, CHECKPOINT.c.ns, CHECKPOINT.c.checkpoint_id)
+_last_one = _last.where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1).subquery()
+_pending = [WRITE.c[name] for name in ("task_id", "idx", "task_path", "channel", "value")]
+WRITES_OF_NEWEST = Prepared(
+    select(_last_one.c.checkpoint_id, *_pending).join_from(
+        _last_one, WRITE, and_(*(WRITE.c[name] == _last_one.c[name] for name in KEY)), isouter=True
+    )
+)
+"""A row for each write, or one without: each says which graph checkpoint was the newest."""
 DROP_WRITES = Prepared(delete(WRITE).where(*where(WRITE, *KEY)))

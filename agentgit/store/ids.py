@@ -10,6 +10,8 @@ EPOCH_MS = 1_735_689_600_000
 
 COUNTER_BITS = 12
 
+ID_LIMIT = 2**53
+
 _lock = threading.Lock()
 _last = 0
 
@@ -31,6 +33,11 @@ def new_id() -> int:
         fresh = now | random.getrandbits(COUNTER_BITS - 1)  # no secret, and no call of the system
         _last = max(fresh, _last + 1)  # also when the clock goes back
         return _last
+
+
+def is_id(value: object) -> bool:
+    """Tell whether something can be the id of anything; a database refuses others in words of its own."""
+    return isinstance(value, int) and 0 <= value < ID_LIMIT
 
 
 def new_tenant_id() -> int:

@@ -11,12 +11,12 @@ Each step is its own compare-and-swap on `status`, so that no two processes take
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.store.ids import new_id
@@ -139,10 +139,10 @@ class Journal:
         Args:
             calls: each with how it ended; None if it is about to run.
         """
-        last = connection.execute(_LAST_ARRIVAL, self._key(calls[0][0].branch_id)).scalar()
+        last = _LAST_ARRIVAL.all(connection, self._key(calls[0][0].branch_id))[0].arrival
         first = 0 if last is None else last + 1
         rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
-        connection.execute(_ADD, rows)
+        _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
 
     def _row(self, intent: Intent, outcome: Outcome | None, arrival: int) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Journal:
             "effect": intent.effect, "status": outcome.status if outcome else INTENDED,
             "args": to_json(intent.args), "undo": intent.undo, "verify": intent.verify, "precheck": intent.precheck,
             "idempotency_key": intent.idempotency_key, "identity": intent.identity, "owner": intent.owner,
-            "started_at": intent.started_at, "kind": intent.kind, "replay_of": intent.replay_of,
+            "started_at": intent.started_at, "kind": intent.kind, "replay_of": intent.replay_of, "made_on": None,
             **(_ended(outcome) if outcome else NOT_ENDED),
         }  # fmt: skip
 
@@ -177,8 +177,17 @@ class Journal:
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls of a turn that ended without their outcome: nobody knows whether they happened."""
-        for invocation_id in connection.execute(_RUNNING, {**self._key(branch_id), "by": owner}).scalars().all():
-            self.end(connection, invocation_id, Outcome(status=UNKNOWN))
+        self.abandoning(connection, branch_id, owner)()
+
+    def abandoning(self, connection: Connection, branch_id: int, owner: str | None) -> Callable[[], None]:
+        """Ask which calls a turn has left; give what does as `abandon` when it is called."""
+        left = _RUNNING.ask(connection, {**self._key(branch_id), "by": owner})
+
+        def abandon() -> None:
+            for row in left.all():
+                self.end(connection, row.id, Outcome(status=UNKNOWN))
+
+        return abandon
 
     # -- reverse, and what a person decides
 
@@ -214,14 +223,14 @@ class Journal:
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         this = {"tenant": self.tenant_id, "invocation": invocation_id}
         new = {f"new_{name}": value for name, value in values.items()}
-        row = connection.execute(_moving(status, tuple(values)), this | new).first()
+        row = _moving(status, tuple(values)).first(connection, this | new)
         if row is None:
             row = connection.execute(_ONE, this).one()
             raise Conflict(
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: somebody "
                 "else has dealt with it. Plan the rollback again."
             )
-        return row
+        return cast("Row[Any]", row)
 
     def _tell(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action in TOLD:
@@ -235,8 +244,8 @@ class Journal:
             return
         world = {"tenant": self.tenant_id, "session": row.external_session_id}
         last = LAST_SEQ.all(connection, world)[0].seq or 0
-        connection.execute(
-            _LOG,
+        _LOG.run(
+            connection,
             {
                 "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
                 "invocation_id": row.id, "action": action, "operation_id": operation_id,
@@ -246,10 +255,15 @@ class Journal:
 
     # -- reading
 
-    def tally(self, connection: Connection, branch_id: int) -> tuple[int, int]:
-        """Count the calls that a branch made itself; with the number that its next batch has."""
-        row = connection.execute(_TALLY, self._key(branch_id)).one()
-        return row.calls, 0 if row.batch is None else row.batch + 1
+    def tally(self, connection: Connection, branch_id: int) -> Callable[[], tuple[int, int]]:
+        """Ask for the count of calls that a branch made itself, and the number that its next batch has."""
+        asked = _TALLY.ask(connection, self._key(branch_id))
+
+        def told() -> tuple[int, int]:
+            row = asked.all()[0]
+            return row.calls, 0 if row.batch is None else row.batch + 1
+
+        return told
 
     def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before one of its batches; None for all."""
@@ -276,7 +290,7 @@ class Journal:
             before = max(0, skip - part.before)
             if part.count is not None and part.count <= before:
                 continue
-            query = select(INVOCATION).where(self._of(part.branch_id), _counts).order_by(INVOCATION.c.arrival)
+            query = select(INVOCATION).where(self._of(part.branch_id), HAS_PLACE).order_by(INVOCATION.c.arrival)
             query = query.limit(None if part.count is None else part.count - before)
             rows = connection.execute(query.offset(before) if before else query).all()
             place = part.before + before
@@ -300,7 +314,7 @@ class Journal:
             return -1
         if part.count is None:
             return 2**31 - 1
-        query = select(INVOCATION.c.arrival).where(self._of(part.branch_id), _counts)
+        query = select(INVOCATION.c.arrival).where(self._of(part.branch_id), HAS_PLACE)
         found = connection.execute(query.order_by(INVOCATION.c.arrival).limit(1).offset(part.count - 1)).scalar()
         return int(found) if found is not None else 2**31 - 1
 
@@ -348,20 +362,22 @@ class Journal:
         return and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.internal_session_id == branch_id)
 
 
-# What has a place on the track: not a call that waits for an answer, nor one that ran again for another.
-_counts = and_(INVOCATION.c.status != PAUSED, INVOCATION.c.kind != REDO)
+HAS_PLACE = and_(INVOCATION.c.status != PAUSED, INVOCATION.c.kind != REDO)
+"""What has a place on the track: not a call that waits for an answer, nor one that ran again for another."""
 
 # The statements of every turn and call, built once: building one takes as long as running it.
 _of_branch = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.internal_session_id == bindparam("branch"))
-_ADD = insert(INVOCATION)
-_LAST_ARRIVAL = select(func.max(INVOCATION.c.arrival)).where(*_of_branch)
-_TALLY = select(func.count(case((_counts, 1))).label("calls"), func.max(INVOCATION.c.batch).label("batch")).where(
-    *_of_branch
+_ADD = Prepared(insert(INVOCATION))
+_LAST_ARRIVAL = Prepared(select(func.max(INVOCATION.c.arrival).label("arrival")).where(*_of_branch))
+_TALLY = Prepared(
+    select(func.count(case((HAS_PLACE, 1))).label("calls"), func.max(INVOCATION.c.batch).label("batch")).where(
+        *_of_branch
+    )
 )
 _COUNT = (
-    select(func.count()).select_from(INVOCATION).where(*_of_branch, _counts, INVOCATION.c.batch < bindparam("until"))
+    select(func.count()).select_from(INVOCATION).where(*_of_branch, HAS_PLACE, INVOCATION.c.batch < bindparam("until"))
 )
-_RUNNING = (
+_RUNNING = Prepared(
     select(INVOCATION.c.id)
     .where(*_of_branch, INVOCATION.c.status == INTENDED, INVOCATION.c.owner == bindparam("by"))
     .order_by(INVOCATION.c.arrival)
@@ -382,10 +398,11 @@ _PAUSED = (
     .order_by(INVOCATION.c.arrival)
 )
 
-_in_order = (INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival)  # as `_order`
+IN_ORDER = (INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival)
+"""The order of a branch's own calls, as `_order` sorts them."""
 _ranked = (
-    select(INVOCATION.c.id, (func.row_number().over(order_by=_in_order) - 1).label("rank"))
-    .where(*_of_branch, _counts)
+    select(INVOCATION.c.id, (func.row_number().over(order_by=IN_ORDER) - 1).label("rank"))
+    .where(*_of_branch, HAS_PLACE)
     .subquery()
 )
 _RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
@@ -394,7 +411,7 @@ WITH_BRANCH = INVOCATION.join(
 )
 _one = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id == bindparam("invocation"))
 _ONE = select(INVOCATION).where(*_one)
-_LOG = insert(WORLD)
+_LOG = Prepared(insert(WORLD))
 LAST_SEQ = Prepared(
     select(func.max(WORLD.c.seq).label("seq")).where(
         WORLD.c.tenant_id == bindparam("tenant"), WORLD.c.external_session_id == bindparam("session")
@@ -406,13 +423,13 @@ NOT_ENDED = {"result": None, "error_message": None, "ended_at": None, "answers":
 
 
 @functools.cache
-def _moving(status: str, columns: tuple[str, ...]) -> Any:
+def _moving(status: str, columns: tuple[str, ...]) -> Prepared:
     """Make the statement that moves an invocation to a status if that may follow the one it has, and gives the row."""
     before = [status_before for status_before, after in MOVES.items() if status in after]
     new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
-    return (
+    return Prepared(
         update(INVOCATION)
-        .where(*_one, INVOCATION.c.status.in_(before))
+        .where(*_one, or_(false(), *(INVOCATION.c.status == one for one in before)))
         .values(status=status, **new)
         .returning(INVOCATION)
     )

@@ -71,6 +71,10 @@ class Lite:
     def close(self) -> None:
         """Close all connections; those in use are closed when their transaction ends."""
         self._room = 0
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses."""
         while self._idle:
             self._idle.pop().close()
 

@@ -8,24 +8,22 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.auth import Principal
+from agentgit.auth.roles import FORKER, OWNER, VIEWER, Role, allows
+from agentgit.auth.scopes import ADMIN, FOR_ROLE, widest
 from agentgit.checkpoints import Checkpoint, refs
 from agentgit.checkpoints.finding import Filter
-from agentgit.errors import Ambiguous, InvalidInput, NotFound
+from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.history import from_stored
+from agentgit.store.ids import is_id
 from agentgit.store.log import of_path
-from agentgit.store.sessions import CHECKPOINT, SESSION, Found, Segment
+from agentgit.store.sessions import CHECKPOINT, Found, Segment
 from agentgit.store.store import Store
-
-ID_LIMIT = 2**53
+from agentgit.store.telling.trail import note
 
 ANSWERS = ("assistant", "tool")
 """Who speaks between two inputs of a user."""
-
-
-def is_id(value: object) -> bool:
-    """Tell whether something can be the id of anything; a database refuses others in words of its own."""
-    return isinstance(value, int) and 0 <= value < ID_LIMIT
 
 
 Place = Checkpoint | str | int
@@ -33,50 +31,160 @@ Place = Checkpoint | str | int
 
 
 class Lookup:
-    """Finds what one user may see.
+    """Finds what one principal may see, and refuses what it may not do. Who names anything goes through here.
 
     Args:
         store: where.
-        user_id: who looks; what belongs to others is not found.
+        principal: who looks; what belongs to others, and is not shared with them, is not found.
     """
 
-    def __init__(self, store: Store, user_id: int) -> None:
+    def __init__(self, store: Store, principal: Principal) -> None:
         self.store = store
-        self.user_id = user_id
+        self.principal = principal
+        self.user_id = principal.user.id
+        self._own: set[int] = set()
+
+    # -- who may
+
+    def stands(self, connection: Connection) -> None:
+        """Make sure that what the principal acts by still holds; of who opened the database itself nothing is asked.
+
+        Raises:
+            NotAllowed: it was revoked, has ended, or its user is disabled.
+        """
+        if self.principal.since is not None and not self.store.users.stands(connection, self.principal):
+            raise self.refusal("This access holds no more. Log in again, or ask an admin for a new key.", why="ended")
+
+    def expect_scope(self, connection: Connection, scope: str) -> None:
+        """Make sure that the principal still holds, and reaches so far.
+
+        Raises:
+            NotAllowed: it does not.
+        """
+        self.stands(connection)
+        if scope not in self.principal.scopes:
+            raise self._narrow(scope, None)
+
+    def expect_admin(self, connection: Connection, verb: str) -> None:
+        """Make sure that an admin asks for something that concerns everybody.
+
+        Raises:
+            NotAllowed: it is no admin.
+        """
+        self.expect_scope(connection, ADMIN)
+        if not self.principal.user.is_admin:
+            raise self.refusal(
+                f"{verb} is for admins: it concerns all users. You are {self.principal.user.name}; ask an admin.",
+                needs="admin", verb=verb,
+            )  # fmt: skip
+
+    def admit(self, connection: Connection, session_id: int, needs: Role = VIEWER) -> None:
+        """Make sure that the principal may do something with a session now; for its owner nothing is read.
+
+        Args:
+            connection: of the transaction that does it.
+            session_id: the session.
+            needs: the role that it takes.
+
+        Raises:
+            NotFound: it does not see the session.
+            NotAllowed: it sees it, and may not do that.
+        """
+        self.stands(connection)
+        if session_id in self._own:
+            return self._expect(OWNER, needs, session_id)
+        role, is_own = self.store.visible.role(connection, self.user_id, session_id)
+        if role is None:
+            raise self._missing_session(connection, session_id)
+        if is_own:
+            self._own.add(session_id)
+        return self._expect(role, needs, session_id)
+
+    def is_free(self, session_id: int) -> bool:
+        """Tell whether nothing need be asked of a session: it is known as their own, and nobody can shut them out."""
+        return self.principal.since is None and session_id in self._own
+
+    def _expect(self, role: Role, needs: Role, session_id: int) -> None:
+        if FOR_ROLE[needs] not in self.principal.scopes:
+            raise self._narrow(FOR_ROLE[needs], session_id)
+        if not allows(role, needs):
+            raise self.refusal(
+                f"You are {role} of this session, and that takes {needs}. Its owner can give you the role: "
+                f"repo.share(session, {self.principal.user.name!r}, role={needs!r}).",
+                session_id=session_id, role=role, needs=needs,
+            )  # fmt: skip
+
+    def _narrow(self, scope: str, session_id: int | None) -> NotAllowed:
+        return self.refusal(
+            f"This access has the scope {widest(self.principal.scopes)!r}; that takes {scope!r}. Make a key with it.",
+            session_id=session_id, needs=scope,
+        )  # fmt: skip
+
+    def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
+        """Make the failure of a refusal, which the audit trail is told when its transaction is over."""
+
+        def told(connection: Connection) -> None:
+            if session_id is not None:
+                self.store.sessions.keep(connection, session_id)
+            note(
+                connection, self.store.tenant_id, "access.denied", session_id=session_id, user_id=self.user_id, **facts
+            )
+
+        return NotAllowed(text, told=told)
 
     # -- sessions
 
-    def session(self, connection: Connection, ref: ExternalSession | str | int | None) -> ExternalSession:
-        """Find a session by its name or id; None is the one that moved last.
+    def session(
+        self, connection: Connection, ref: ExternalSession | str | int | None, needs: Role = VIEWER
+    ) -> ExternalSession:
+        """Find a session by its name or id; None is the one of their own that moved last, else a shared one.
+
+        Args:
+            connection: any.
+            ref: others' sessions are called like `alice/support-42`, or by their name alone if that is no own one's.
+            needs: the role that it takes to do what is about to be done.
 
         Raises:
             NotFound: there is none; near names are told.
-            Ambiguous: one session has that name and another one that id.
+            Ambiguous: it is the name of several, or the name of one and the id of another.
+            NotAllowed: they see it, and may not do that.
         """
-        sessions = self.store.sessions
+        self.stands(connection)
+        found = self._find(connection, ref)
+        if found.is_own:
+            self._own.add(found.id)
+        self._expect(found.role, needs, found.id)
+        return found
+
+    def _find(self, connection: Connection, ref: ExternalSession | str | int | None) -> ExternalSession:
+        visible = self.store.visible
         if isinstance(ref, ExternalSession):
+            one = visible.by_id(connection, self.user_id, ref.id)
+            found = [one] if one is not None else []
             ref = ref.id
-        if ref is None:
-            found = sessions.sessions(connection, self.user_id, limit=1)
+        elif ref is None:
+            found = visible.own(connection, self.user_id, limit=1) or visible.shared(connection, self.user_id, limit=1)
             if not found:
                 raise NotFound(
                     "There is no session yet. Make one with repo.wrap(graph, session=...), or: agentgit demo"
                 )
-            return found[0]
-        found = sessions.find(connection, self.user_id, ref)
+        else:
+            found = visible.find(connection, self.user_id, ref)
         if not found:
-            names = sessions.names(connection, self.user_id)
-            raise NotFound(
-                f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
-                near=refs.near(str(ref), names),
-            )
+            raise self._missing_session(connection, ref)
         if len(found) > 1:
-            raise Ambiguous(f"{ref!r} is the name of one session and the id of another.", candidates=_ids(found))
+            raise Ambiguous(f"{ref!r} means several sessions.", candidates=_ids(found))
         return found[0]
 
-    def sessions(self, connection: Connection) -> list[ExternalSession]:
-        """List the sessions, the one that moved last first."""
-        return self.store.sessions.sessions(connection, self.user_id)
+    def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
+        return NotFound(
+            f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
+            near=refs.near(str(ref), self.store.visible.references(connection, self.user_id)),
+        )
+
+    def sees(self, connection: Connection, session_id: int) -> ExternalSession | None:
+        """Find a session by its id; None if they do not see it."""
+        return self.store.visible.by_id(connection, self.user_id, session_id)
 
     # -- branches
 
@@ -145,14 +253,17 @@ class Lookup:
     def restore_point(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
         """Find the checkpoint that was made before a user's message, by the id of the message; or as `checkpoint` does.
 
-        A Checkpoint or its id may be of another session of the same user.
+        A Checkpoint or its id may be of another session that they may begin an own one from.
 
         Raises:
             NotFound: there is none; near ids are told.
+            NotAllowed: it is of a session of which they are only viewer.
         """
         if not isinstance(place, str):
             id = place.id if isinstance(place, Checkpoint) else place
             owner = self.owner_of(connection, id) if isinstance(id, int) else None
+            if owner is not None and owner.id != session.id:
+                self._expect(owner.role, FORKER, owner.id)
             return self.checkpoint(connection, owner or session, branch, place)
         branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
         points = self.store.checkpoints.find(
@@ -195,21 +306,20 @@ class Lookup:
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if exists else ():
             if row.external_session_id == session.id:
                 return row
-            owner = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
-            if owner:
+            owner = self.sees(connection, row.external_session_id)
+            if owner is not None:
                 raise InvalidInput(
-                    f"Checkpoint {checkpoint_id} belongs to session {owner[0].session_name}, not to "
+                    f"Checkpoint {checkpoint_id} belongs to session {owner.reference}, not to "
                     f"{session.session_name}. Wrap that session to go there."
                 )
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
     def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
-        """Tell which of the user's sessions a checkpoint belongs to."""
+        """Tell which session that they see a checkpoint belongs to."""
         if not is_id(checkpoint_id):
             return None
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
-            found = self.store.sessions.sessions(connection, self.user_id, SESSION.c.id == row.external_session_id)
-            return found[0] if found else None
+            return self.sees(connection, row.external_session_id)
         return None
 
     def _by_tag(self, connection: Connection, session: ExternalSession, name: str) -> Found | None:
@@ -277,4 +387,4 @@ class Lookup:
 
 
 def _ids(found: list[Any]) -> tuple[str, ...]:
-    return tuple(f"{one.session_name} (id {one.id})" for one in found)
+    return tuple(f"{one.reference} (id {one.id})" for one in found)

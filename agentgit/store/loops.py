@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -11,7 +12,8 @@ from sqlalchemy import URL, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from agentgit.store.idle import ask_when_idle
+from agentgit.store import pools
+from agentgit.store.encryption import Seal, put_seal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,10 +26,12 @@ class Loops:
 
     Args:
         url: a database whose driver is async too.
+        pool_size: how many connections there are at most, on each loop.
+        seal: its seal, if it has keys.
     """
 
-    def __init__(self, url: URL) -> None:
-        self._url = url
+    def __init__(self, url: URL, pool_size: int, seal: Seal | None = None) -> None:
+        self._url, self._size, self._seal = url, pool_size, seal
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     def engine(self) -> Engine | None:
@@ -56,7 +60,13 @@ class Loops:
         loop = asyncio.get_running_loop()
         for ended in [other for other in self._pools if other.is_closed()]:
             self._pools.pop(ended).close()
-        return self._pools.setdefault(loop, _Pool(self._url)) if loop not in self._pools else self._pools[loop]
+        if loop not in self._pools:
+            self._pools.setdefault(loop, _Pool(self._url, self._size, self._seal))
+        return self._pools[loop]
+
+    def after_fork(self) -> None:
+        """Forget the connections of the parent process."""
+        self._pools = {}
 
     def close(self) -> None:
         """Close all connections, also those of loops that have ended."""
@@ -65,13 +75,14 @@ class Loops:
 
 
 class _Pool:
-    def __init__(self, url: URL) -> None:
-        self.engine: AsyncEngine = create_async_engine(url, hide_parameters=True)
-        ask_when_idle(self.engine.sync_engine)
-        self._raw: list[Any] = []
-        event.listen(self.engine.sync_engine, "connect", lambda raw, _: self._raw.append(raw.driver_connection))
+    def __init__(self, url: URL, size: int, seal: Seal | None) -> None:
+        self.engine: AsyncEngine = create_async_engine(pools.without_ours(url), **pools.settings(size))
+        put_seal(self.engine.dialect, seal)
+        pools.watch(self.engine.sync_engine, url)
+        self._raw: weakref.WeakSet[Any] = weakref.WeakSet()
+        event.listen(self.engine.sync_engine, "connect", lambda raw, _: self._raw.add(raw.driver_connection))
 
     def close(self) -> None:
         # Not `dispose`: it would have to wait for each connection on a loop that may have ended.
-        for connection in self._raw:
+        for connection in list(self._raw):
             connection.pgconn.finish()

@@ -9,8 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
 
+from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE, RUNNING, Operation
 from agentgit.store.ids import new_id
+from agentgit.store.leases import UNTIL, Held, Leases
+from agentgit.store.prepared import Answer, Prepared
 from agentgit.store.tables import OperationRow
 from agentgit.store.telling.trail import note
 from agentgit.values import as_object, to_json
@@ -50,10 +53,12 @@ class Operations:
 
     Args:
         tenant_id: whose.
+        leases: renews those of whoever works on one; None where they need none.
     """
 
-    def __init__(self, tenant_id: int) -> None:
+    def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
         self.tenant_id = tenant_id
+        self.leases = leases
 
     def begin(self, connection: Connection, begun: Begun) -> int:
         """Record that an operation begins; give its id."""
@@ -69,13 +74,35 @@ class Operations:
             },
         )  # fmt: skip
         if begun.owner:  # what is done in the very transaction in which it begins, as a fork, is told when it is done
+            self._take(connection, operation_id, begun.owner)
             self._tell(connection, operation_id, "begun")
         return operation_id
 
     def take(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Take up an operation that nobody is working on."""
-        connection.execute(update(OPERATION).where(self._is(operation_id)).values(owner=owner, status=RUNNING))
+        self._take(connection, operation_id, owner)
         self._tell(connection, operation_id, "resumed")
+
+    def _take(self, connection: Connection, operation_id: int, owner: str) -> None:
+        taking = update(OPERATION).where(self._is(operation_id)).values(owner=owner, status=RUNNING)
+        if self.leases is None:
+            connection.execute(taking)
+            return
+        connection.execute(taking.values(lease_until=UNTIL), self.leases.given)
+        self.leases.keep(owner, Held(OPERATION, self.tenant_id, operation_id))
+
+    def hold(self, connection: Connection, operation_id: int, owner: str) -> None:
+        """Make sure that a piece of work still has the operation it took, until this transaction ends.
+
+        Raises:
+            Conflict: somebody took it over, because they held this one for dead.
+        """
+        has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).one()
+        if (has.status, has.owner) != (RUNNING, owner):
+            raise Conflict(
+                f"Operation {operation_id} was taken over: somebody held this process for dead. Nothing more of it is "
+                f"done here. Look at repo.operations(), then call repo.resume({operation_id}) if it is partial."
+            )
 
     def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Record that an operation has something else to do than was planned."""
@@ -84,7 +111,11 @@ class Operations:
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record how an operation ended, or that it stopped half way."""
         ended = update(OPERATION).where(self._is(operation_id))
-        connection.execute(ended.values(status=status, report=to_json(report), owner=None, ended_at=datetime.now(UTC)))
+        connection.execute(
+            ended.values(
+                status=status, report=to_json(report), owner=None, lease_until=None, ended_at=datetime.now(UTC)
+            )
+        )
         self._tell(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
 
     def _tell(
@@ -112,9 +143,9 @@ class Operations:
         query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
         return connection.execute(query, {"branches": list(branch_ids)}).all()
 
-    def running(self, connection: Connection, session_id: int) -> Sequence[Row[Any]]:
-        """Read the operations of a session that somebody works on, or worked on when his process died."""
-        return connection.execute(_RUNNING, {"tenant": self.tenant_id, "session": session_id}).all()
+    def running(self, connection: Connection, session_id: int) -> Answer:
+        """Ask for the operations of a session that somebody works on, or worked on when his process died."""
+        return _RUNNING.ask(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
@@ -136,10 +167,17 @@ def _counts(report: Mapping[str, Any]) -> dict[str, int]:
 _TOLD = select(
     OPERATION.c.kind, OPERATION.c.internal_session_id, OPERATION.c.user_id, OPERATION.c.source_id, OPERATION.c.target_id
 ).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
-_RUNNING = select(OPERATION).where(
-    OPERATION.c.tenant_id == bindparam("tenant"),
-    OPERATION.c.external_session_id == bindparam("session"),
-    OPERATION.c.status == RUNNING,
+_HELD = (
+    select(OPERATION.c.status, OPERATION.c.owner)
+    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
+    .with_for_update(key_share=True)  # SQLite has one writer anyway
+)
+_RUNNING = Prepared(
+    select(OPERATION).where(
+        OPERATION.c.tenant_id == bindparam("tenant"),
+        OPERATION.c.external_session_id == bindparam("session"),
+        OPERATION.c.status == RUNNING,
+    )
 )
 
 

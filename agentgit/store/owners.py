@@ -13,6 +13,9 @@ from pathlib import Path
 _working: set[str] = set()
 """The owners in this process that are still at work."""
 
+ENDED = "ended"
+"""Instead of a start time: it is dead, and its parent has not asked yet how it died."""
+
 
 @contextmanager
 def owner() -> Iterator[str]:
@@ -67,9 +70,10 @@ def _here() -> str:
 def _started(pid: int) -> str:
     """Give a process's start time where the system tells it, so that a reused pid is not taken for the dead one."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *_, started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+    except (OSError, ValueError):
         return ""
+    return started if state not in "ZX" else ENDED
 
 
 def _exists(pid: int) -> bool:

@@ -11,7 +11,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.sql import ClauseElement, Select
+from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.types import TypeEngine
+
+from agentgit.store.batch import Batch, Statement, batch_of, catch_up
+from agentgit.store.encryption import seal_of
 
 Convert = Callable[[Any], Any]
 
@@ -37,23 +41,56 @@ class Prepared:
         self._statement = statement
         self._compiled: dict[str, _Compiled] = {}
 
-    def run(self, connection: Connection, *rows: Mapping[str, Any]) -> int:
-        """Run the statement once for each of these parameters, and give the count of rows it touched.
+    def run(self, connection: Connection, *rows: Mapping[str, Any]) -> None:
+        """Run the statement once for each of these parameters; on a server it goes with the next one that is answered.
 
         Args:
             connection: in a transaction.
             rows: by the names of the parameters.
         """
-        compiled = self._for(connection)
-        cursor = connection.connection.cursor()
-        try:
-            if len(rows) == 1:
-                cursor.execute(compiled.sql, compiled.bind(rows[0]))
-            else:
-                cursor.executemany(compiled.sql, [compiled.bind(row) for row in rows])
-            return int(cursor.rowcount)
-        finally:
-            cursor.close()
+        self._start(connection, rows)
+
+    def count(self, connection: Connection, row: Mapping[str, Any]) -> int:
+        """Run the statement, and give the count of rows it touched.
+
+        Args:
+            connection: in a transaction.
+            row: by the names of the parameters.
+        """
+        answer = Answer(batch_of(connection))
+        self._start(connection, [row], answer)
+        return answer.count()
+
+    def ask(self, connection: Connection, row: Mapping[str, Any]) -> Answer:
+        """Run a query whose answer is needed later: on a server several go together.
+
+        Args:
+            connection: in a transaction.
+            row: by the names of the parameters.
+        """
+        batch = batch_of(connection)
+        foreseen: Answer | None = batch.foreseen.pop(self._asked(row), None) if batch is not None else None
+        if foreseen is not None:
+            return foreseen
+        answer = Answer(batch, self._for(connection).read)
+        self._start(connection, [row], answer)
+        return answer
+
+    def foresee(self, connection: Connection, row: Mapping[str, Any]) -> None:
+        """Run a query along with others that soon will be asked for in this transaction, where that saves a way.
+
+        Nothing that it reads may change in between. The next `ask`, `all` or `first` with the same parameters gets it.
+
+        Args:
+            connection: in a transaction.
+            row: by the names of the parameters.
+        """
+        batch = batch_of(connection)
+        if batch is not None:
+            batch.foreseen[self._asked(row)] = self.ask(connection, row)
+
+    def _asked(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return (self, *row.values())
 
     def all(self, connection: Connection, row: Mapping[str, Any]) -> list[Any]:
         """Run a query and give its rows, as named tuples.
@@ -62,11 +99,22 @@ class Prepared:
             connection: in a transaction.
             row: by the names of the parameters.
         """
-        compiled = self._for(connection)
+        return self.ask(connection, row).all()
+
+    def _start(self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: Answer | None = None) -> None:
+        compiled, batch = self._for(connection), batch_of(connection)
+        bound = [compiled.bind(row) for row in rows]
+        if batch is not None:
+            batch.add(Statement(compiled.sql, bound, answer.take if answer is not None else None))
+            return
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(compiled.sql, compiled.bind(row))
-            return [compiled.read(found) for found in cursor.fetchall()]
+            if len(bound) == 1:
+                cursor.execute(compiled.sql, bound[0])
+            else:
+                cursor.executemany(compiled.sql, bound)
+            if answer is not None:
+                answer.take(cursor.rowcount, list(cursor.fetchall()) if cursor.description else [])
         finally:
             cursor.close()
 
@@ -86,6 +134,7 @@ class Prepared:
             size: how many rows a page has at most.
             raw: True for tuples as the driver gives them, which takes a third of the time.
         """
+        catch_up(connection)
         compiled = self._for(connection)
         is_sqlite = connection.dialect.name == "sqlite"
         # A server sends everything at once, unless it is asked by a cursor with a name.
@@ -99,12 +148,53 @@ class Prepared:
             cursor.close()
 
     def _for(self, connection: Connection) -> _Compiled:
-        compiled = self._compiled.get(connection.dialect.name)
+        seal = seal_of(connection)
+        # How values go in and come out of an encrypted database is a matter of its own keys.
+        known: Any = self._compiled if seal is None else seal.compiled
+        key = connection.dialect.name if seal is None else self
+        compiled: _Compiled | None = known.get(key)
         if compiled is None:
             one = self._statement
             statement = one if isinstance(one, ClauseElement) else one[connection.dialect.name]
-            compiled = self._compiled[connection.dialect.name] = _Compiled(statement, connection.dialect)
+            compiled = known[key] = _Compiled(statement, connection.dialect)
         return compiled
+
+
+class Answer:
+    """What a statement found; where it waits to be sent, it is sent when somebody looks.
+
+    Args:
+        batch: what it waits in.
+        read: makes a row of what the driver gives.
+    """
+
+    def __init__(self, batch: Batch | None, read: Convert = tuple) -> None:
+        self._batch = batch
+        self._read = read
+        self._found: tuple[int, list[Any]] | None = None
+
+    def take(self, count: int, rows: list[Any]) -> None:
+        """Take what was found: how many rows, and those that were read."""
+        self._found = count, [self._read(row) for row in rows]
+
+    def all(self) -> list[Any]:
+        """Give the rows, as named tuples."""
+        return self._known()[1]
+
+    def first(self) -> Any | None:
+        """Give the row of a query that finds at most one, or None."""
+        rows = self.all()
+        return rows[0] if rows else None
+
+    def count(self) -> int:
+        """Give the count of rows."""
+        return self._known()[0]
+
+    def _known(self) -> tuple[int, list[Any]]:
+        if self._found is None and self._batch is not None:
+            self._batch.send()
+        assert self._found is not None  # noqa: S101  # a statement that failed has raised
+        return self._found
 
 
 class _Compiled:
@@ -121,7 +211,7 @@ class _Compiled:
             lambda kind: kind.bind_processor(dialect),
             dialect,
         )
-        columns = list(statement.selected_columns) if isinstance(statement, Select) else []
+        columns = list(statement.exported_columns) if isinstance(statement, (Select, UpdateBase)) else []
         # A named tuple made for the query: its rows are read by the names of the columns.
         self._make: Convert = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
         self._out = _converters(

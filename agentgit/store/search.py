@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, String, and_, bindparam, cast, column, select, table, tuple_
+from sqlalchemy import ARRAY, BigInteger, Connection, String, and_, any_, bindparam, cast, column, select, table, tuple_
 from sqlalchemy.dialects.postgresql import TSQUERY
 
 from agentgit.checkpoints.finding import TOP, Hit, Rank, Text
@@ -98,7 +98,7 @@ class Search:
     ) -> Iterator[Found]:
         """Give the texts that have all words, the newest first; of a branch perhaps also some that come too late."""
         if session is not None:
-            return self._texts(connection, session, wanted, after)
+            return self._texts(connection, parts, session, wanted, after)
         near = [scope_of_branch(part.branch_id) for part in parts if part.beyond <= FAR]
         asked = [(scopes, after) for scopes in slices(near, MOST_SCOPES)]
         asked += [
@@ -106,7 +106,7 @@ class Search:
             for part in parts
             if part.beyond > FAR
         ]
-        streams = [self._texts(connection, scopes, wanted, first) for scopes, first in asked]
+        streams = [self._texts(connection, parts, scopes, wanted, first) for scopes, first in asked]
         return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
 
     def _newest(self, connection: Connection, part: Part) -> int:
@@ -114,12 +114,16 @@ class Search:
         given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
         return max((row.id for row in _UNTIL.all(connection, given)), default=0)
 
-    def _texts(self, connection: Connection, scopes: Sequence[str], wanted: Query, after: Rank) -> Iterator[Found]:
+    def _texts(
+        self, connection: Connection, parts: Sequence[Part], scopes: Sequence[str], wanted: Query, after: Rank
+    ) -> Iterator[Found]:
+        # Behind row-level security PostgreSQL may not ask the index of words first; it has the branches' then.
+        branches = [part.branch_id for part in parts]
         is_sqlite = connection.dialect.name == "sqlite"
         asked = (fts_query if is_sqlite else ts_query)(scopes, wanted, named=after.named)
         last = after.id
         while True:
-            given = {"tenant": self.tenant_id, "query": asked, "after": last}
+            given = {"tenant": self.tenant_id, "query": asked, "after": last, "branches": branches}
             ids = [row.id for row in _FOUND.all(connection, given)]
             if ids:
                 rows: Sequence[Any] = connection.execute(_ROWS, {"tenant": self.tenant_id, "ids": ids}).all()
@@ -237,6 +241,7 @@ _FOUND = Prepared({
     .where(
         TEXT.c.tenant_id == bindparam("tenant"),
         TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
+        TEXT.c.internal_session_id == any_(bindparam("branches", type_=ARRAY(BigInteger))),
         TEXT.c.id < bindparam("after"),
     )
     .order_by(TEXT.c.id.desc())

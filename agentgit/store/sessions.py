@@ -1,35 +1,35 @@
-"""Users, sessions and branches in the database. Every query is bound to one tenant."""
+"""Sessions and branches in the database. Every query is bound to one tenant."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, insert, select, update
 
-from agentgit.auth import User
 from agentgit.checkpoints import refs
-from agentgit.errors import Conflict
-from agentgit.sessions import ExternalSession
+from agentgit.errors import Conflict, NotFound
 from agentgit.sessions.session import OPEN, RUNNING
+from agentgit.store import owners
 from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
-from agentgit.store.prepared import Prepared
-from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, TagRow, UserRow
+from agentgit.store.leases import UNTIL, Held, Leases, is_over
+from agentgit.store.prepared import Answer, Prepared
+from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, TagRow
 from agentgit.store.telling.trail import note
+from agentgit.store.users import Users
 from agentgit.values import as_object, to_json
 
-USER = UserRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
-SESSION = ExternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
+SESSION = ExternalSessionRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 CHECKPOINT = CheckpointRow.__table__  # type: ignore[attr-defined]  # as above
 TAG = TagRow.__table__  # type: ignore[attr-defined]  # as above
 
 Found = Row[Any]
-"""A row as SQLAlchemy gives it; the rooms above read its columns, and users get values."""
+"""A row as SQLAlchemy or `Prepared` gives it; the rooms above read its columns, and users get values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +52,23 @@ class Sessions:
 
     Args:
         tenant_id: whose.
+        leases: renews those of runs; None where they need none.
     """
 
-    def __init__(self, tenant_id: int) -> None:
+    def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
         self.tenant_id = tenant_id
-
-    def find_user(self, connection: Connection, name: str) -> User | None:
-        """Find the user of that name."""
-        row = connection.execute(select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)).first()
-        return User(id=row.id, name=row.name, created_at=row.created_at) if row is not None else None
-
-    def add_user(self, connection: Connection, name: str) -> User:
-        """Make a user."""
-        user = User(id=new_id(), name=name, created_at=datetime.now(UTC))
-        connection.execute(insert(USER), {"tenant_id": self.tenant_id, **vars(user)})
-        return user
+        self.leases = leases
+        self.users = Users(tenant_id)
 
     # -- external sessions
 
     def create(self, connection: Connection, user_id: int, name: str) -> int:
-        """Make a session with its first branch, `main`; give its id."""
+        """Make a session with its first branch, `main`; give its id.
+
+        Raises:
+            NotAllowed: the user was deleted.
+        """
+        self.users.expect(connection, user_id)
         now, session_id = datetime.now(UTC), new_id()
         connection.execute(
             insert(SESSION),
@@ -85,34 +82,10 @@ class Sessions:
         note(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
-    def sessions(
-        self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
-    ) -> list[ExternalSession]:
-        """List a user's sessions, the one that moved last first."""
-        branches = (
-            select(func.count())
-            .where(BRANCH.c.tenant_id == SESSION.c.tenant_id, BRANCH.c.external_session_id == SESSION.c.id)
-            .scalar_subquery()
-        )
-        query = (
-            select(SESSION, branches.label("branch_count"))
-            .where(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id, *conditions)
-            .order_by(SESSION.c.updated_at.desc(), SESSION.c.id.desc())
-            .limit(limit)
-        )
-        return [_external(row) for row in connection.execute(query)]
-
     def one(self, connection: Connection, session_id: int) -> Found:
         """Read the row of one session that must exist."""
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         return connection.execute(select(SESSION).where(where)).one()
-
-    def find(self, connection: Connection, user_id: int, ref: str | int) -> list[ExternalSession]:
-        """Find the sessions that a name or an id may mean."""
-        named = SESSION.c.session_name == str(ref)
-        if str(ref).isascii() and str(ref).isdigit() and len(str(ref)) < 17:
-            named = or_(named, SESSION.c.id == int(ref))
-        return self.sessions(connection, user_id, named)
 
     def names(self, connection: Connection, user_id: int) -> list[str]:
         """List the names of a user's sessions."""
@@ -136,18 +109,28 @@ class Sessions:
             .values(current_branch_id=branch_id, updated_at=datetime.now(UTC))
         )
 
+    def keep(self, connection: Connection, session_id: int) -> None:
+        """Let nobody erase a session until the transaction ends; others may change it."""
+        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        connection.execute(select(SESSION.c.id).where(this).with_for_update(read=True, key_share=True))
+
     def lock(self, connection: Connection, session_id: int) -> None:
         """Let nobody else begin a turn, an operation or a fenced call in a session until this transaction ends.
 
         On SQLite there is only one writer anyway.
         """
         if connection.dialect.name != "sqlite":
-            _LOCK.first(connection, {"tenant": self.tenant_id, "session": session_id})
+            _LOCK.run(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def touch(self, connection: Connection, session_id: int) -> bytes:
         """Note that a session moved, and lock it, as `lock`; give its metadata as stored."""
+        return self.touching(connection, session_id)()
+
+    def touching(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
+        """Do as `touch`, together with what is asked for next; give what tells the metadata."""
         moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
-        return bytes(connection.execute(_TOUCH, moved).scalar_one())
+        asked = _TOUCH.ask(connection, moved)
+        return lambda: bytes(asked.all()[0].meta)
 
     # -- branches
 
@@ -215,50 +198,73 @@ class Sessions:
         return connection.execute(query.order_by(BRANCH.c.id)).all()
 
     def branch(self, connection: Connection, branch_id: int) -> Found:
-        """Read one branch."""
-        return connection.execute(_BRANCH, self._key(branch_id)).one()
+        """Read one branch.
 
-    def acquire(self, connection: Connection, branch_id: int, owner: str) -> int:
-        """Take a branch for one run, if it is open; give the epoch that begins.
+        Raises:
+            NotFound: it was deleted.
+        """
+        row = _BRANCH.first(connection, self._key(branch_id))
+        if row is None:
+            raise NotFound("This branch is not there any more: its session was deleted. List them: repo.sessions().")
+        return cast(Found, row)
+
+    def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
+        """Take a branch for one run, if it is open; give its row as it is then, by which the run holds it.
 
         Raises:
             Conflict: somebody else is running it, or its rollback was not finished.
         """
-        taken = connection.execute(_ACQUIRE, {**self._key(branch_id), "by": owner}).scalar()
+        lease = self.leases.given if self.leases is not None else {}
+        statement = _ACQUIRE[self.leases is not None]
+        taken = statement.first(connection, {**self._key(branch_id), "by": owner, **lease})
         if taken is not None:
-            return int(taken)
+            if self.leases is not None:
+                self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
+            return cast(Found, taken)
         row = self.branch(connection, branch_id)
         expect_whole(row)
         raise Conflict(  # also if it was given back at this very moment
             f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
-            "agent.fork(). If it died on another machine: repo.recover(session, branch).",
+            "agent.fork().",
             head=row.head_id,
         )
 
-    def hold(self, connection: Connection, branch_id: int, epoch: int) -> None:
+    def hold(self, connection: Connection, taken: Found) -> None:
         """Make sure that a run still has the branch it took.
 
         Args:
-            branch_id: the branch.
-            epoch: as `acquire` gave it.
+            connection: any.
+            taken: as `acquire` gave it.
 
         Raises:
             Conflict: somebody took it over, because they held this run for dead.
         """
-        if not self.holds(connection, branch_id, epoch):
-            raise Conflict(
-                "This turn was taken over: somebody held it for dead and took its branch back. Nothing more of it is "
-                "recorded or saved. Go on with a new agent: repo.wrap(graph, session)."
-            )
+        self.holding(connection, taken)()
 
-    def holds(self, connection: Connection, branch_id: int, epoch: int) -> bool:
+    def holding(self, connection: Connection, taken: Found) -> Callable[[], None]:
+        """Ask whether a run still has its branch; give what raises as `hold` when it is called."""
+        asked = _HOLD.ask(connection, self._key(taken.id))
+
+        def expect() -> None:
+            if not _is_held(asked.first(), taken):
+                raise Conflict(
+                    "This turn was taken over: somebody held it for dead and took its branch back. Nothing more of it "
+                    "is recorded or saved. Go on with a new agent: repo.wrap(graph, session)."
+                )
+
+        return expect
+
+    def holds(self, connection: Connection, taken: Found) -> bool:
         """Tell whether a run still has the branch it took, as `hold`."""
-        row = _HELD.first(connection, self._key(branch_id))
-        return row is not None and (row.status, row.epoch) == (RUNNING, epoch)
+        return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
 
-    def running(self, connection: Connection, session_id: int) -> list[Any]:
-        """Read the id and the owner of each branch of a session that a turn holds, or held when its process died."""
-        return _HELD_BRANCHES.all(connection, {"tenant": self.tenant_id, "session": session_id})
+    def running(self, connection: Connection, session_id: int) -> Answer:
+        """Ask for the id, owner and lease of each branch of a session that a turn holds, or held when it died."""
+        return _HELD_BRANCHES.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+
+    def is_abandoned(self, connection: Connection, row: Any) -> bool:
+        """Tell whether nobody works on a branch or an operation any more, by its owner and its lease."""
+        return not owners.is_alive(row.owner) or is_over(connection, row.lease_until)
 
     def see(self, connection: Connection, branch: Found, seq: int) -> None:
         """Note that a branch is up to date with the world.
@@ -272,7 +278,7 @@ class Sessions:
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Give a branch back after a run; nothing happens if somebody else has taken it over."""
-        connection.execute(_RELEASE, {**self._key(branch_id), "by": owner})
+        _RELEASE.run(connection, {**self._key(branch_id), "by": owner})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
         """Set what a branch is in the middle of."""
@@ -280,15 +286,19 @@ class Sessions:
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
         """Count one more turn of a branch; tell how many it had."""
-        meta = as_object(self.branch(connection, branch_id).meta)
+        meta = self._meta(connection, branch_id)
         meta["turns"] = meta.get("turns", 0) + 1
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
     def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
         """Add facts to the metadata of a branch; those of the same names are replaced."""
-        meta = {**as_object(self.branch(connection, branch_id).meta), **facts}
+        meta = {**self._meta(connection, branch_id), **facts}
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
+
+    def _meta(self, connection: Connection, branch_id: int) -> dict[str, Any]:
+        """Read the metadata of a branch, which nobody else may change until this transaction ends."""
+        return as_object(connection.execute(_META, self._key(branch_id)).scalar_one())
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
         """Follow a branch to the root; give the parts of its path, root first."""
@@ -325,7 +335,7 @@ class Sessions:
 
 # The statements of every turn, built once: building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-_BRANCH = select(BRANCH).where(*_this_branch)
+_BRANCH = Prepared(select(BRANCH).where(*_this_branch))
 
 
 def _lineage() -> Select[Any]:
@@ -337,15 +347,19 @@ def _lineage() -> Select[Any]:
 
 
 _LINEAGE = Prepared(_lineage())
-_ACQUIRE = (
+_TAKE = (
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == OPEN)
     .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
-    .returning(BRANCH.c.epoch)
+    .returning(BRANCH)
 )
-_HELD = Prepared(select(BRANCH.c.status, BRANCH.c.epoch).where(*_this_branch))
+_ACQUIRE = {False: Prepared(_TAKE), True: Prepared(_TAKE.values(lease_until=UNTIL))}
+"""By whether it has a lease."""
+
+# Without a lock: parallel calls of one turn would each hold a share of it, and wait for the others to change the row.
+_HOLD = Prepared(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
 _HELD_BRANCHES = Prepared(
-    select(BRANCH.c.id, BRANCH.c.owner).where(
+    select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
         BRANCH.c.tenant_id == bindparam("tenant"),
         BRANCH.c.external_session_id == bindparam("session"),
         BRANCH.c.status == RUNNING,
@@ -357,19 +371,25 @@ _LOCK = Prepared(
     .with_for_update(key_share=True)  # others may still add rows that refer to it
 )
 _SEE = Prepared(update(BRANCH).where(*_this_branch).values(world_seen=bindparam("seen")))
-_RELEASE = (
+_RELEASE = Prepared(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
-    .values(status=OPEN, owner=None)
+    .values(status=OPEN, owner=None, lease_until=None)
 )
-_SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None)
+_SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
+_META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 _SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
-_TOUCH = (
+_TOUCH = Prepared(
     update(SESSION)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
     .returning(SESSION.c.meta)
 )
+
+
+def _is_held(row: Any, taken: Found) -> bool:
+    """Tell whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
+    return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
 
 
 def expect_whole(branch: Found) -> None:
@@ -383,17 +403,3 @@ def expect_whole(branch: Found) -> None:
             f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at repo.operations(), then "
             "call repo.resume(operation)."
         )
-
-
-def _external(row: Found) -> ExternalSession:
-    return ExternalSession(
-        id=row.id,
-        user_id=row.user_id,
-        session_name=row.session_name,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        is_active=row.is_active,
-        current_internal_session_id=row.current_branch_id,
-        metadata=as_object(row.meta),
-        branch_count=row.branch_count,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exists, insert, select
+from sqlalchemy import Connection, Select, and_, delete, exists, insert, select
 
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
@@ -79,6 +79,17 @@ class Snapshots:
             query = select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id.in_(part)).order_by(SNAPSHOT.c.id)
             found += connection.execute(query)
         return found
+
+    def only_of(self, connection: Connection, sessions: Select[int]) -> list[FilesAt]:
+        """List the snapshots that these sessions have and no others, each once."""
+        other = SNAPSHOT.alias("other")
+        elsewhere = exists().where(
+            other.c.tenant_id == self.tenant_id,
+            other.c.snapshot == SNAPSHOT.c.snapshot,
+            other.c.external_session_id.not_in(sessions),
+        )
+        query = select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.external_session_id.in_(sessions), ~elsewhere)
+        return list({(row.snapshot, row.settings): files_of(row) for row in connection.execute(query)}.values())
 
     def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:
         """List the rows that no checkpoint has and after which their branch has looked again, with their snapshots.

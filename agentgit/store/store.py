@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.auth import Principal
 from agentgit.errors import Corrupt
 from agentgit.sessions.history import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
 from agentgit.store import owners
+from agentgit.store.attempts import Failures
 from agentgit.store.checkpoints import Checkpoints, Snapshot
 from agentgit.store.database import Database
 from agentgit.store.fences import Fences
@@ -19,7 +23,9 @@ from agentgit.store.graph import GraphStore
 from agentgit.store.graph_rows import INTERRUPT
 from agentgit.store.graph_rows import Found as At
 from agentgit.store.journal import Journal, Part
+from agentgit.store.keys import Keys
 from agentgit.store.log import Log
+from agentgit.store.members import Members
 from agentgit.store.operations import Operations
 from agentgit.store.search import Search
 from agentgit.store.sessions import Found, Sessions
@@ -28,6 +34,9 @@ from agentgit.store.tags import Tags
 from agentgit.store.telling.outbox import Outbox
 from agentgit.store.telling.trail import Trail, note
 from agentgit.store.texts import Texts
+from agentgit.store.users import Users
+from agentgit.store.visible import Visible
+from agentgit.store.walls import EVERYBODY
 from agentgit.store.world import World
 from agentgit.tools import ToolInvocation
 
@@ -42,6 +51,7 @@ class Moment:
         settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
         last: the last message, shown; nothing if there is none.
         waiting: the AI message some of whose tool calls have no result, and the results that are there.
+        batch: the number that the next batch of calls has.
     """
 
     snapshot: Snapshot
@@ -49,6 +59,7 @@ class Moment:
     settled: bool
     last: Sequence[Mapping[str, Any]] = ()
     waiting: Sequence[Mapping[str, Any]] = ()
+    batch: int = 0
 
 
 class Store:
@@ -61,23 +72,45 @@ class Store:
     """
 
     def __init__(self, database: Database, tenant_id: int, compression: str = "zstd") -> None:
-        self.database = database
+        self.database = database if database.tenant_id == tenant_id else database.bound(tenant_id)
         self.tenant_id = tenant_id
         self.compression = compression
-        self.sessions = Sessions(tenant_id)
+        self.users = Users(tenant_id)
+        self.keys = Keys(tenant_id)
+        self.failures = Failures(tenant_id)
+        self.members = Members(tenant_id)
+        self.visible = Visible(tenant_id)
+        self.sessions = Sessions(tenant_id, database.leases)
         self.checkpoints = Checkpoints(tenant_id)
         self.journal = Journal(tenant_id)
         self.world = World(tenant_id, self.journal)
         self.fences = Fences(tenant_id, self.journal, self.world)
-        self.operations = Operations(tenant_id)
+        self.operations = Operations(tenant_id, database.leases)
         self.snapshots = Snapshots(tenant_id)
         self.graphs = GraphStore(tenant_id, compression)
         self.log = Log(tenant_id)
         self.trail = Trail(tenant_id)
         self.outbox = Outbox(tenant_id)
         self.tags = Tags(tenant_id)
-        self.texts = Texts(tenant_id, self.sessions, self.graphs)
+        self.texts = Texts(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
         self.search = Search(tenant_id, self.graphs)
+
+    def of(self, principal: Principal) -> Store:
+        """Give the same store for somebody: its database shows the sessions that they may see, an admin's all."""
+        made = copy.copy(self)
+        user_id = EVERYBODY if principal.user.is_admin else principal.user.id
+        made.database = self.database.bound(self.tenant_id, user_id)
+        return made
+
+    @contextmanager
+    def at_work(self) -> Iterator[str]:
+        """Give a name for one piece of work, which may take branches and operations until the block ends."""
+        with owners.owner() as name:
+            try:
+                yield name
+            finally:
+                if self.database.leases is not None:
+                    self.database.leases.let_go(name)
 
     def track(self, connection: Connection, branch: Found, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch from the root of the session.
@@ -100,32 +133,40 @@ class Store:
         track = self.track(connection, branch)
         return [*track, *self.journal.waiting(connection, branch.id, len(track))]
 
-    def moment(self, connection: Connection, branch: Found, count: int | None = None) -> Moment:
-        """Look where a branch stands, stepping back behind a batch of tool calls that was never finished.
+    def moment(self, connection: Connection, branch: Found) -> Moment:
+        """Look where a branch stands, as `looking`."""
+        return self.looking(connection, branch.id, branch.thread_id)(branch)
+
+    def looking(self, connection: Connection, branch_id: int, thread_id: str) -> Callable[[Found], Moment]:
+        """Ask where a branch stands; give what tells it, stepping back behind a batch of calls that was never finished.
 
         A batch that waits for an answer (an interrupt) is not stepped behind: it goes on rightly from a fork.
 
         Args:
             connection: any.
-            branch: its row.
-            count: how many calls the branch made itself, if that is known.
+            branch_id: the branch.
+            thread_id: its thread.
         """
-        at = self.graphs.newest(connection, branch.thread_id)
-        position = branch.inherited + (self.journal.tally(connection, branch.id)[0] if count is None else count)
+        tally, stand = self.journal.tally(connection, branch_id), self.graphs.stand(connection, thread_id)
+        return lambda branch: self._moment(connection, branch, *tally(), *stand())
+
+    def _moment(
+        self, connection: Connection, branch: Found, calls: int, batch: int, at: At | None, asks: bool
+    ) -> Moment:
+        position = branch.inherited + calls
         if at is None:
-            return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True)
+            return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True, batch=batch)
         latest, tail = at.place.checkpoint_id, self._tail(connection, at)
         waiting = unanswered(tail)
-        asks = self.is_interrupted(connection, at)
         if asks or not waiting:
-            here = snapshot_of(at, position)
+            here, left = snapshot_of(at, position), tail if waiting else ()
             return Moment(
-                snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=tail if waiting else ()
-            )
+                snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch
+            )  # fmt: skip
         began = self.journal.last_batch(connection, branch.id, waiting)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
         before = snapshot_of(self._before(connection, at), position)
-        return Moment(snapshot=before, latest=latest, settled=False, waiting=tail)
+        return Moment(snapshot=before, latest=latest, settled=False, waiting=tail, batch=batch)
 
     def _before(self, connection: Connection, at: At) -> At | None:
         """Find the newest graph checkpoint before this one in which no tool call waits for its result."""
@@ -164,8 +205,8 @@ class Store:
             last *= 8
 
     def recover(self, connection: Connection, branch: Found) -> Found:
-        """Take a branch back from a turn whose process has died; what it was calling is unknown from now on."""
-        if branch.status != RUNNING or owners.is_alive(branch.owner):
+        """Take a branch back from a turn that has died, or whose lease has ended; what it was calling is unknown."""
+        if branch.status != RUNNING or not self.sessions.is_abandoned(connection, branch):
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release(connection, branch.id, branch.owner)

@@ -5,208 +5,172 @@ tenant; no `relationship()`. Rows stay below the repository: what users get are 
 `checkpoints` and `tools`.
 """
 
-from datetime import UTC, datetime
-from typing import Any, ClassVar
+from datetime import datetime
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    DateTime,
-    Dialect,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    String,
-    Text,
-    UniqueConstraint,
-    text,
-)
+from sqlalchemy import Boolean, CheckConstraint, Column, Index, Integer, Text, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import TSVECTOR
-from sqlalchemy.orm import registry
-from sqlalchemy.types import TypeDecorator
-from sqlmodel import Field, SQLModel
+from sqlmodel import Field
 
-METADATA = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
+from agentgit.store import columns as column
+from agentgit.store.columns import METADATA, Row, SafeText, same_tenant, where
 
-
-class UTCDateTime(TypeDecorator[datetime]):
-    """An aware UTC time, also where the database itself knows no zones."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value.astimezone(UTC) if value is not None else None
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        found: datetime = value
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-
-
-class SafeText(TypeDecorator[str]):
-    """Text that survives U+0000 and lone surrogates, which PostgreSQL and UTF-8 refuse.
-
-    A code point that cannot be stored is written as backslash, `u`, four hex digits; a backslash is doubled.
-    """
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or ("\\" not in value and "\0" not in value and value.isascii()):
-            return value
-        return "".join(
-            "\\\\" if c == "\\" else f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in value
-        )
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or "\\" not in value:
-            return value
-        out, i = [], 0
-        while i < len(value):
-            if value[i] != "\\":
-                out.append(value[i])
-                i += 1
-            elif value[i + 1] == "\\":
-                out.append("\\")
-                i += 2
-            else:
-                out.append(chr(int(value[i + 2 : i + 6], 16)))
-                i += 6
-        return "".join(out)
-
-
-def _id(**kwargs: Any) -> Any:
-    return Field(sa_column=Column(BigInteger, nullable=False, autoincrement=False, **kwargs))
-
-
-def _ref() -> Any:
-    return Field(default=None, sa_column=Column(BigInteger, nullable=True))
-
-
-def _when(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(UTCDateTime, nullable=nullable))
-
-
-def _text(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SafeText, nullable=nullable))
-
-
-def _word(length: int, *, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(String(length), nullable=nullable, **kwargs))
-
-
-def _bytes(*, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable, **kwargs))
-
-
-def _number(*, small: bool = False, **kwargs: Any) -> Any:
-    return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
-
-
-def _same_tenant(column: str, table: str) -> ForeignKeyConstraint:
-    """Refer to a row of the same tenant, and of no other."""
-    return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
-
-
-def _where(condition: str) -> dict[str, Any]:
-    """Index only the rows that meet a condition."""
-    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
-
-
-class Row(SQLModel, registry=registry(metadata=METADATA)):
-    """The base of all tables."""
-
-    metadata: ClassVar[MetaData] = METADATA
+__all__ = ["METADATA"]  # which has all of them once this module is imported
 
 
 class TenantRow(Row, table=True):
     """One isolated customer of a database; an embedded database has one."""
 
     __tablename__ = "tenant"
+    __table_args__ = (Index(None, "name", unique=True),)
 
-    id: int = _id(primary_key=True)
-    name: str = _text()
-    created_at: datetime = _when()
+    id: int = column.identity(primary_key=True)
+    name: str = column.words()
+    created_at: datetime = column.moment()
+    tokens_revoked_at: datetime | None = column.moment(nullable=True)
 
 
 class UserRow(Row, table=True):
-    """Who owns sessions and makes checkpoints."""
+    """Who owns sessions and makes checkpoints. `password` is argon2's own text; without one nobody logs in by it."""
 
     __tablename__ = "user"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    name: str = _text()
-    created_at: datetime = _when()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    name: str = column.words()
+    created_at: datetime = column.moment()
+    is_admin: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    disabled_at: datetime | None = column.moment(nullable=True)
+    password: str | None = column.word(255, nullable=True)
+    tokens_revoked_at: datetime | None = column.moment(nullable=True)
+
+
+class ApiKeyRow(Row, table=True):
+    """A key that a program shows instead of a password. Only the SHA-256 of its secret is here."""
+
+    __tablename__ = "api_key"
+    __table_args__ = (Index(None, "tenant_id", "user_id", "id"), same_tenant("user_id", "user"))
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    user_id: int = column.identity()
+    name: str = column.words()
+    hash: bytes = column.binary()
+    scope: str = column.word(16)
+    created_at: datetime = column.moment()
+    expires_at: datetime | None = column.moment(nullable=True)
+    last_used_at: datetime | None = column.moment(nullable=True)
+    revoked_at: datetime | None = column.moment(nullable=True)
+
+
+class LoginFailureRow(Row, table=True):
+    """How often somebody failed to say who they are. `subject` is a hash of the name or the address that it was."""
+
+    __tablename__ = "login_failure"
+    __table_args__ = (Index(None, "tenant_id", "forget_at"),)
+
+    tenant_id: int = column.identity(primary_key=True)
+    subject: bytes = column.binary(primary_key=True)
+    failures: int = column.number()
+    blocked_until: datetime = column.moment()
+    forget_at: datetime = column.moment()
 
 
 class ExternalSessionRow(Row, table=True):
     """What a person calls a session. `current_branch_id` moves."""
 
     __tablename__ = "external_session"
-    __table_args__ = (UniqueConstraint("tenant_id", "user_id", "session_name"),)
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "user_id", "session_name"),
+        Index(None, "tenant_id", "user_id", "updated_at", "id"),
+    )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    user_id: int = _id()
-    session_name: str = _text()
-    created_at: datetime = _when()
-    updated_at: datetime = _when()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    user_id: int = column.identity()
+    session_name: str = column.words()
+    created_at: datetime = column.moment()
+    updated_at: datetime = column.moment()
     is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
-    current_branch_id: int | None = _ref()
-    meta: bytes = _bytes()
+    current_branch_id: int | None = column.reference()
+    meta: bytes = column.sealed("external_session.meta")
+
+
+class SessionMemberRow(Row, table=True):
+    """A role that somebody has in another one's session; `link_id` is the link that gave it, 0 if none did."""
+
+    __tablename__ = "session_member"
+    __table_args__ = (
+        Index(None, "tenant_id", "user_id"),
+        same_tenant("external_session_id", "external_session"),
+        same_tenant("user_id", "user"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    user_id: int = column.identity(primary_key=True)
+    link_id: int = column.identity(primary_key=True)
+    role: str = column.word(16)
+    created_at: datetime = column.moment()
+    expires_at: datetime | None = column.moment(nullable=True)
+
+
+class SessionLinkRow(Row, table=True):
+    """A link by which whoever has its token can join a session. Only the SHA-256 of its secret is here."""
+
+    __tablename__ = "session_link"
+    __table_args__ = (
+        Index(None, "tenant_id", "external_session_id"),
+        same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    hash: bytes = column.binary()
+    role: str = column.word(16)
+    created_at: datetime = column.moment()
+    expires_at: datetime | None = column.moment(nullable=True)
+    revoked_at: datetime | None = column.moment(nullable=True)
 
 
 class InternalSessionRow(Row, table=True):
     """One branch, which is one LangGraph thread.
 
-    `head_id`, `status`, `owner`, `epoch`, `world_seen` and `searched` move. `epoch` counts the runs that took the
-    branch; `world_seen` is the place in the world log that it is up to date with; `searched` is the number of its last
-    checkpoint whose words can be found.
+    `head_id`, `status`, `owner`, `lease_until`, `epoch`, `world_seen` and `searched` move. `epoch` counts the runs that
+    took the branch; `lease_until` is how long the one on a server is surely alive; `world_seen` is the place in the
+    world log that the branch is up to date with; `searched` is the number of its last checkpoint whose words can be
+    found.
     """
 
     __tablename__ = "internal_session"
     __table_args__ = (
         UniqueConstraint("tenant_id", "external_session_id", "name"),
         UniqueConstraint("tenant_id", "thread_id"),
-        _same_tenant("external_session_id", "external_session"),
+        same_tenant("external_session_id", "external_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    external_session_id: int = _id()
-    thread_id: str = _word(64)
-    name: str = _text()
-    status: str = _word(16)
-    owner: str | None = _word(128, nullable=True)
-    epoch: int = _number(server_default="0")
-    world_seen: int = _number(server_default="0")
-    searched: int = _number(server_default="0")
-    head_id: int | None = _ref()
-    parent_id: int | None = _ref()
-    branch_point_id: int | None = _ref()
-    inherited: int = _number()
-    created_at: datetime = _when()
-    meta: bytes = _bytes()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    thread_id: str = column.word(64)
+    name: str = column.words()
+    status: str = column.word(16)
+    owner: str | None = column.word(128, nullable=True)
+    lease_until: datetime | None = column.moment(nullable=True)
+    epoch: int = column.number(server_default="0")
+    world_seen: int = column.number(server_default="0")
+    searched: int = column.number(server_default="0")
+    head_id: int | None = column.reference()
+    parent_id: int | None = column.reference()
+    branch_point_id: int | None = column.reference()
+    inherited: int = column.number()
+    created_at: datetime = column.moment()
+    meta: bytes = column.sealed("internal_session.meta")
 
 
 _BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
-_NAMED = _where("name IS NOT NULL")
+_NAMED = where("name IS NOT NULL")
 
 
 class CheckpointRow(Row, table=True):
@@ -219,26 +183,26 @@ class CheckpointRow(Row, table=True):
         # with the tenant, SQLite would read all of it to find a few ids.
         Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
         Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_NAMED),
-        _same_tenant("internal_session_id", "internal_session"),
+        same_tenant("internal_session_id", "internal_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    internal_session_id: int = _id()
-    number: int = _number()
-    name: str | None = _text(nullable=True)
-    description: str | None = _text(nullable=True)
-    kind: str = _word(16)
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    internal_session_id: int = column.identity()
+    number: int = column.number()
+    name: str | None = column.words(nullable=True)
+    description: str | None = column.sealed_words("checkpoint.description", nullable=True)
+    kind: str = column.word(16)
     is_auto: bool = Field(sa_column=Column(Boolean, nullable=False))
-    user_id: int = _id()
-    created_at: datetime = _when()
-    graph_checkpoint_id: str | None = _word(64, nullable=True)
-    state_hash: bytes = _bytes()
-    position: int = _number()
-    message_count: int = _number()
-    restore_point: str | None = _text(nullable=True)
-    data: bytes | None = _bytes(nullable=True)
-    workspace_snapshot_id: int | None = _ref()
+    user_id: int = column.identity()
+    created_at: datetime = column.moment()
+    graph_checkpoint_id: str | None = column.word(64, nullable=True)
+    state_hash: bytes = column.binary()
+    position: int = column.number()
+    message_count: int = column.number()
+    restore_point: str | None = column.words(nullable=True)
+    data: bytes | None = column.sealed("checkpoint.data", nullable=True)
+    workspace_snapshot_id: int | None = column.reference()
 
 
 class TagRow(Row, table=True):
@@ -247,17 +211,17 @@ class TagRow(Row, table=True):
     __tablename__ = "tag"
     __table_args__ = (
         Index(None, "tenant_id", "checkpoint_id"),
-        _same_tenant("checkpoint_id", "checkpoint"),
-        _same_tenant("external_session_id", "external_session"),
+        same_tenant("checkpoint_id", "checkpoint"),
+        same_tenant("external_session_id", "external_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    external_session_id: int = _id(primary_key=True)
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
     name: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: int = _id()
-    description: str | None = _text(nullable=True)
-    user_id: int = _id()
-    created_at: datetime = _when()
+    checkpoint_id: int = column.identity()
+    description: str | None = column.sealed_words("tag.description", nullable=True)
+    user_id: int = column.identity()
+    created_at: datetime = column.moment()
 
 
 class SearchTextRow(Row, table=True):
@@ -270,16 +234,16 @@ class SearchTextRow(Row, table=True):
     __tablename__ = "search_text"
     __table_args__ = (
         Index(None, "tenant_id", "internal_session_id", "number"),
-        _same_tenant("internal_session_id", "internal_session"),
+        same_tenant("internal_session_id", "internal_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    internal_session_id: int = _id()
-    number: int = _number()
-    kind: str = _word(16)
-    hash: bytes | None = _bytes(nullable=True)
-    row_id: int | None = _ref()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    internal_session_id: int = column.identity()
+    number: int = column.number()
+    kind: str = column.word(16)
+    hash: bytes | None = column.binary(nullable=True)
+    row_id: int | None = column.reference()
     words: str | None = Field(
         default=None, sa_column=Column(Text().with_variant(TSVECTOR(), "postgresql"), nullable=True)
     )
@@ -293,17 +257,17 @@ class WorkspaceSnapshotRow(Row, table=True):
 
     __tablename__ = "workspace_snapshot"
     __table_args__ = (
-        _same_tenant("external_session_id", "external_session"),
+        same_tenant("external_session_id", "external_session"),
         Index(None, "tenant_id", "external_session_id", "id"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    external_session_id: int = _id()
-    internal_session_id: int = _id()
-    snapshot: str = _text()
-    settings: bytes = _bytes()
-    created_at: datetime = _when()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    internal_session_id: int = column.identity()
+    snapshot: str = column.words()
+    settings: bytes = column.sealed("workspace_snapshot.settings")
+    created_at: datetime = column.moment()
 
 
 class ToolInvocationRow(Row, table=True):
@@ -321,37 +285,37 @@ class ToolInvocationRow(Row, table=True):
         UniqueConstraint("tenant_id", "internal_session_id", "arrival"),
         Index(None, "tenant_id", "external_session_id", "status"),
         # Few rows have them, so the others stay out of these indexes.
-        Index(None, "tenant_id", "external_session_id", "identity", **_where("identity IS NOT NULL")),
-        Index(None, "tenant_id", "external_session_id", "replay_of", **_where("replay_of IS NOT NULL")),
-        _same_tenant("internal_session_id", "internal_session"),
+        Index(None, "tenant_id", "external_session_id", "identity", **where("identity IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "replay_of", **where("replay_of IS NOT NULL")),
+        same_tenant("internal_session_id", "internal_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    external_session_id: int = _id()
-    internal_session_id: int = _id()
-    arrival: int = _number()
-    batch: int = _number()
-    batch_index: int = _number()
-    tool_name: str = _text()
-    tool_call_id: str | None = _text(nullable=True)
-    effect: str = _word(16)
-    status: str = _word(16)
-    args: bytes = _bytes()
-    result: bytes | None = _bytes(nullable=True)
-    error_message: str | None = _text(nullable=True)
-    started_at: datetime = _when()
-    ended_at: datetime | None = _when(nullable=True)
-    idempotency_key: str = _word(64)
-    undo: str | None = _text(nullable=True)
-    verify: str | None = _text(nullable=True)
-    precheck: str | None = _text(nullable=True)
-    owner: str | None = _word(128, nullable=True)
-    kind: str = _word(16, server_default="call")
-    identity: str | None = _word(64, nullable=True)
-    replay_of: int | None = _ref()
-    answers: bytes | None = _bytes(nullable=True)
-    made_on: int | None = _ref()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    internal_session_id: int = column.identity()
+    arrival: int = column.number()
+    batch: int = column.number()
+    batch_index: int = column.number()
+    tool_name: str = column.words()
+    tool_call_id: str | None = column.words(nullable=True)
+    effect: str = column.word(16)
+    status: str = column.word(16)
+    args: bytes = column.sealed("tool_invocation.args")
+    result: bytes | None = column.sealed("tool_invocation.result", nullable=True)
+    error_message: str | None = column.sealed_words("tool_invocation.error_message", nullable=True)
+    started_at: datetime = column.moment()
+    ended_at: datetime | None = column.moment(nullable=True)
+    idempotency_key: str = column.word(64)
+    undo: str | None = column.words(nullable=True)
+    verify: str | None = column.words(nullable=True)
+    precheck: str | None = column.words(nullable=True)
+    owner: str | None = column.word(128, nullable=True)
+    kind: str = column.word(16, server_default="call")
+    identity: str | None = column.word(64, nullable=True)
+    replay_of: int | None = column.reference()
+    answers: bytes | None = column.sealed("tool_invocation.answers", nullable=True)
+    made_on: int | None = column.reference()
 
 
 class WorldLogRow(Row, table=True):
@@ -360,42 +324,43 @@ class WorldLogRow(Row, table=True):
     __tablename__ = "world_log"
     __table_args__ = (
         Index(None, "tenant_id", "invocation_id"),
-        _same_tenant("external_session_id", "external_session"),
+        same_tenant("external_session_id", "external_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    external_session_id: int = _id(primary_key=True)
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
     seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    invocation_id: int = _id()
-    action: str = _word(16)
-    operation_id: int | None = _ref()
-    created_at: datetime = _when()
+    invocation_id: int = column.identity()
+    action: str = column.word(16)
+    operation_id: int | None = column.reference()
+    created_at: datetime = column.moment()
 
 
 class OperationRow(Row, table=True):
-    """A rollback or fork, in progress or done. `status` and `report` move."""
+    """A rollback or fork, in progress or done. `status`, `report`, `owner` and `lease_until` move."""
 
     __tablename__ = "operation"
     __table_args__ = (
         UniqueConstraint("tenant_id", "external_session_id", "request_id"),
-        _same_tenant("external_session_id", "external_session"),
+        same_tenant("external_session_id", "external_session"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    external_session_id: int = _id()
-    user_id: int = _id()
-    kind: str = _word(16)
-    status: str = _word(16)
-    request_id: str = _word(64)
-    source_id: int = _id()
-    target_id: int = _id()
-    internal_session_id: int = _id()
-    owner: str | None = _word(128, nullable=True)
-    request: bytes = _bytes()
-    report: bytes = _bytes()
-    created_at: datetime = _when()
-    ended_at: datetime | None = _when(nullable=True)
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    user_id: int = column.identity()
+    kind: str = column.word(16)
+    status: str = column.word(16)
+    request_id: str = column.word(64)
+    source_id: int = column.identity()
+    target_id: int = column.identity()
+    internal_session_id: int = column.identity()
+    owner: str | None = column.word(128, nullable=True)
+    lease_until: datetime | None = column.moment(nullable=True)
+    request: bytes = column.sealed("operation.request")
+    report: bytes = column.sealed("operation.report")
+    created_at: datetime = column.moment()
+    ended_at: datetime | None = column.moment(nullable=True)
 
 
 class GraphCheckpointRow(Row, table=True):
@@ -408,22 +373,22 @@ class GraphCheckpointRow(Row, table=True):
     __table_args__ = (
         UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
         # Only subgraphs have a root: most rows are roots themselves and stay out of this index.
-        Index(None, "tenant_id", "thread_id", "root_id", **_where("root_id IS NOT NULL")),
+        Index(None, "tenant_id", "thread_id", "root_id", **where("root_id IS NOT NULL")),
     )
 
-    tenant_id: int = _id(primary_key=True)
+    tenant_id: int = column.identity(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = _word(64, primary_key=True)
-    seq: int = _number()
-    parent_id: str | None = _word(64, nullable=True)
-    root_id: str | None = _word(64, nullable=True)
-    run_id: str | None = _text(nullable=True)
-    message_count: int = _number()
-    meta: bytes = _bytes()
-    header: bytes = _bytes()
-    channels: bytes = _bytes()
-    state_hash: bytes = _bytes()
+    checkpoint_id: str = column.word(64, primary_key=True)
+    seq: int = column.number()
+    parent_id: str | None = column.word(64, nullable=True)
+    root_id: str | None = column.word(64, nullable=True)
+    run_id: str | None = column.words(nullable=True)
+    message_count: int = column.number()
+    meta: bytes = column.sealed("graph_checkpoint.meta")
+    header: bytes = column.sealed("graph_checkpoint.header")
+    channels: bytes = column.binary()
+    state_hash: bytes = column.binary()
 
 
 class GraphWriteRow(Row, table=True):
@@ -431,15 +396,15 @@ class GraphWriteRow(Row, table=True):
 
     __tablename__ = "graph_write"
 
-    tenant_id: int = _id(primary_key=True)
+    tenant_id: int = column.identity(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = _word(64, primary_key=True)
-    task_id: str = _word(64, primary_key=True)
+    checkpoint_id: str = column.word(64, primary_key=True)
+    task_id: str = column.word(64, primary_key=True)
     idx: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    task_path: str = _text()
-    channel: str = _text()
-    value: bytes = _bytes()
+    task_path: str = column.words()
+    channel: str = column.words()
+    value: bytes = column.binary()
 
 
 class BlobRow(Row, table=True):
@@ -447,12 +412,12 @@ class BlobRow(Row, table=True):
 
     __tablename__ = "blob"
 
-    tenant_id: int = _id(primary_key=True)
-    hash: bytes = _bytes(primary_key=True)
-    type: str = _word(32)
-    codec: int = _number(small=True)
-    size: int = _number()
-    data: bytes = _bytes()
+    tenant_id: int = column.identity(primary_key=True)
+    hash: bytes = column.binary(primary_key=True)
+    type: str = column.word(32)
+    codec: int = column.number(small=True)
+    size: int = column.number()
+    data: bytes = column.sealed("blob.data", is_hashed=True)
 
 
 class DictionaryRow(Row, table=True):
@@ -460,11 +425,11 @@ class DictionaryRow(Row, table=True):
 
     __tablename__ = "dictionary"
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    hash: bytes = _bytes()
-    data: bytes = _bytes()
-    created_at: datetime = _when()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    hash: bytes = column.binary()
+    data: bytes = column.sealed("dictionary.data", is_hashed=True)
+    created_at: datetime = column.moment()
 
 
 class AuditEventRow(Row, table=True):
@@ -477,17 +442,17 @@ class AuditEventRow(Row, table=True):
     __tablename__ = "audit_event"
     __table_args__ = (UniqueConstraint("tenant_id", "owner_id", "id"),)
 
-    tenant_id: int = _id(primary_key=True)
-    external_session_id: int = _id(primary_key=True)
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
     seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    id: int = _id()
-    internal_session_id: int | None = _ref()
-    owner_id: int | None = _ref()
-    user_id: int | None = _ref()
-    kind: str = _word(32)
-    detail: bytes = _bytes()
-    created_at: datetime = _when()
-    hash: bytes = _bytes()
+    id: int = column.identity()
+    internal_session_id: int | None = column.reference()
+    owner_id: int | None = column.reference()
+    user_id: int | None = column.reference()
+    kind: str = column.word(32)
+    detail: bytes = column.binary()
+    created_at: datetime = column.moment()
+    hash: bytes = column.binary()
 
 
 class WebhookRow(Row, table=True):
@@ -495,14 +460,14 @@ class WebhookRow(Row, table=True):
 
     __tablename__ = "webhook"
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    user_id: int = _id()
-    external_session_id: int | None = _ref()
-    url: str = _text()
-    kinds: bytes = _bytes()
-    secret: str = _text()
-    created_at: datetime = _when()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    user_id: int = column.identity()
+    external_session_id: int | None = column.reference()
+    url: str = column.sealed_words("webhook.url")
+    kinds: bytes = column.binary()
+    secret: str = column.sealed_words("webhook.secret")
+    created_at: datetime = column.moment()
 
 
 class WebhookDeliveryRow(Row, table=True):
@@ -512,17 +477,45 @@ class WebhookDeliveryRow(Row, table=True):
     __table_args__ = (
         Index(None, "tenant_id", "status", "next_at"),
         Index(None, "tenant_id", "webhook_id", "status"),
-        _same_tenant("webhook_id", "webhook"),
+        same_tenant("webhook_id", "webhook"),
     )
 
-    tenant_id: int = _id(primary_key=True)
-    id: int = _id(primary_key=True)
-    webhook_id: int = _id()
-    external_session_id: int = _id()
-    seq: int = _number()
-    status: str = _word(16)
-    attempts: int = _number()
-    next_at: datetime = _when()
-    owner: str | None = _word(64, nullable=True)
-    last_error: str | None = _text(nullable=True)
-    created_at: datetime = _when()
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    webhook_id: int = column.identity()
+    external_session_id: int = column.identity()
+    seq: int = column.number()
+    status: str = column.word(16)
+    attempts: int = column.number()
+    next_at: datetime = column.moment()
+    owner: str | None = column.word(64, nullable=True)
+    last_error: str | None = column.sealed_words("webhook_delivery.last_error", nullable=True)
+    created_at: datetime = column.moment()
+
+
+class EncryptionKeyRow(Row, table=True):
+    """A key that values may be sealed with. `proof` is sealed with it, and tells another key of that name from it."""
+
+    __tablename__ = "encryption_key"
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: str = column.word(32, primary_key=True)
+    proof: bytes = column.binary()
+    created_at: datetime = column.moment()
+
+
+class ErasureRow(Row, table=True):
+    """A session that was erased: only its trail may be deleted. Triggers refuse to change it.
+
+    `last_seq` and `last_hash` are those of the last event that the trail had; `user_id` is who erased it.
+    """
+
+    __tablename__ = "erasure"
+    __table_args__ = (CheckConstraint("external_session_id > 0", name="ck_erasure_session"),)
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    user_id: int | None = column.reference()
+    last_seq: int = column.number()
+    last_hash: bytes = column.binary()
+    created_at: datetime = column.moment()

@@ -79,6 +79,16 @@ class Tags:
                 found.setdefault(row.checkpoint_id, []).append(row.name)
         return {checkpoint_id: sorted(names) for checkpoint_id, names in found.items()}
 
+    def names(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
+        """Tell the names that the checkpoints of a session have, those that have any."""
+        found: dict[int, list[str]] = {}
+        query = select(TAG.c.checkpoint_id, TAG.c.name).where(
+            TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id
+        )
+        for row in connection.execute(query.order_by(TAG.c.name)):
+            found.setdefault(row.checkpoint_id, []).append(row.name)
+        return found
+
     def _named(self, session_id: int, name: str) -> tuple[Any, ...]:
         return TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id, TAG.c.name == name
 

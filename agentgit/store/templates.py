@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, and_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.store.checkpoints import Label, Snapshot
-from agentgit.store.sessions import Found
+from agentgit.store.sessions import BRANCH, CHECKPOINT, Found
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
 TEMPLATE = "template"
 """Where the metadata of a branch says what it began as."""
+
+ERASED = "an erased session"
+"""What is told of a template that was erased."""
 
 
 def begin(store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str) -> int:
@@ -60,6 +63,29 @@ def expect_same(store: Store, connection: Connection, session_id: int, name: str
             f"There is a session {name!r} already, which began {began}, and not from {called}. Give the new session "
             "another name; or leave the template out to continue that one."
         )
+
+
+def forget(store: Store, connection: Connection, session_id: int) -> None:
+    """Take what a session that is erased was called out of the words of those that began as one of its checkpoints.
+
+    Args:
+        store: where; its transactions see the sessions of all users.
+        connection: in a transaction that writes.
+        session_id: the session, whose rows are still there.
+    """
+    mine = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
+    of_mine = CHECKPOINT.join(
+        BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    )
+    points = set(connection.execute(select(CHECKPOINT.c.id).select_from(of_mine).where(*mine)).scalars())
+    roots = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.parent_id.is_(None), ~mine[1])
+    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(*roots)).all():
+        template = as_object(row.meta).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
+        if template is not None and template["checkpoint"] in points:
+            store.sessions.note(connection, row.id, {TEMPLATE: {**template, "reference": ERASED}})
+            first = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
+            words = update(CHECKPOINT).where(*first, CHECKPOINT.c.number == 1).values(description=f"from {ERASED}")
+            connection.execute(words)
 
 
 def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:

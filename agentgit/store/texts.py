@@ -8,10 +8,11 @@ next search.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, cast, column, insert, select, table, update
+from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert, select, table, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.finding import Text, plain
@@ -57,10 +58,12 @@ class Texts:
         tenant_id: whose.
         sessions: its branches.
         graphs: its messages.
+        names_only: True to put in only the names of checkpoints: words of what is encrypted would lie in clear.
     """
 
-    def __init__(self, tenant_id: int, sessions: Sessions, graphs: GraphStore) -> None:
+    def __init__(self, tenant_id: int, sessions: Sessions, graphs: GraphStore, *, names_only: bool = False) -> None:
         self.tenant_id = tenant_id
+        self.names_only = names_only
         self.sessions = sessions
         self.graphs = graphs
 
@@ -79,31 +82,33 @@ class Texts:
         Raises:
             Corrupt: one of them cannot be read; nothing was written.
         """
-        branch = self.sessions.branch(connection, branch_id)
-        given = {"tenant": self.tenant_id, "branch": branch_id, "was": branch.searched}
-        rows = _NEXT.all(connection, given)
+        found = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
+        rows = [row for row in found if row.number > row.searched]
         if not rows:
             return False
-        fresh = list(self._fresh(connection, branch, rows))  # before anything is written: what is damaged raises here
-        # Whoever moves the number writes: another process may be at it.
-        if _MOVE.run(connection, {**given, "now": rows[-1].number}):
-            self._add(connection, branch, fresh)
-        return len(rows) == CHECKPOINTS_AT_ONCE
+        fresh = list(self._fresh(connection, found, rows))  # before anything is written: what is damaged raises here
+        _MOVE.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": rows[-1].number})
+        self._add(connection, rows[0], fresh)
+        return len(found) == CHECKPOINTS_AT_ONCE
 
     # -- what is new
 
-    def _fresh(self, connection: Connection, branch: Found, rows: Sequence[Found]) -> Iterator[Fresh]:
-        before = self._before(connection, branch)
+    def _fresh(self, connection: Connection, found: Sequence[Found], rows: Sequence[Found]) -> Iterator[Fresh]:
+        if self.names_only:
+            yield from (Fresh(row.number, NAMED, row.name, row_id=row.id) for row in rows if row.name)
+            return
+        branch, before = rows[0], self._before(connection, found[0])
         # Its last one that is in may have been deleted: then it is asked what of it is in.
         known = self._known(connection, branch) if branch.searched and before is None else set()
-        held, at = self._messages(connection, before), _state(before)
+        messages = self._messages(connection, [row for row in (before, *rows) if row is not None])
+        held, at = messages[_state(before)], _state(before)
         added: list[tuple[int, bytes]] = []
         made: list[tuple[int, int]] = []
         for row in rows:
             if row.name or (row.description and not row.is_auto):
                 yield Fresh(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
             if _state(row) != at:
-                now = self._messages(connection, row)
+                now = messages[_state(row)]
                 added += [(row.number, key) for key in _added(held, now) if key not in known]
                 held, at = now, _state(row)
             made.append((row.position - branch.inherited, row.number))
@@ -114,26 +119,36 @@ class Texts:
             if leaves[key].type != SEALED:
                 yield Fresh(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
-    def _before(self, connection: Connection, branch: Found) -> Found | None:
-        """Find the checkpoint that came before those to be put in, also on the branch that this one left."""
-        given = {"tenant": self.tenant_id, "branch": branch.id, "number": branch.searched}
-        if branch.searched:
-            return _AT_NUMBER.first(connection, given)
-        if branch.parent_id is None:
+    def _before(self, connection: Connection, first: Found) -> Found | None:
+        """Give the checkpoint that came before those to be put in, also on the branch that this one left.
+
+        Args:
+            connection: any.
+            first: the first row of `_NEXT`.
+        """
+        if first.number == first.searched:
+            return first
+        if first.searched or first.parent_id is None:
             return None
-        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": branch.branch_point_id})
+        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first.branch_point_id})
 
     def _known(self, connection: Connection, branch: Found) -> set[bytes | int]:
         """Give what of a branch is in already."""
-        given = {"tenant": self.tenant_id, "branch": branch.id}
+        given = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
 
-    def _messages(self, connection: Connection, row: Found | None) -> Sequence[bytes]:
-        """List the hashes of a checkpoint's messages; none if its graph checkpoint is gone."""
-        if row is None or row.graph_checkpoint_id is None or not row.message_count:
-            return ()
-        at = self.graphs.find(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
-        return self.graphs.message_hashes(connection, at) if at is not None else ()
+    def _messages(self, connection: Connection, rows: Iterable[Found]) -> dict[str | None, Sequence[bytes]]:
+        """List the hashes of the messages of checkpoints by their graph checkpoints; none if that is gone."""
+        asked = {
+            row.graph_checkpoint_id: self.graphs.finding(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
+            for row in rows
+            if row.graph_checkpoint_id is not None and row.message_count
+        }
+        held: dict[str | None, Sequence[bytes]] = defaultdict(tuple)
+        for name, find in asked.items():
+            at = find()
+            held[name] = self.graphs.message_hashes(connection, at) if at is not None else ()
+        return held
 
     def _calls(
         self, connection: Connection, branch: Found, first: int, made: Sequence[tuple[int, int]], known: set[Any]
@@ -142,7 +157,9 @@ class Texts:
         last = max(count for count, _ in made)
         if last <= first:
             return
-        given = {"tenant": self.tenant_id, "branch": branch.id, "first": first, "count": last - first}
+        given = {
+            "tenant": self.tenant_id, "branch": branch.internal_session_id, "first": first, "count": last - first
+        }  # fmt: skip
         for at, row in enumerate(_CALLS.all(connection, given), first):
             number = next((number for count, number in made if count > at), None)
             if number is not None and row.id not in known:
@@ -151,7 +168,7 @@ class Texts:
     # -- words
 
     def _add(self, connection: Connection, branch: Found, fresh: Iterable[Fresh]) -> None:
-        scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.id)]
+        scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
         is_sqlite = connection.dialect.name == "sqlite"
         rows = []
         # In the order of their checkpoints, so that what a branch has until one of them can be told by the ids.
@@ -159,8 +176,8 @@ class Texts:
             marks = [*scope, NAMES] if one.kind == NAMED else scope
             found = [*marks, *(word.text for word in words(composed(one.text)))]
             rows.append({
-                "tenant_id": self.tenant_id, "id": new_id(), "internal_session_id": branch.id, "number": one.number,
-                "kind": one.kind, "hash": one.hash, "row_id": one.row_id,
+                "tenant_id": self.tenant_id, "id": new_id(), "internal_session_id": branch.internal_session_id,
+                "number": one.number, "kind": one.kind, "hash": one.hash, "row_id": one.row_id,
                 "words": " ".join(found) if is_sqlite else vector(found),
             })  # fmt: skip
         if rows:
@@ -206,6 +223,21 @@ def vector(found: Sequence[str]) -> str:
     return " ".join(f"'{word}':{','.join(map(str, at[:256]))}" for word, at in places.items())
 
 
+def forget_words(connection: Connection, tenant_id: int) -> None:
+    """Forget all words of a tenant, so that the next search of each session puts in what may lie there now.
+
+    On SQLite those of every tenant: an FTS5 table that keeps no texts cannot forget a part of them.
+    """
+    texts, branches = delete(TEXT), update(BRANCH).where(BRANCH.c.searched != 0)
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("INSERT INTO search_words(search_words) VALUES ('delete-all')")
+    else:
+        texts = texts.where(TEXT.c.tenant_id == tenant_id)
+        branches = branches.where(BRANCH.c.tenant_id == tenant_id)
+    connection.execute(texts)
+    connection.execute(branches.values(searched=0))
+
+
 # -- the text of each kind, as it is put in and as it is shown
 
 
@@ -238,14 +270,18 @@ def text_of_checkpoint(row: Found) -> Text:
 
 _C = CHECKPOINT.c
 _of_branch = (_C.tenant_id == bindparam("tenant"), _C.internal_session_id == bindparam("branch"))
-_WITH_THREAD = select(CHECKPOINT, BRANCH.c.thread_id).join_from(
+_OF_BRANCH_TOO = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
+_WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _OF_BRANCH_TOO)).join_from(
     CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
 )
+# The last one that is in, and those that come next. Who reads them moves the number: others wait until then.
 _NEXT = Prepared(
-    _WITH_THREAD.where(*_of_branch, _C.number > bindparam("was")).order_by(_C.number).limit(CHECKPOINTS_AT_ONCE)
+    _WITH_BRANCH.where(*_of_branch, _C.number >= BRANCH.c.searched)
+    .order_by(_C.number)
+    .limit(CHECKPOINTS_AT_ONCE)
+    .with_for_update(of=BRANCH, key_share=True)
 )
-_AT_NUMBER = Prepared(_WITH_THREAD.where(*_of_branch, _C.number == bindparam("number")))
-_BY_ID = Prepared(_WITH_THREAD.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
+_BY_ID = Prepared(_WITH_BRANCH.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
 _BEHIND = Prepared(
     select(BRANCH.c.id, BRANCH.c.searched, _C.number)
     .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
@@ -258,12 +294,9 @@ _BEHIND = Prepared(
 )
 _MOVE = Prepared(
     update(BRANCH)
-    .where(
-        BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"),
-        BRANCH.c.searched == bindparam("was"),
-    )
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     .values(searched=bindparam("now"))
-)  # fmt: skip
+)
 _CALLS = Prepared(
     select(INVOCATION)
     .where(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -11,6 +11,7 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.journal import INVOCATION
+from agentgit.store.marks import marked, marks
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Store
 from agentgit.tools.invocation import PAUSED
@@ -22,10 +23,12 @@ class Views:
 
     Args:
         store: where.
+        admit: refuses to load what somebody may no more see, by the session's id.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, admit: Callable[[Connection, int], None]) -> None:
         self.store = store
+        self.admit = admit
 
     def checkpoints(self, connection: Connection, rows: Sequence[Found]) -> list[Checkpoint]:
         """Make checkpoints of their rows, with the tags that they have."""
@@ -38,6 +41,7 @@ class Views:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
                 branch = self.store.sessions.branch(connection, row.internal_session_id)
+                self.admit(connection, branch.external_session_id)
                 track = self.store.track(connection, branch, row.position)
                 content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
             return {**content, "tool_invocations": [call.to_dict() for call in track]}
@@ -77,7 +81,7 @@ class Views:
     def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
         """Make one branch of its row."""
         checkpoints = self._counts(connection, CHECKPOINT, [row.id])
-        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)[0])
+        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)()[0])
 
     def _counts(self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any) -> dict[int, int]:
         query = (
@@ -90,6 +94,7 @@ class Views:
     def _branch(self, row: Found, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
+                self.admit(connection, row.external_session_id)
                 head = self.store.graphs.head(connection, row.thread_id)
                 return self.store.state(connection, row.thread_id, head.checkpoint_id if head else None)
 
@@ -113,27 +118,31 @@ class Views:
         """Make the tree of a session, without looking into any state."""
         rows = self.store.sessions.branches(connection, session.id)
         points: dict[int, list[Point]] = {row.id: [] for row in rows}
+        tags = self.store.tags.names(connection, session.id)
         of_session = CHECKPOINT.c.internal_session_id.in_(list(points))
         for row in self.store.checkpoints.find(connection, of_session):
-            points[row.internal_session_id].append(_point(row))
-        return Tree.grow(
-            session.session_name,
-            [
-                Branch(
-                    id=row.id,
-                    name=row.name,
-                    status=row.status,
-                    is_current=row.id == session.current_internal_session_id,
-                    parent_id=row.parent_id,
-                    branch_point_id=row.branch_point_id,
-                    points=points[row.id],
-                )
-                for row in rows
-            ],
-        )
+            points[row.internal_session_id].append(_point(row, tags.get(row.id, ())))
+        calls = marks(connection, self.store.tenant_id, session.id)
+        branches = (_branch(row, session, points[row.id]) for row in rows)
+        grown = [
+            marked(branch, calls.get(row.id, ()), row.inherited) for row, branch in zip(rows, branches, strict=True)
+        ]
+        return Tree.grow(session.session_name, grown)
 
 
-def _point(row: Found) -> Point:
+def _branch(row: Found, session: ExternalSession, points: list[Point]) -> Branch:
+    return Branch(
+        id=row.id,
+        name=row.name,
+        status=row.status,
+        is_current=row.id == session.current_internal_session_id,
+        parent_id=row.parent_id,
+        branch_point_id=row.branch_point_id,
+        points=points,
+    )
+
+
+def _point(row: Found, tags: Sequence[str]) -> Point:
     return Point(
         id=row.id,
         number=row.number,
@@ -144,4 +153,5 @@ def _point(row: Found) -> Point:
         position=row.position,
         message_count=row.message_count,
         title=row.description or "",
+        tags=tuple(tags),
     )

@@ -6,7 +6,7 @@ it took over from the record (`replay`), and those that ran again in place of on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
@@ -48,8 +48,12 @@ class World:
 
     def last(self, connection: Connection, session_id: int) -> int:
         """Tell how long the log of a session is."""
-        found = LAST_SEQ.first(connection, {"tenant": self.tenant_id, "session": session_id})
-        return int(found.seq or 0) if found is not None else 0
+        return self.lasting(connection, session_id)()
+
+    def lasting(self, connection: Connection, session_id: int) -> Callable[[], int]:
+        """Ask how long the log of a session is."""
+        asked = LAST_SEQ.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+        return lambda: int(asked.all()[0].seq or 0)
 
     def foreign(self, connection: Connection, branch: Row[Any]) -> set[int]:
         """Find the declared effects that others than this branch have changed since it last saw the world.

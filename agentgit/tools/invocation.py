@@ -9,6 +9,7 @@ from reprlib import Repr
 from typing import Any, Self
 
 from agentgit.errors import InvalidInput
+from agentgit.values import Listed, Shown
 
 CALL, REPLAY, REDO = "call", "replay", "redo"
 """Why there is an invocation: the tool was called, the record answered for it, or it ran again for an earlier one."""
@@ -66,7 +67,7 @@ brief = _Short().repr
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolInvocation:
+class ToolInvocation(Shown):
     """One call of one tool.
 
     Args:
@@ -148,3 +149,7 @@ class ToolInvocation:
     def __str__(self) -> str:
         args = ", ".join(f"{key}={brief(value)}" for key, value in self.args.items())
         return f"{self.tool_name}({args})"
+
+
+class ToolTrack(Listed[ToolInvocation]):
+    """Tool calls in order, which a notebook shows as a table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,6 +33,17 @@ class Registry:
         self._declared: dict[tuple[int, str, str], Undo | str] = {}
         self._runners: dict[tuple[int, str], Run | str] = {}
         self._keepers: dict[int, Keeper] = {}
+        self._ask: Callable[[int], None] | None = None
+        self._asked: set[int] = set()
+        self._asking = threading.RLock()
+
+    def offer(self, ask: Callable[[int], None]) -> None:
+        """Have somebody asked for the tools of each session, once, before its calls are looked at.
+
+        Args:
+            ask: gets the external session; declares and provides what it has.
+        """
+        self._ask = ask
 
     def declare(self, session_id: int, tool_name: str, effect: Effect) -> None:
         """Remember the functions that belong to a tool of a session."""
@@ -95,6 +107,7 @@ class Registry:
         Raises:
             NotFound: its tool is not at hand, or can be called only by its graph.
         """
+        self._expect(session_id)
         run = self._runners.get((session_id, call.tool_name))
         if run is None:
             raise NotFound(
@@ -124,6 +137,15 @@ class Registry:
     def _find(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function that looks at the world of this program would see another one
             return None
+        self._expect(session_id)
         found = self._declared.get((session_id, call.tool_name, role)) or getattr(call, role)
         found = found or getattr(default(self._defaults, call.tool_name), role, None)
         return resolve(found) if isinstance(found, str) else found
+
+    def _expect(self, session_id: int) -> None:
+        if self._ask is None or session_id in self._asked:
+            return
+        with self._asking:  # who comes second waits until all is there
+            if session_id not in self._asked:
+                self._ask(session_id)
+                self._asked.add(session_id)

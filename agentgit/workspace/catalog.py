@@ -92,7 +92,7 @@ class Catalog:
         except OSError as error:
             raise Unavailable(f"{path}: {error.strerror}. Free some space or give the permission.") from error
         with self._open() as db:
-            db.execute("PRAGMA journal_mode=WAL")
+            _use_wal(db)
             db.executescript(SCHEMA)
 
     def known(self, before: Known | None) -> Known:
@@ -328,3 +328,16 @@ def _row(found: tuple[Any, ...]) -> Row:
 
 def _paths(stored: str | None) -> tuple[bytes, ...] | None:
     return None if stored is None else tuple(path.encode("latin-1") for path in json.loads(stored))
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """Let readers and a writer work at once; for another one who asks for that too, SQLite does not wait by itself."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)

@@ -42,9 +42,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in ("replay_of", "identity"):
         op.drop_index(f"ix_tool_invocation_tenant_id_external_session_id_{name}", "tool_invocation")
-    with op.batch_alter_table("tool_invocation") as table:
-        for name in ("precheck", "verify", "identity", "kind"):
-            table.drop_column(name)
-    with op.batch_alter_table("internal_session") as table:
-        table.drop_column("world_seen")
-        table.drop_column("epoch")
+    # Column by column: a table that others refer to cannot be made anew while SQLite looks after foreign keys.
+    for name in ("precheck", "verify", "identity", "kind"):
+        op.drop_column("tool_invocation", name)
+    for name in ("world_seen", "epoch"):
+        op.drop_column("internal_session", name)

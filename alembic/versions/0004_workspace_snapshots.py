@@ -42,8 +42,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("tool_invocation") as table:
-        table.drop_column("answers")
-    with op.batch_alter_table("checkpoint") as table:
-        table.drop_column("workspace_snapshot_id")
+    op.drop_column("tool_invocation", "answers")
+    op.drop_column("checkpoint", "workspace_snapshot_id")
     op.drop_table("workspace_snapshot")

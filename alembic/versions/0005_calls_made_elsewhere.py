@@ -19,5 +19,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("tool_invocation") as table:
-        table.drop_column("made_on")
+    op.drop_column("tool_invocation", "made_on")

@@ -59,7 +59,7 @@ def upgrade() -> None:
         "search_text",
         ["tenant_id", "internal_session_id", "number"],
     )
-    if op.get_bind().dialect.name == "postgresql":
+    if op.get_context().dialect.name == "postgresql":
         # A search looks through the whole of what is pending, so that is kept short.
         gin = "CREATE INDEX ix_search_text_words ON search_text USING gin (words) WITH (gin_pending_list_limit=256)"
         op.execute(gin)
@@ -81,11 +81,10 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("internal_session") as table:
-        table.drop_column("searched")
+    op.drop_column("internal_session", "searched")
     op.drop_index("ix_checkpoint_name", "checkpoint")
     op.drop_index("ix_checkpoint_log", "checkpoint")
-    if op.get_bind().dialect.name != "postgresql":
+    if op.get_context().dialect.name != "postgresql":
         op.execute("DROP TABLE search_words")
     op.drop_table("search_text")
     op.drop_table("tag")

@@ -72,7 +72,7 @@ def upgrade() -> None:
         "webhook_delivery",
         ["tenant_id", "webhook_id", "status"],
     )
-    if op.get_bind().dialect.name == "postgresql":
+    if op.get_context().dialect.name == "postgresql":
         op.execute(
             "CREATE FUNCTION agentgit_audit_event_stays() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$ BEGIN RAISE EXCEPTION '{REFUSED}'; END $$"
@@ -100,5 +100,5 @@ def downgrade() -> None:
     op.drop_table("webhook_delivery")
     op.drop_table("webhook")
     op.drop_table("audit_event")
-    if op.get_bind().dialect.name == "postgresql":
+    if op.get_context().dialect.name == "postgresql":
         op.execute("DROP FUNCTION agentgit_audit_event_stays()")

@@ -164,7 +164,7 @@ class OursFull(Opened):
 class _Durable(Database):
     """A database where every commit must survive a loss of power."""
 
-    def write(self, work: Callable[[Connection], T], *, durable: bool = True) -> T:
+    def write(self, work: Callable[[Connection], T], *, durable: bool = True, carried: bool = False) -> T:
         """Run `work` in one transaction, and wait for the disk."""
         return super().write(work, durable=True)
 

@@ -114,6 +114,7 @@ class Import:
         Raises:
             InvalidInput, Corrupt: as `records`; nothing is stored.
             Conflict: there is a session of that name.
+            NotAllowed: the user was deleted.
         """
         return self.store.database.write(lambda c: self._store(c, whole, files), durable=True)
 
@@ -122,6 +123,7 @@ class Import:
             tenant_id=self.store.tenant_id, user_id=self.user_id, session_id=new_id(), ids=new_ids(whole.ids),
             seen=whole.last_seq, files=files, snapshots=whole.files.snapshots if files is not None else {},
         )  # fmt: skip
+        self.store.users.expect(connection, self.user_id)
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
         connection.execute(insert(SESSION), row)
         # Of its own, because the memory of another one would tell of lists that are not stored if this is rolled back.

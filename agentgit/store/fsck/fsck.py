@@ -15,11 +15,13 @@ from agentgit.errors import AgentGitError, Corrupt
 from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.upkeep import Checked, Finding, Progress
 from agentgit.store.fsck.heads import check_heads
+from agentgit.store.fsck.rights import check_rights
 from agentgit.store.fsck.rows import Rows
 from agentgit.store.fsck.states import check_states
-from agentgit.store.fsck.trail import check_outbox, check_trail
+from agentgit.store.fsck.trail import ERASURE, check_outbox, check_trail, erased_sessions
 from agentgit.store.fsck.values import RESTORE, Report, check_dictionaries, check_values
 from agentgit.store.fsck.world import check_world
+from agentgit.store.rotation import Rotation
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA
 from agentgit.store.telling.trail import EVENT
@@ -30,7 +32,7 @@ REFERENCES, HASHES, HEADS = 1, 2, 3
 MOST = 1000
 """How many findings are told one by one; a database whose file is torn could have millions."""
 
-TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user")]
+TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
 
 
 def fsck(store: Store, level: int, progress: Progress | None = None) -> Checked:
@@ -64,6 +66,9 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
         for (said,) in connection.execute(text("PRAGMA quick_check(20)")):
             if said != "ok":
                 report.add("the database file", f"SQLite says: {said}", RESTORE)
+    if level >= HASHES:
+        for row, column in Rotation(store.database, store.tenant_id).damaged(connection, store.database.seal):
+            report.add(row, f"its {column} does not open with its key", RESTORE)
     dictionaries = check_dictionaries(connection, store, report)
     there = check_values(connection, store, dictionaries, report, hashes=level >= HASHES)
     check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
@@ -71,6 +76,7 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
     rows = Rows(connection, store, report, hashes=level >= HASHES)
     rows.check()
     check_world(rows)
+    check_rights(rows)
     check_trail(connection, store.tenant_id, report, hashes=level >= HASHES)
     check_outbox(connection, store.tenant_id, report)
     if level >= HEADS:
@@ -87,10 +93,11 @@ def verify_trail(store: Store, known: Mapping[int, Tip] | None = None, progress:
     """
     report, tips = _Counting(progress), {}
     with store.database.reading() as connection:
-        report.total = _count(connection, store.tenant_id, [EVENT])
+        report.total = _count(connection, store.tenant_id, [EVENT, ERASURE])
         tips = check_trail(connection, store.tenant_id, report, known, hashes=True)
+        erased = erased_sessions(connection, store.tenant_id)
     more = [Finding(row="audit_event", what=f"and {report.more} more", todo=RESTORE)] if report.more else []
-    return Verified(events=report.objects, tips=tips, findings=(*report.findings, *more))
+    return Verified(events=report.objects, tips=tips, findings=(*report.findings, *more), erased=erased)
 
 
 def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TABLES) -> int:

@@ -9,15 +9,18 @@ from sqlalchemy import Connection, and_, func, select
 
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.checkpoints import OPERATION
+from agentgit.store.columns import UTCDateTime
+from agentgit.store.erasure import erased_users
 from agentgit.store.fsck.values import RESTORE, Report, rows
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
 from agentgit.store.journal import INVOCATION
 from agentgit.store.prepared import Prepared
-from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, TAG, USER
+from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION, TAG
 from agentgit.store.snapshots import SNAPSHOT
 from agentgit.store.store import Store
-from agentgit.store.tables import METADATA, UTCDateTime
+from agentgit.store.tables import METADATA
 from agentgit.store.texts import CALL, MESSAGE, NAMED, TEXT
+from agentgit.store.users import USER
 from agentgit.tools.invocation import REDO
 from agentgit.values import from_json
 
@@ -55,6 +58,8 @@ class Rows:
     def __init__(self, connection: Connection, store: Store, report: Report, *, hashes: bool) -> None:
         self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
         self.users = self.ids(USER)
+        self.authors = self.users | set(erased_users(connection, store.tenant_id))
+        """Who made something, also those who were erased since."""
         self.current: dict[int, int | None] = {}
         """Of each session the branch that it continues on."""
         self.of_branch: dict[int, Owner] = {}
@@ -182,7 +187,7 @@ class Rows:
             self.one_of(name, "kind", row.kind, CHECKPOINT_KINDS)
             todo = "Its files cannot be brought back; its conversation can, with files=False."
             self.refers(name, "snapshot of files", row.workspace_snapshot_id, self.snapshot_ids, todo)
-            self.refers(name, "user", row.user_id, self.users)
+            self.refers(name, "user", row.user_id, self.authors)
             if bool(row.is_auto) is (row.kind == "named"):
                 self.report.add(name, f"its kind is {row.kind}, and its is_auto {bool(row.is_auto)}", RESTORE)
             branch = self.of_branch.get(row.internal_session_id)
@@ -204,7 +209,7 @@ class Rows:
         for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
             self.refers(name, "session", row.external_session_id, self.current)
-            self.refers(name, "user", row.user_id, self.users)
+            self.refers(name, "user", row.user_id, self.authors)
             self.refers(name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Take it away: repo.untag(name).")
             spot = self.of_checkpoint.get(row.checkpoint_id)
             if spot is not None and row.external_session_id in self.current:

@@ -57,7 +57,7 @@ def check_states(connection: Connection, tenant_id: int, there: set[bytes], repo
     c, w = CHECKPOINT.c, WRITE.c
     light = (c.thread_id, c.ns, c.checkpoint_id, c.channels)
     query = select(*light, *((c.message_count, c.state_hash, c.header, c.meta) if hashes else ()))
-    for place, ns, id, channels, *said in rows(connection, query.where(c.tenant_id == tenant_id), report, raw=True):
+    for place, ns, id, channels, *said in rows(connection, query.where(c.tenant_id == tenant_id), report):
         check.state((place, ns, id), channels, said)
     _check_ways(connection, tenant_id, report)
     query = select(w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value).where(w.tenant_id == tenant_id)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, case, func, or_, select
 
-from agentgit.errors import AgentGitError
+from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, continued, link_of, unpack
 from agentgit.store.chunks import CHUNK, HASH_BYTES, split_hashes
 from agentgit.store.compression import (
@@ -22,6 +23,7 @@ from agentgit.store.compression import (
     dictionary_of,
     unpacked,
 )
+from agentgit.store.encryption import as_given, seal_of
 from agentgit.store.lists import walk
 from agentgit.store.prepared import Prepared
 from agentgit.store.store import Store
@@ -81,12 +83,15 @@ def check_values(
     there = {key for page in pages for (key,) in page}
     check = _Values(connection, store, there, dictionaries, report, hashes=hashes)
     data = BLOB.c.data
-    if not hashes:  # only what refers to other values is read in full
+    seal = seal_of(connection)
+    # Only what refers to other values is read in full; of a sealed one the beginning says nothing.
+    if not hashes and seal is None:
         refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((refers, data), else_=func.substr(data, 1, HEADER_BYTES))
     query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(mine)
-    for row in rows(connection, query, report, raw=True):
-        check.value(*row)
+    for key, type_, codec, size, stored in rows(connection, query, report, raw=True):
+        with check.opening(key):
+            check.value(key, type_, codec, size, as_given(seal, "blob.data", bytes(stored)))
     if hashes:
         check.lists()
     return there
@@ -104,6 +109,14 @@ class _Values:
         self.dictionaries = dictionaries
         self._lists: dict[bytes, bytes] = {}
         """The lists as they are stored, to be hashed one after the other."""
+
+    @contextmanager
+    def opening(self, key: bytes) -> Iterator[None]:
+        """Tell of a value that does not open; the others are looked at all the same."""
+        try:
+            yield
+        except (KeyMissing, Corrupt) as error:
+            self._wrong(key, str(error).split(": it was")[0])
 
     def value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
         """Check one row."""

@@ -57,7 +57,7 @@ def _operations(check: Rows) -> None:
     for row in check.read(*(OPERATION.c[name] for name in columns), OPERATION.c.internal_session_id):
         name = f"operation {row.id}"
         check.refers(name, "session", row.external_session_id, check.current)
-        check.refers(name, "user", row.user_id, check.users)
+        check.refers(name, "user", row.user_id, check.authors)
         if row.external_session_id in check.current:
             check.same_session(name, "source", row.source_id, row.external_session_id)
             check.same_session(name, "branch", row.internal_session_id, row.external_session_id)

@@ -39,6 +39,7 @@ LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop",
 """The event loop of the async verb that this code runs for, also in the threads that it uses."""
 
 Callback = Callable[[Event], Any]
+Wants = Callable[[Event], bool]
 
 
 @contextmanager
@@ -103,9 +104,9 @@ class Bus:
         for one in slow:  # no lock is held: a handler of the log may write here, too
             LOG.error("%r is too slow: events are left out. repo.events(after=...) has them.", one)
 
-    def subscribe(self, callback: Callback, wants: Callable[[Event], bool]) -> Subscription:
-        """Call `callback` with each event that it wants, from now on."""
-        made = Subscription(self, callback, wants)
+    def subscribe(self, callback: Callback, wants: Wants, may: Wants | None = None) -> Subscription:
+        """Call `callback` with each event that it wants and may be told, from now on."""
+        made = Subscription(self, callback, wants, may)
         made._thread.start()  # not at the first event: that is told behind a commit, where nothing may fail
         with self._lock:
             self._subscriptions = [*self._subscriptions, made]
@@ -137,7 +138,8 @@ class Subscription:
     Args:
         bus: tells it.
         callback: called with each event, in a thread of its own; or a coroutine function.
-        wants: tells which events it gets.
+        wants: tells which events it gets; must be quick.
+        may: tells whether it may be told one when its turn has come; this may read the database.
 
     Example:
         >>> import agentgit
@@ -150,7 +152,7 @@ class Subscription:
         (1, 0)
     """
 
-    def __init__(self, bus: Bus, callback: Callback, wants: Callable[[Event], bool]) -> None:
+    def __init__(self, bus: Bus, callback: Callback, wants: Wants, may: Wants | None = None) -> None:
         self.callback = callback
         self.handled = 0
         """How many events it was called with and came back from."""
@@ -162,6 +164,7 @@ class Subscription:
         """What it raised last."""
         self._bus = bus
         self._wants = wants
+        self._may = may
         self._waiting: deque[tuple[Event, asyncio.AbstractEventLoop | None]] = deque()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="agentgit-events", daemon=True)
@@ -225,6 +228,8 @@ class Subscription:
             while (found := self._next()) is not None:
                 event, loop = found
                 try:
+                    if self._may is not None and not self._may(event):
+                        continue
                     answer = self.callback(event)
                     if inspect.isawaitable(answer):
                         self._finish(answer, loop, runner)

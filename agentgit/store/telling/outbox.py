@@ -15,19 +15,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, or_, select, update
 
 from agentgit.errors import InvalidInput
 from agentgit.sessions.events import NOWHERE, Event, chosen
 from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
-from agentgit.store.tables import WebhookDeliveryRow, WebhookRow
+from agentgit.store.tables import SessionMemberRow, UserRow, WebhookDeliveryRow, WebhookRow
 from agentgit.store.telling.trail import note
 from agentgit.values import from_json, to_json
 
 HOOK = WebhookRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 DELIVERY = WebhookDeliveryRow.__table__  # type: ignore[attr-defined]  # as above
+MEMBER = SessionMemberRow.__table__  # type: ignore[attr-defined]  # as above
+USER = UserRow.__table__  # type: ignore[attr-defined]  # as above
 
 LEASE = timedelta(seconds=60)
 """How long what somebody took to send is his."""
@@ -73,8 +75,8 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
     for hook in _HOOKS.all(connection, {"tenant": tenant_id}):
         kinds = _kinds(hook.kinds)
         for event in events:
-            own = event.owner_id == hook.user_id and hook.external_session_id in (None, event.session_id)
-            if own and event.kind in kinds:
+            wanted = event.kind in kinds and hook.external_session_id in (None, event.session_id)
+            if wanted and (event.owner_id == hook.user_id or _is_shared(connection, tenant_id, event, hook.user_id)):
                 rows.append(
                     {
                         "tenant_id": tenant_id, "id": new_id(), "webhook_id": hook.id,
@@ -84,6 +86,12 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
                 )  # fmt: skip
     if rows:
         _ADD.run(connection, *rows)
+
+
+def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: int) -> bool:
+    """Tell whether the session of an event is shared with a user now."""
+    asked = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
+    return event.session_id is not None and _SHARED.first(connection, asked) is not None
 
 
 @functools.lru_cache(maxsize=256)
@@ -245,9 +253,19 @@ def report_of(ends: Sequence[str], waiting: int) -> Delivered:
 
 
 _HOOKS = Prepared(
-    select(HOOK.c.id, HOOK.c.user_id, HOOK.c.external_session_id, HOOK.c.kinds).where(
-        HOOK.c.tenant_id == bindparam("tenant")
+    select(HOOK.c.id, HOOK.c.user_id, HOOK.c.external_session_id, HOOK.c.kinds)
+    .select_from(HOOK.outerjoin(USER, and_(USER.c.tenant_id == HOOK.c.tenant_id, USER.c.id == HOOK.c.user_id)))
+    .where(HOOK.c.tenant_id == bindparam("tenant"), USER.c.disabled_at.is_(None))
+)
+_SHARED = Prepared(
+    select(MEMBER.c.role)
+    .where(
+        MEMBER.c.tenant_id == bindparam("tenant"),
+        MEMBER.c.external_session_id == bindparam("session"),
+        MEMBER.c.user_id == bindparam("user"),
+        or_(MEMBER.c.expires_at.is_(None), MEMBER.c.expires_at > bindparam("now", type_=MEMBER.c.expires_at.type)),
     )
+    .limit(1)
 )
 _ADD = Prepared(insert(DELIVERY))
 _DUE = (

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
 
+from agentgit.errors import NotFound
 from agentgit.sessions.events import NOWHERE, Event, chained
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
@@ -105,6 +106,11 @@ def note(
     connection.info[_NOTES].append(made)
 
 
+def foresee_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
+    """Say that notes of a branch, whose session is locked, come next: the end of its trail comes along with others."""
+    _END_OF_BRANCH.foresee(connection, {"tenant": tenant_id, "branch": branch_id})
+
+
 def write_notes(connection: Connection, notes: Iterable[Note]) -> Written:
     """Add the notes of a transaction to the trail, just before it commits."""
     chains: dict[tuple[int, int], _Chain] = {}
@@ -147,6 +153,8 @@ def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int,
     if key not in chains:
         row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
         assert row is not None  # noqa: S101  # what is selected from is a constant
+        if one.session_id is not None and row.session_name is None:
+            raise NotFound("This session was deleted meanwhile. List those that are there: repo.sessions().")
         chains[key] = _Chain.of(key[1], row)
     return chains[key]
 
@@ -216,6 +224,24 @@ def _value(row: Any) -> Event:
     )  # fmt: skip
 
 
+class Whose(NamedTuple):
+    """Which events are read.
+
+    Args:
+        user_id: those of this user's own sessions.
+        shared: and those of these sessions of others.
+        session_id: only those of this session; whoever asks may see it.
+    """
+
+    user_id: int
+    shared: Collection[int] = ()
+    session_id: int | None = None
+
+
+def _by_id(row: Any) -> int:
+    return int(row["id"])
+
+
 class Trail:
     """The trail of one tenant.
 
@@ -227,51 +253,55 @@ class Trail:
         self.tenant_id = tenant_id
 
     def read(
-        self, connection: Connection, owner_id: int, *, session_id: int | None = None, after: int = 0,
-        kinds: Collection[str] | None = None, since: datetime | None = None, limit: int,
+        self, connection: Connection, of: Whose, *, after: int = 0, kinds: Collection[str] | None = None,
+        since: datetime | None = None, limit: int,
     ) -> list[Event]:  # fmt: skip
         """Read a part of the trail, the oldest first.
 
         Args:
             connection: any.
-            owner_id: whose sessions.
-            session_id: only this one; None for all of them.
+            of: whose, or of which sessions.
             after: only those with a greater id.
             kinds: only these.
             since: only those that happened then or later.
             limit: how many at most.
         """
-        query = self._own(owner_id, session_id, kinds).order_by(EVENT.c.id)
-        if session_id is None:
-            query = query.where(EVENT.c.id > after)
-        elif after:  # along its chain, back to where it is known: its numbers are what is indexed
-            of = and_(EVENT.c.tenant_id == self.tenant_id, EVENT.c.external_session_id == session_id)
-            known = select(EVENT.c.seq).where(of, EVENT.c.id <= after).order_by(EVENT.c.seq.desc()).limit(1)
-            query = query.where(EVENT.c.seq > func.coalesce(known.scalar_subquery(), 0))
-        if since is not None:
-            query = query.where(EVENT.c.created_at >= since)
-        return [_value(row) for row in connection.execute(query.limit(limit)).mappings()]
+        found: list[Any] = []
+        for query in self._queries(of, kinds, since):
+            one = query.order_by(EVENT.c.id)
+            if of.session_id is None:
+                one = one.where(EVENT.c.id > after)
+            elif after:  # along its chain, back to where it is known: its numbers are what is indexed
+                chain = and_(EVENT.c.tenant_id == self.tenant_id, EVENT.c.external_session_id == of.session_id)
+                known = select(EVENT.c.seq).where(chain, EVENT.c.id <= after).order_by(EVENT.c.seq.desc()).limit(1)
+                one = one.where(EVENT.c.seq > func.coalesce(known.scalar_subquery(), 0))
+            found += connection.execute(one.limit(limit)).mappings()
+        return [_value(row) for row in sorted(found, key=_by_id)[:limit]]
 
     def newest(
-        self, connection: Connection, owner_id: int, *, session_id: int | None = None,
-        kinds: Collection[str] | None = None, since: datetime | None = None, limit: int,
+        self, connection: Connection, of: Whose, *, kinds: Collection[str] | None = None,
+        since: datetime | None = None, limit: int,
     ) -> list[Event]:  # fmt: skip
         """Read the newest events, the oldest of these first; see `read`."""
-        query = self._own(owner_id, session_id, kinds).order_by(EVENT.c.id.desc())
+        found: list[Any] = []
+        for query in self._queries(of, kinds, since):
+            found += connection.execute(query.order_by(EVENT.c.id.desc()).limit(limit)).mappings()
+        return [_value(row) for row in sorted(found, key=_by_id)[-limit:]]
+
+    def _queries(self, of: Whose, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
+        """Make one query for what is their own, and one for what is shared: each has an index."""
+        places = [EVENT.c.external_session_id == of.session_id] if of.session_id is not None else [
+            EVENT.c.owner_id == of.user_id, *([EVENT.c.external_session_id.in_(of.shared)] if of.shared else [])
+        ]  # fmt: skip
+        more = [EVENT.c.kind.in_(sorted(kinds))] if kinds is not None else []
         if since is not None:
-            query = query.where(EVENT.c.created_at >= since)
-        return [_value(row) for row in connection.execute(query.limit(limit)).mappings()][::-1]
+            more.append(EVENT.c.created_at >= since)
+        return [select(EVENT).where(EVENT.c.tenant_id == self.tenant_id, place, *more) for place in places]
 
-    def _own(self, owner_id: int, session_id: int | None, kinds: Collection[str] | None) -> Any:
-        query = select(EVENT).where(EVENT.c.tenant_id == self.tenant_id, EVENT.c.owner_id == owner_id)
-        if session_id is not None:
-            query = query.where(EVENT.c.external_session_id == session_id)
-        return query.where(EVENT.c.kind.in_(sorted(kinds))) if kinds is not None else query
-
-    def last_id(self, connection: Connection, owner_id: int) -> int:
-        """Tell the id of the newest event of a user's sessions; 0 if there is none."""
-        mine = and_(EVENT.c.tenant_id == self.tenant_id, EVENT.c.owner_id == owner_id)
-        return int(connection.execute(select(func.max(EVENT.c.id)).where(mine)).scalar() or 0)
+    def last_id(self, connection: Connection, of: Whose) -> int:
+        """Tell the id of the newest event; 0 if there is none."""
+        newest = self.newest(connection, of, limit=1)
+        return newest[-1].id if newest else 0
 
     def at(self, connection: Connection, places: Iterable[tuple[int, int]]) -> Iterator[Event]:
         """Read the events at some places, each the session and the number; what is not there is left out."""

@@ -1,0 +1,91 @@
+"""The keys that a database is encrypted with: each has a name, and one of them is for what is new."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Mapping
+
+from agentgit.errors import InvalidInput
+
+KEY_BYTES = 32
+"""A key of AES-256."""
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
+
+
+class Keyring:
+    """A ring of keys by their names. It never shows them.
+
+    Args:
+        keys: each 32 bytes, or these in base64, by a name of 1 to 32 letters, digits, `.`, `_` and `-`.
+        current: the name of the one that new values are encrypted with; None is the first.
+
+    Raises:
+        InvalidInput: a name or a key is none, or the current one is not among them.
+
+    Example:
+        >>> ring = Keyring({"2026-11": Keyring.new_key(), "2026-05": bytes(32)})
+        >>> ring
+        Keyring(['2026-05', '2026-11'], current='2026-11')
+    """
+
+    def __init__(self, keys: Mapping[str, bytes | str], current: str | None = None) -> None:
+        if not isinstance(keys, Mapping) or not keys:
+            raise InvalidInput(
+                'Keyring takes at least one key by its name, like Keyring({"2026-11": Keyring.new_key()}).'
+            )
+        self._keys = {_name(name): _bytes(name, key) for name, key in keys.items()}
+        self.current = next(iter(self._keys)) if current is None else current
+        if self.current not in self._keys:
+            raise InvalidInput(f"The current key {current!r} is not among {', '.join(sorted(self._keys))}.")
+
+    @staticmethod
+    def new_key() -> str:
+        """Make a key, in base64. Keep it where the database's copies are not: without it nothing can be read."""
+        return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Keyring:
+        """Read what the environment has: `NAME:BASE64`, several with commas between them, the current one first.
+
+        Raises:
+            InvalidInput: it is something else. The text is not told, because it has keys in it.
+
+        Example:
+            >>> Keyring.from_text("b:" + Keyring.new_key() + ", a:" + Keyring.new_key())
+            Keyring(['a', 'b'], current='b')
+        """
+        parts = [part.strip().partition(":") for part in text.split(",") if part.strip()]
+        if len({name for name, _, _ in parts}) != len(parts):
+            raise InvalidInput("Two keys have the same name. Give each a name of its own.")
+        return cls({name: key for name, _, key in parts})
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._keys[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._keys
+
+    def __repr__(self) -> str:
+        return f"Keyring({sorted(self._keys)}, current={self.current!r})"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        raise InvalidInput("The name of a key has 1 to 32 letters, digits, `.`, `_` and `-`, like 2026-11.")
+    return name
+
+
+def _bytes(name: str, key: bytes | str) -> bytes:
+    try:
+        found = base64.b64decode(key, validate=True) if isinstance(key, str) else bytes(key)
+    except (binascii.Error, ValueError, TypeError):
+        found = b""
+    if len(found) != KEY_BYTES:
+        raise InvalidInput(
+            f"The key {name} is not {KEY_BYTES} bytes, or these in base64. Make one: agentgit db keys --new"
+        )
+    return found

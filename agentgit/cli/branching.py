@@ -1,0 +1,189 @@
+"""The commands that save points and make branches: checkpoint, fork, undo, redo, recover."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentgit.cli import output, places
+from agentgit.cli.grouped import Brief
+from agentgit.cli.options import AsJson, OfBranch, Target, Where, places_too, repository, usage
+from agentgit.cli.world import Force, Imports, Yes, agree, at_hand, carried, write
+from agentgit.render import log as logs
+from agentgit.render import records
+from agentgit.render.lines import Span
+from agentgit.render.sessions import branch_lines
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+    from agentgit.sessions import InternalSession
+
+app = typer.Typer(
+    name="checkpoint",
+    help="Save points of a session, and delete them; `agentgit log` lists them.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
+)
+
+KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Do not look at the files of the workspace.")]
+
+
+def add_to(parent: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(create)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(delete)
+    app.command()(cleanup)
+    app.command()(clear)
+    parent.add_typer(app)
+    parent.command(cls=usage("[SESSION[@BRANCH]]", "[PLACE]"))(fork)
+    parent.command()(undo)
+    parent.command()(redo)
+    parent.command()(recover)
+
+
+# -- points
+
+
+def create(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="What to call it; names may repeat.")
+    ],
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
+    keep_files: KeepFiles = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Save the point where a branch stands, under a name."""
+    with repository(db) as repo:
+        session, branch, name = places.last(repo, words)
+        made = repo.add_checkpoint(name, session, branch=branch, description=description, files=not keep_files)
+        output.emit(
+            as_json, lambda: records.of_checkpoint(made), lambda width: logs.lines([made], width=width, zone=None)
+        )
+
+
+def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
+    """Delete one checkpoint that nothing needs; the conversation and the tool track stay."""
+    with repository(db) as repo:
+        session, branch, place = places.last(repo, target)
+        found = repo.checkpoint(place, session, branch=branch)
+        reference = found.metadata["reference"]
+        if not yes:
+            output.confirm(f"Delete {reference}?", as_json)
+        gone = repo.delete_checkpoint(found, session)
+        output.emit(as_json, lambda: records.of_checkpoint(gone), lambda _: [(Span(f"{reference} is deleted"),)])
+
+
+def cleanup(
+    session: OfBranch = None,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=0, help="How many automatic ones stay.")] = 5,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the automatic checkpoints of a path but the newest ones; what is needed stays."""
+    with repository(db) as repo:
+        found, branch = places.path(repo, session)
+        _count(as_json, repo.cleanup_auto_checkpoints(found, branch=branch, keep=keep))
+
+
+def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
+    """Delete all checkpoints of a session, or of one branch, that nothing needs, also the named ones."""
+    with repository(db) as repo:
+        found, branch = places.path(repo, session)
+        if not yes:
+            output.confirm(f"Delete all checkpoints of {found.session_name} that nothing needs?", as_json)
+        _count(as_json, repo.clear(found, branch))
+
+
+def _count(as_json: bool, count: int) -> None:
+    text = f"{count} checkpoint{'' if count == 1 else 's'} deleted"
+    output.emit(as_json, lambda: {"deleted": count}, lambda _: [(Span(text),)])
+
+
+# -- branches
+
+
+def fork(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SESSION[@BRANCH]] [PLACE]",
+            autocompletion=places_too,
+            help="Where it leaves; else where the branch stands.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the new branch.")] = None,
+    keep_files: KeepFiles = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a branch without touching the world; the session stays where it is."""
+    with repository(db) as repo:
+        session, branch, place = places.maybe(repo, list(words or ()))
+        made = repo.fork(place, session, branch=branch, name=name, files=not keep_files)
+        _show(repo, made, as_json)
+
+
+def _show(repo: Repository, branch: InternalSession, as_json: bool) -> None:
+    tree = repo.tree(branch.external_session_id)
+    output.emit(
+        as_json,
+        lambda: records.of_branch(branch),
+        lambda width: branch_lines([branch], tree, width=width, zone=None),
+    )
+
+
+# -- back and forth
+
+
+def undo(
+    session: OfBranch = None,
+    steps: Annotated[int, typer.Option("--steps", "-n", metavar="N", min=1, help="How many turns to go back.")] = 1,
+    force: Force = False,
+    yes: Yes = False,
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go back one turn, or several, on a new branch: show the plan, ask, reverse what came after it."""
+    with repository(db) as repo, carried(as_json):
+        found, branch = places.path(repo, session)
+        at_hand(repo, found.id, modules)
+        if not yes:
+            agree(repo.plan_undo(steps, found, branch=branch), "Undo?", as_json, force=force)
+        write(as_json, repo.undo(steps, found, branch=branch, force=force))
+
+
+def redo(
+    session: OfBranch = None,
+    force: Force = False,
+    yes: Yes = False,
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take back the rollback that made a branch: what it reversed is done again."""
+    with repository(db) as repo, carried(as_json):
+        found, branch = places.path(repo, session)
+        at_hand(repo, found.id, modules)
+        if not yes:
+            agree(repo.plan_redo(found, branch=branch), "Redo?", as_json, force=force)
+        write(as_json, repo.redo(found, branch=branch, force=force))
+
+
+# -- what died
+
+
+def recover(
+    session: OfBranch = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also from a process of this machine that lives, as one that hangs.")
+    ] = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a branch back whose turn or rollback died, where nobody here can see it, as on another machine."""
+    with repository(db) as repo:
+        _show(repo, repo.recover(*places.path(repo, session), force=force), as_json)

@@ -1,0 +1,119 @@
+"""The commands that look into several futures: explore, and promote, which goes on with one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentgit.cli import chat, output
+from agentgit.cli.options import AsJson, Where, import_from_here, places_too, repository, usage
+from agentgit.cli.world import Force, Imports, OnError, Yes, carried, switch
+from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.render import exploration as explorations
+
+if TYPE_CHECKING:
+    from agentgit.sessions.exploration import ExploredBranch
+
+WAYS = 2
+"""How often each step is gone where nobody says how often."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    app.command()(explore)
+    app.command(cls=usage("[SESSION]", "BRANCH"))(promote)
+
+
+def explore(
+    graph: chat.Graph,
+    session: chat.Continued = None,
+    step: Annotated[
+        list[str] | None, typer.Option("--step", metavar="TEXT", help="What a step says; once for each step.")
+    ] = None,
+    choices: Annotated[
+        int | None, typer.Option("--choices", metavar="N", min=1, help="How often each --step is gone; 2.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", metavar="TEXT", help="What a step may say; once for each way.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", min=1, help="How many steps of --choice; 1.")
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option("--score", metavar="MODULE:NAME", help="Judges a leaf: the higher, the better.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Of its branches; one that was broken off goes on.")
+    ] = None,
+    parallel: Annotated[
+        int,
+        typer.Option("--parallel", metavar="N", min=0, help="How many turns at once; if no tool changes the world."),
+    ] = 0,
+    branch: chat.OnBranch = None,
+    effects: chat.Effects = None,
+    workspace: chat.Folder = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go the same steps in several ways, each on branches of its own, and compare what came of them."""
+    said, ways = _laid(step, choices, choice, steps)
+    import_from_here()
+    with repository(db, create=True) as repo, carried(as_json):
+        agent = chat.wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
+        try:
+            found = agent.explore(said, ways, score=_judge(score) if score else None, parallel=parallel, name=name)
+        except AgentGitError as error:
+            for told in getattr(error, "__notes__", ()):
+                output.note(told)  # where to find what was explored until then
+            raise
+        output.emit(as_json, found.to_dict, lambda width: explorations.lines(found, width=width))
+
+
+def _laid(
+    step: list[str] | None, choices: int | None, choice: list[str] | None, steps: int | None
+) -> tuple[list[str] | int, int | list[str]]:
+    """Read what the steps say, and in which ways.
+
+    Raises:
+        InvalidInput: that is not told, or told in two ways.
+    """
+    if step and not choice and steps is None:
+        return step, choices or WAYS
+    if choice and not step and choices is None:
+        return steps or 1, choice
+    raise InvalidInput(
+        "Write what each step says, and how often it is gone: --step TEXT --choices 3. Or what a step may say, once "
+        "for each way: --choice TEXT --choice TEXT."
+    )
+
+
+def _judge(path: str) -> Callable[[ExploredBranch], float]:
+    """Give the function that judges leaves.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    from agentgit.agents import modules
+
+    judge: Callable[[ExploredBranch], float] = modules.value_in(path)
+    if not callable(judge):
+        raise InvalidInput(f"{path} cannot be called. Name a function that takes a leaf and gives a number.")
+    return judge
+
+
+def promote(
+    target: Annotated[
+        list[str],
+        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="A leaf by its name or id."),
+    ],
+    force: Force = False,
+    yes: Yes = False,
+    on_error: OnError = "stop",
+    modules: Imports = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a session on an explored branch, and bring the world to it: what its tools did runs again."""
+    switch(target, "world", force, yes, on_error, modules, db, as_json)

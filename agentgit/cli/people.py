@@ -1,0 +1,258 @@
+"""The commands of who may: users, keys, share, unshare, members, link, accept, whoami."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from getpass import getpass
+from typing import Annotated, Any
+
+import typer
+
+from agentgit.cli import output
+from agentgit.cli.grouped import Brief
+from agentgit.cli.options import AsJson, Dictionaries, Where, Yes, names, repository
+from agentgit.errors import InvalidInput
+from agentgit.render import people as drawn
+from agentgit.render.lines import Line, Span
+from agentgit.render.privacy import erased_lines
+from agentgit.render.records import of_value
+from agentgit.render.text import clean
+
+Named = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id.")]
+Who = Annotated[str, typer.Argument(metavar="USER", help="A user's name or id.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")]
+Id = Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")]
+Whom = Annotated[str | None, typer.Option("--for", metavar="USER", help="Another user's; for admins.")]
+RoleOf = Annotated[str, typer.Option("--role", "-r", help="viewer, forker, editor or owner.")]
+Expires = Annotated[str | None, typer.Option("--expires", metavar="TIME", help="How long, like 12h, 7d or 2w.")]
+
+PLAIN: dict[str, Any] = {"no_args_is_help": True, "cls": Brief, "rich_markup_mode": None}
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+users = typer.Typer(
+    name="users", help="The users of the database; for admins.", no_args_is_help=True, cls=Brief, rich_markup_mode=None
+)
+keys = typer.Typer(name="keys", help="API keys.", **PLAIN)
+link = typer.Typer(
+    name="link", help="Links by which others join a session.", no_args_is_help=True, cls=Brief, rich_markup_mode=None
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give the commands to the command line."""
+    for command in (share, unshare, members, accept, whoami):
+        app.command()(command)
+    for group in (users, keys, link):
+        app.add_typer(group)
+
+
+def time_of(text: str | None) -> timedelta | None:
+    """Read how long something holds; None is for ever.
+
+    Raises:
+        InvalidInput: it is no time.
+
+    Example:
+        >>> time_of("36h")
+        datetime.timedelta(days=1, seconds=43200)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is no time; write 30m, 12h, 7d or 2w.")
+    return timedelta(**{UNITS[match[2]]: int(match[1])})
+
+
+def _emit(as_json: bool, found: Sequence[Any], lines: Callable[..., list[Line]], nothing: str) -> None:
+    output.emit(
+        as_json, lambda: [of_value(one) for one in found], lambda width: lines(found, width=width) or [(Span(nothing),)]
+    )
+
+
+def _one(as_json: bool, found: Any, said: str) -> None:
+    output.emit(as_json, lambda: of_value(found), lambda _: [(Span(clean(said)),)])
+
+
+def _password() -> str:
+    """Ask for a password, or read it from a pipe; it is never an argument, which other users of the machine see."""
+    return getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+
+
+# -- sessions
+
+
+def share(
+    session: Named,
+    user: Who,
+    role: RoleOf = "viewer",
+    expires: Expires = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give somebody a role in a session."""
+    with repository(db) as repo:
+        found = repo.share(session, user, role, time_of(expires))
+        _one(as_json, found, f"{found.user_name} is {found.role} of {session}")
+
+
+def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False) -> None:
+    """Take all roles of somebody in a session away, at once."""
+    with repository(db) as repo:
+        repo.unshare(session, user)
+        data = {"session": session, "user": user}
+        _one(as_json, data, f"{user} has no role in {session} any more")
+
+
+def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
+    """List who has a role in a session."""
+    with repository(db) as repo:
+        _emit(as_json, repo.members(session), drawn.member_lines, "shared with nobody")
+
+
+def accept(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="As `agentgit link create` gave it.")], db: Where = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Join a session by a link."""
+    with repository(db) as repo:
+        found = repo.accept(token)
+        _one(as_json, found, f"you are {found.role} of {found.reference}")
+
+
+def whoami(db: Where = None, as_json: AsJson = False) -> None:
+    """Say who you are in this database; --user or $AGENTGIT_USER chooses."""
+    with repository(db) as repo:
+        _one(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
+
+
+# -- links
+
+
+@link.command("create")
+def link_create(
+    session: Named, role: RoleOf = "viewer", expires: Expires = "7d", db: Where = None, as_json: AsJson = False
+) -> None:
+    """Make a link; its token is shown once."""
+    with repository(db) as repo:
+        made = repo.share_link(session, role, time_of(expires))
+        _one(as_json, made, f"{made.token}")
+
+
+@link.command("list")
+def link_list(session: Named, db: Where = None, as_json: AsJson = False) -> None:
+    """List the links of a session."""
+    with repository(db) as repo:
+        _emit(as_json, repo.links(session), drawn.link_lines, "no links")
+
+
+@link.command("revoke")
+def link_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
+    """End a link, and the right of all who joined by it."""
+    with repository(db) as repo:
+        _one(as_json, repo.revoke_link(id), f"link {id} is revoked")
+
+
+# -- users
+
+
+@users.command("add")
+def users_add(
+    name: Name,
+    admin: Annotated[bool, typer.Option("--admin", help="An admin.")] = False,
+    password: Annotated[bool, typer.Option("--password", help="Ask for a password, or read it from a pipe.")] = False,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a user; for the local owner also the database or the tenant, if it is not there."""
+    with repository(db, create=True) as repo:
+        made = repo.users.add(name, _password() if password else None, is_admin=admin)
+        _one(as_json, made, f"user {made.name} is made")
+
+
+@users.command("list")
+def users_list(db: Where = None, as_json: AsJson = False) -> None:
+    """List the users."""
+    with repository(db) as repo:
+        _emit(as_json, repo.users.all(), drawn.user_lines, "no users")
+
+
+@users.command("password")
+def users_password(user: Who, db: Where = None, as_json: AsJson = False) -> None:
+    """Give a user another password, asked for or from a pipe; all their logins end."""
+    with repository(db) as repo:
+        _one(as_json, repo.users.set_password(user, _password()), f"{user} has a new password")
+
+
+@users.command("disable")
+def users_disable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
+    """Shut a user out at once."""
+    with repository(db) as repo:
+        _one(as_json, repo.users.disable(user), f"{user} is shut out")
+
+
+@users.command("enable")
+def users_enable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
+    """Let a user in again."""
+    with repository(db) as repo:
+        _one(as_json, repo.users.enable(user), f"{user} is let in again")
+
+
+@users.command("delete")
+def users_delete(
+    user: Who, yes: Yes = False, dictionaries: Dictionaries = False, db: Where = None, as_json: AsJson = False
+) -> None:
+    """Erase a user for good, with all sessions of theirs; they do not come back."""
+    with repository(db) as repo:
+        found = repo.users.find(user)
+        if not yes:
+            output.confirm(f"Erase {clean(found.name)} and all their sessions for good?", as_json)
+        done = repo.users.delete(found, dictionaries=dictionaries)
+    output.emit(as_json, done.to_dict, lambda _: erased_lines(f"user {found.name}", done))
+
+
+@users.command("revoke-tokens")
+def users_revoke_tokens(
+    user: Annotated[str | None, typer.Argument(metavar="USER", help="Whose; else everybody's.")] = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """End all logins and tokens that were given before now."""
+    with repository(db) as repo:
+        repo.users.revoke_tokens(user)
+        _one(as_json, {"user": user}, f"what was given to {user or 'all users'} before now has ended")
+
+
+# -- keys
+
+
+@keys.command("create")
+def keys_create(
+    name: Name,
+    scope: Annotated[str, typer.Option("--scope", "-s", help="read, fork, write or admin.")] = "write",
+    expires: Expires = None,
+    of: Whom = None,
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an API key; its text is shown once."""
+    with repository(db) as repo:
+        made = repo.keys.create(name, scope, time_of(expires), of)
+        output.emit(as_json, lambda: {**of_value(made.key), "secret": made.secret}, lambda _: [(Span(made.secret),)])
+
+
+@keys.command("list")
+def keys_list(of: Whom = None, db: Where = None, as_json: AsJson = False) -> None:
+    """List API keys."""
+    with repository(db) as repo:
+        _emit(as_json, repo.keys.all(of), drawn.key_lines, "no keys")
+
+
+@keys.command("revoke")
+def keys_revoke(id: Id, db: Where = None, as_json: AsJson = False) -> None:
+    """End an API key at once."""
+    with repository(db) as repo:
+        _one(as_json, repo.keys.revoke(id), f"key {id} is revoked")

@@ -1,0 +1,39 @@
+"""`agentgit mcp`: the checkpoint tools of a session for clients that speak the Model Context Protocol."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from agentgit.cli.options import Session, Where, import_from_here, repository
+from agentgit.cli.world import Imports
+from agentgit.errors import Unavailable
+
+
+def mcp(
+    session: Session = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that change nothing.")] = False,
+    allow_force: Annotated[
+        bool, typer.Option("--allow-force", help="Let clients keep in the world what cannot be undone.")
+    ] = False,
+    modules: Imports = None,
+    db: Where = None,
+) -> None:
+    """Serve the checkpoints of a session, or of all, as MCP tools over standard input and output."""
+    import_from_here()
+    server = _server()
+    with repository(db) as repo:
+        bound = repo.session(session) if session is not None else None
+        server.serve(repo, bound, read_only=read_only, may_force=allow_force, modules=modules or ())
+
+
+def _server() -> ModuleType:
+    try:
+        return importlib.import_module("agentgit.mcp.server")  # a face knows no other face
+    except ModuleNotFoundError as error:
+        if error.name != "mcp":
+            raise
+        raise Unavailable('The MCP server needs the package mcp. Run: pip install "agentgit[mcp]"') from error

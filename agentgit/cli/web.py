@@ -1,0 +1,55 @@
+"""`agentgit serve`: pages and an HTTP API."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+import typer
+
+from agentgit.cli import output
+from agentgit.cli.options import Where, import_from_here, repository
+from agentgit.cli.world import Imports
+from agentgit.errors import Unavailable
+
+NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
+"""What the extra `server` brings."""
+
+
+def serve(
+    host: Annotated[str, typer.Option(metavar="HOST", help="Where it listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Where it listens; 0 is any.")] = 8700,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    accounts: Annotated[
+        bool, typer.Option("--accounts", help="Ask for a name and a password on a SQLite file of this machine, too.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name under which it is asked for; may be repeated.")
+    ] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="Believe the proxy before it who asks, and whether by https.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let people log in over plain http from other machines.")
+    ] = False,
+    modules: Imports = None,
+    db: Where = None,
+) -> None:
+    """Show everything on pages in a browser, and give programs an HTTP API."""
+    try:
+        # Late and by its name: no face knows another one, and neither needs the extra of the other.
+        serving = importlib.import_module("agentgit.web.serving")
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDS:
+            raise
+        raise Unavailable('The server needs more. Run: pip install "agentgit[server]"') from error
+    import_from_here()  # undo functions that were declared by an import path may be here
+    with repository(db) as repo:
+        if modules:
+            from agentgit.agents.modules import offer  # takes a second, because it needs LangGraph
+
+            offer(repo, modules)
+        serving.serve(
+            repo, host=host, port=port, accounts=accounts, hosts=allow_host or (), insecure=insecure,
+            behind_proxy=behind_proxy, say=output.note, browser=open_,
+        )  # fmt: skip

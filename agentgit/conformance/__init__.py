@@ -1,0 +1,19 @@
+"""The rules that a database has to keep for agentgit to work on it, as checks that run.
+
+Each rule is a function whose docstring says what must be so. `python -m agentgit.conformance URL` runs them all against
+an empty database, and a backend's own tests run them one by one:
+
+    @pytest.mark.parametrize("rule", RULES, ids=str)
+    def test_the_store_keeps_its_contract(rule):
+        rule.check(lambda: agentgit.open(URL))
+"""
+
+from agentgit.conformance import concurrency, people, saving, schemas, transactions, values
+from agentgit.conformance.rules import Breach, LeftOut, Opener, Report, Result, Rule, check
+
+RULES: tuple[Rule, ...] = (
+    *schemas.RULES, *transactions.RULES, *values.RULES, *concurrency.RULES, *people.RULES, *saving.RULES,
+)  # fmt: skip
+"""Every rule, in the order in which they are checked."""
+
+__all__ = ["RULES", "Breach", "LeftOut", "Opener", "Report", "Result", "Rule", "check"]

@@ -1,0 +1,30 @@
+"""`python -m agentgit.conformance URL`: check that a database keeps the rules; exit with 1 if one is not kept."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import agentgit
+from agentgit.conformance import RULES, check
+
+
+def main() -> int:
+    """Check all rules, and print what became of each."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agentgit.conformance",
+        description="Check that a database keeps the rules that agentgit needs. Give an empty one: sessions are left.",
+    )
+    parser.add_argument("url", help="a path or a URL; a server's database is made ready with: agentgit db upgrade")
+    where = parser.parse_args().url
+    try:
+        agentgit.open(where).close()
+    except agentgit.AgentGitError as error:
+        parser.exit(error.exit_code, f"{error}\n")
+    report = check(lambda: agentgit.open(where), RULES)
+    print(report)  # noqa: T201  # a command
+    return 0 if report.is_kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

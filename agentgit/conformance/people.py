@@ -1,0 +1,49 @@
+"""Rules about users: what is not theirs is not there, and what they may not do is refused and told."""
+
+from __future__ import annotations
+
+from agentgit.conformance.rules import Rule, Trial, expect, refused
+from agentgit.errors import NotAllowed, NotFound
+from agentgit.repository import Repository
+
+
+def _two(trial: Trial) -> tuple[Repository, Repository]:
+    """Make two users, of whom the first has a session."""
+    repo = trial.repo
+    owner, other = (repo.as_user(repo.users.add(f"{trial.name}-{name}")) for name in ("owner", "other"))
+    owner.ensure_session(trial.name)
+    return owner, other
+
+
+def see_only_their_own(trial: Trial) -> None:
+    """A user neither lists nor finds the sessions of another, by name or by id: they are not there."""
+    owner, other = _two(trial)
+    session = owner.session(trial.name)
+    expect(session.id not in {one.id for one in other.sessions()}, "Another user's session is listed.")
+    for ref in (trial.name, session.id, f"{owner.user.name}/{trial.name}"):
+        refused(lambda ref=ref: other.session(ref), NotFound, "Another user's session was found.")  # type: ignore[misc]  # bound now
+
+
+def may_have_the_same_names(trial: Trial) -> None:
+    """Two users may each have a session of the same name, and each finds their own."""
+    owner, other = _two(trial)
+    made = other.ensure_session(trial.name)
+    expect(made.id != owner.session(trial.name).id, "Two users have one session.")
+    expect(other.session(trial.name).id == made.id, "A user found the session of another one.")
+
+
+def do_what_their_role_allows(trial: Trial) -> None:
+    """Whom a session is shared with sees it and does no more than the role allows; unshared, it is not there again."""
+    owner, other = _two(trial)
+    ref = f"{owner.user.name}/{trial.name}"
+    owner.share(trial.name, other.user.name, role="viewer")
+    expect(other.session(ref).id == owner.session(trial.name).id, "A shared session is not found.")
+    refused(lambda: other.switch("main", ref), NotAllowed, "A viewer moved a session.")
+    denied = [event for event in owner.events(trial.name) if event.kind == "access.denied"]
+    expect(denied, "The trail does not tell of a refusal.")
+    owner.unshare(trial.name, other.user.name)
+    refused(lambda: other.session(ref), NotFound, "A session that is shared no more was found.")
+
+
+_RULES = (see_only_their_own, may_have_the_same_names, do_what_their_role_allows)
+RULES = tuple(Rule("users", run) for run in _RULES)

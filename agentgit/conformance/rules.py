@@ -1,0 +1,175 @@
+"""What a rule is, and what became of checking it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NoReturn
+
+from agentgit.repository import Repository
+from agentgit.store.ids import new_id
+
+Opener = Callable[[], Repository]
+"""Opens the database anew; what it gives is closed after use."""
+
+OK, FAILED, LEFT_OUT = "ok", "FAILED", "left out"
+
+
+class Breach(AssertionError):
+    """A rule is not kept; the text says how that was seen."""
+
+
+class LeftOut(Exception):
+    """A rule cannot be checked here; the text says why."""
+
+
+class Trial:
+    """One check: repositories on the database, and names that nothing there has yet.
+
+    Args:
+        opener: opens the database.
+        stack: closes what was opened.
+    """
+
+    def __init__(self, opener: Opener, stack: ExitStack) -> None:
+        self._opener, self._stack = opener, stack
+        self.name = f"conformance-{new_id()}"
+        self.repo = self.another()
+
+    def another(self) -> Repository:
+        """Open the database once more, with connections of its own."""
+        return self._stack.enter_context(self._opener())
+
+    def branch(self) -> int:
+        """Make a session of its own; give the id of its branch."""
+        self.repo.ensure_session(self.name)
+        return self.repo.branch(self.name).id
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that must be so.
+
+    Args:
+        group: what it is about.
+        run: checks it; raises `Breach` if it is not kept.
+    """
+
+    group: str
+    run: Callable[[Trial], None]
+
+    @property
+    def text(self) -> str:
+        """What must be so, in words."""
+        return " ".join((inspect.getdoc(self.run) or "").split())
+
+    def __str__(self) -> str:
+        return f"{self.group}-{self.run.__name__}"
+
+    def check(self, opener: Opener) -> None:
+        """Check it on a database.
+
+        Args:
+            opener: opens the database anew each time.
+
+        Raises:
+            Breach: it is not kept.
+            LeftOut: it cannot be checked here.
+        """
+        with ExitStack() as stack:
+            self.run(Trial(opener, stack))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of checking one rule.
+
+    Args:
+        rule: which.
+        status: `ok`, `FAILED` or `left out`.
+        why: how that was seen; nothing if it is kept.
+    """
+
+    rule: Rule
+    status: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        told = f"\n          {self.why}" if self.why else ""
+        return f"{self.status:8}  {self.rule.group}: {self.rule.text}{told}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of checking rules; `str` lists them.
+
+    Args:
+        results: one for each rule.
+    """
+
+    results: tuple[Result, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        """True if no rule failed."""
+        return all(result.status != FAILED for result in self.results)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{sum(r.status == s for r in self.results)} {s}" for s in (OK, FAILED, LEFT_OUT))
+        return "\n".join([*map(str, self.results), "", f"{len(self.results)} rules: {counts}"])
+
+
+def check(opener: Opener, rules: Iterable[Rule]) -> Report:
+    """Check rules on a database, each on its own: one that fails keeps no other from being checked.
+
+    Args:
+        opener: opens the database anew each time; it should hold nothing that is needed.
+        rules: which; `RULES` has all.
+    """
+    return Report(tuple(_result(rule, opener) for rule in rules))
+
+
+def _result(rule: Rule, opener: Opener) -> Result:
+    try:
+        rule.check(opener)
+    except LeftOut as reason:
+        return Result(rule, LEFT_OUT, str(reason))
+    except Exception as error:  # noqa: BLE001  # whatever a backend raises breaks the rule, and is told
+        told = str(error) if isinstance(error, Breach) else f"{type(error).__name__}: {error}"
+        return Result(rule, FAILED, told)
+    return Result(rule, OK)
+
+
+def expect(kept: object, why: str) -> None:
+    """Break off if something is not so.
+
+    Raises:
+        Breach: it is not.
+    """
+    if not kept:
+        breach(why)
+
+
+def breach(why: str) -> NoReturn:
+    """Say that a rule is not kept."""
+    raise Breach(why)
+
+
+def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
+    """Make sure that something is refused.
+
+    Args:
+        work: tries it.
+        by: what it has to raise.
+        why: what it means if it is not refused.
+
+    Raises:
+        Breach: it was done.
+    """
+    try:
+        work()
+    except by:
+        return
+    breach(why)

@@ -1,0 +1,37 @@
+"""Rules about LangGraph's checkpoints: the contract of its savers, and what is left when all of that was done."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from typing import Any
+
+from agentgit.conformance.rules import LeftOut, Rule, Trial, breach, expect
+
+
+def is_a_whole_saver(trial: Trial) -> None:
+    """The saver on this database passes every part of LangGraph's own conformance suite."""
+    if find_spec("langgraph.checkpoint.conformance") is None:
+        raise LeftOut("LangGraph's suite is not installed. Run: pip install langgraph-checkpoint-conformance")
+    suite = importlib.import_module("langgraph.checkpoint.conformance")
+    saver = importlib.import_module("agentgit.agents.saver").SQLModelSaver  # late: LangGraph takes a second
+
+    @suite.checkpointer_test(name="SQLModelSaver")  # type: ignore[untyped-decorator]  # it is imported late
+    async def make() -> AsyncIterator[Any]:
+        yield saver(trial.repo.store.database)
+
+    report = asyncio.run(suite.validate(make))
+    for name, result in report.results.items():
+        if not result.passed:
+            breach(f"{name}: {'; '.join(map(str, result.failures)) or 'it did not run'}")
+
+
+def leaves_all_sound(trial: Trial) -> None:
+    """After all of this nothing in the database contradicts anything else."""
+    checked = trial.repo.fsck(3)
+    expect(checked.is_sound, "; ".join(str(finding) for finding in checked.findings[:3]))
+
+
+RULES = (Rule("saver", is_a_whole_saver), Rule("whole", leaves_all_sound))

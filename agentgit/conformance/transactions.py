@@ -1,0 +1,91 @@
+"""Rules about transactions: whole or not at all, kept once they are committed, and seen by nobody before."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from agentgit.conformance.rules import Rule, Trial, expect, refused
+from agentgit.values import as_object
+
+
+class _Stop(Exception):
+    """Breaks a transaction off."""
+
+
+def leave_nothing_if_they_fail(trial: Trial) -> None:
+    """Of a transaction that raises nothing stays, and what it raised arrives as it was."""
+    branch_id, store = trial.branch(), trial.repo.store
+
+    def fail(connection: Connection) -> None:
+        store.sessions.note(connection, branch_id, {"a": 1})
+        store.sessions.create(connection, trial.repo.user.id, f"{trial.name}-2")
+        raise _Stop
+
+    refused(lambda: store.database.write(fail), _Stop, "What a transaction raises is swallowed.")
+    expect("a" not in _facts(trial, branch_id), "A change of a transaction that failed is there.")
+    names = [session.session_name for session in trial.repo.sessions()]
+    expect(f"{trial.name}-2" not in names, "A row of a transaction that failed is there.")
+
+
+def are_kept(trial: Trial) -> None:
+    """What was committed is there for whoever opens the database then, with the handle that wrote it closed."""
+    branch_id = trial.branch()
+    first = trial.another()
+    first.store.database.write(lambda c: first.store.sessions.note(c, branch_id, {"a": 1}), durable=True)
+    first.close()
+    expect(_facts(trial, branch_id) == {"a": 1}, "What was committed is gone.")
+
+
+def are_seen_whole(trial: Trial) -> None:
+    """Nobody sees what another transaction has not committed, and a reader sees it after that."""
+    branch_id, store, other = trial.branch(), trial.repo.store, trial.another()
+    if store.database.in_memory:
+        return  # it has one connection, whose users take turns
+    seen = []
+
+    def write(connection: Connection) -> None:
+        store.sessions.note(connection, branch_id, {"a": 1})
+        with other.store.database.reading() as reader:
+            seen.append(as_object(other.store.sessions.branch(reader, branch_id).meta))
+
+    store.database.write(write)
+    expect(seen[-1] == {}, "A change was seen before it was committed.")
+    expect(_facts(trial, branch_id) == {"a": 1}, "A change was not seen after it was committed.")
+
+
+def run_again(trial: Trial) -> None:
+    """A transaction that another one was in the way of runs again, and is stored once."""
+    branch_id, store, runs = trial.branch(), trial.repo.store, []
+
+    def write(connection: Connection) -> None:
+        runs.append(1)
+        name = trial.name if len(runs) == 1 else f"{trial.name}-2"
+        store.sessions.count_turn(connection, branch_id)
+        store.sessions.create(connection, trial.repo.user.id, name)  # the first time there is one of that name
+
+    store.database.write(write)
+    expect(len(runs) == 2, f"It ran {len(runs)} times.")
+    expect(_facts(trial, branch_id) == {"turns": 1}, "What it did is stored twice, or not at all.")
+
+
+def see_one_moment(trial: Trial) -> None:
+    """A reader that asks for one moment sees nothing that is committed later."""
+    branch_id, store, other = trial.branch(), trial.repo.store, trial.another()
+    if store.database.in_memory:
+        return
+    with other.store.database.reading(one_moment=True) as reader:
+        before = other.store.sessions.branch(reader, branch_id).meta
+        store.database.write(lambda c: store.sessions.note(c, branch_id, {"a": 1}))
+        after = other.store.sessions.branch(reader, branch_id).meta
+    expect(before == after, "A reader of one moment saw another one.")
+
+
+def _facts(trial: Trial, branch_id: int) -> dict[str, object]:
+    """Read the metadata of a branch with new connections."""
+    store = trial.another().store
+    with store.database.reading() as connection:
+        return as_object(store.sessions.branch(connection, branch_id).meta)
+
+
+_RULES = (leave_nothing_if_they_fail, are_kept, are_seen_whole, run_again, see_one_moment)
+RULES = tuple(Rule("transactions", run) for run in _RULES)

@@ -1,0 +1,109 @@
+"""Rules about values: what is read is what was written, to the last bit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+from sqlalchemy import Connection, func, select, update
+
+from agentgit.conformance.rules import Rule, Trial, expect, refused
+from agentgit.errors import Corrupt
+from agentgit.store.blobs import leaf
+from agentgit.store.checkpoints import Label, Snapshot
+from agentgit.store.ids import ID_LIMIT, new_id
+from agentgit.store.sessions import CHECKPOINT
+from agentgit.store.tables import BlobRow
+
+BLOB = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+
+TEXTS = (
+    "plain", "", " spaces ", "'quotes\" and \\ and \\u0041", "%s %(a)s :a ? {0}", "line\nand\ttab\rand", "nul \0 in it",
+    "a lone \ud83d surrogate", "é and e\u0301", "\U0001f600 \u202e \u2028", "x" * 100_000,
+)  # fmt: skip
+"""Texts that some database or driver has changed or refused."""
+
+HUGE = 3 * 2**20
+"""Bytes of a value that is stored in several rows."""
+
+NOTHING = Snapshot(graph_checkpoint_id=None, state_hash=b"", position=0, message_count=0)
+
+
+def _point(trial: Trial, branch_id: int, label: Label) -> int:
+    """Make a checkpoint of a branch where nothing was said."""
+    store = trial.repo.store
+    return store.database.write(lambda c: store.checkpoints.add(c, branch_id, NOTHING, label))
+
+
+def keep_text(trial: Trial) -> None:
+    """Any text comes back as it was, with U+0000, lone surrogates, backslashes and in any length."""
+    branch_id, user = trial.branch(), trial.repo.user.id
+    for text in TEXTS:
+        made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", description=text, data={"t": text}))
+        found = trial.another().checkpoint(made, trial.name)
+        expect(found.metadata["description"] == text, f"The text {text[:20]!r} came back otherwise.")
+        expect(found.metadata["data"] == {"t": text}, f"Data with the text {text[:20]!r} came back otherwise.")
+
+
+def keep_times(trial: Trial) -> None:
+    """A time comes back as the same moment, aware, in UTC, to the microsecond."""
+    branch_id, user = trial.branch(), trial.repo.user.id
+    for at in (
+        datetime(2026, 1, 2, 3, 4, 5, 678901, UTC), datetime(1999, 12, 31, 23, 59, 59, 999999, UTC),
+        datetime(2026, 3, 29, 2, 30, tzinfo=timezone(timedelta(hours=-9, minutes=-30))),
+    ):  # fmt: skip
+        made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", made_at=at))
+        found = trial.another().checkpoint(made, trial.name).created_at
+        expect(found == at, f"{at} came back as {found}.")
+        offset = found.utcoffset() if found is not None else None
+        expect(offset == timedelta(0), f"{at} came back with the offset {offset}.")
+
+
+def keep_ids(trial: Trial) -> None:
+    """Ids up to 2^53 - 1 come back exact, and rows are listed in the order of their ids."""
+    branch_id, user = trial.branch(), trial.repo.user.id
+    wanted = sorted([new_id(), new_id(), ID_LIMIT - 1 - new_id() % 1000])
+    for made in reversed(wanted):
+        _point(trial, branch_id, Label(kind="named", user_id=user, name="i", id=made))
+    store = trial.another().store
+    with store.database.reading() as connection:
+        found = [row.id for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(wanted))]
+    expect(found == wanted, f"{wanted} came back as {found}.")
+
+
+def are_stored_once(trial: Trial) -> None:
+    """Equal values take one row, whoever stores them and how often, and a huge one comes back whole."""
+    value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE // 256))
+    for repo in (trial.repo, trial.another()):
+        for _ in range(2):
+            repo.store.database.write(lambda c, s=repo.store: s.graphs.content.blobs.put_many(c, [value]))  # type: ignore[misc]  # bound now
+    store = trial.another().store
+    with store.database.reading() as connection:
+        rows = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()
+        found = store.graphs.content.blobs.get_many(connection, [value.hash])[value.hash]
+    expect(rows == 1, f"One value takes {rows} rows.")
+    expect(found.data == value.data, "A huge value came back otherwise.")
+
+
+def are_checked(trial: Trial) -> None:
+    """A stored value that no longer matches its hash is told, and never given."""
+    value = leaf("bytes", trial.name.encode())
+
+    def damage(connection: Connection) -> None:
+        trial.repo.store.graphs.content.blobs.put_many(connection, [value])
+        connection.execute(update(BLOB).where(BLOB.c.hash == value.hash).values(data=b"\0damaged"))
+
+    trial.repo.store.database.write(damage)
+    fresh = trial.another().store
+
+    def read() -> object:
+        with fresh.database.reading() as connection:
+            return fresh.graphs.content.blobs.get_many(connection, [value.hash])
+
+    try:
+        refused(read, Corrupt, "A damaged value was given.")
+    finally:
+        trial.repo.store.database.write(lambda c: c.execute(BLOB.delete().where(BLOB.c.hash == value.hash)))
+
+
+_RULES = (keep_text, keep_times, keep_ids, are_stored_once, are_checked)
+RULES = tuple(Rule("values", run) for run in _RULES)

@@ -1,0 +1,72 @@
+"""Erasing for good, as the verbs that erase a session or a user share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from agentgit.auth.scopes import WRITE
+from agentgit.errors import Conflict, Unavailable
+from agentgit.handle import Handle
+from agentgit.sessions.upkeep import Erased
+from agentgit.store import erasure
+from agentgit.store.database import Database
+from agentgit.store.walls import EVERYBODY
+
+
+def erase(
+    handle: Handle, which: erasure.Which, may: Callable[[Connection], object],
+    work: Callable[[Connection], erasure.Gone], *, dictionaries: bool,
+) -> Erased:  # fmt: skip
+    """Let go of the snapshots of files, delete in one transaction, and write the database anew without what went.
+
+    Args:
+        handle: who wants it.
+        which: the sessions that are to go.
+        may: asks in a transaction whether they may.
+        work: deletes.
+        dictionaries: True to also give up the trained dictionaries.
+
+    Raises:
+        Conflict: somebody works on a session, or made one meanwhile.
+        NotFound, NotAllowed: `may` says so.
+    """
+    store = handle.store
+
+    def look(connection: Connection) -> list[int]:
+        may(connection)
+        found = list(connection.execute(which).scalars())
+        for session_id in found:
+            erasure.expect_idle(store, connection, session_id)
+        return found
+
+    def delete(connection: Connection) -> tuple[erasure.Gone, int]:
+        if look(connection) != sessions:
+            raise Conflict("Another session was made meanwhile. Nothing was erased; do it again.")
+        gone = work(connection)
+        if dictionaries:
+            erasure.without_dictionaries(store, connection)
+        return gone, len(store.graphs.content.blobs.dictionaries.ids(connection))
+
+    sessions = handle._change(look, scope=WRITE)
+    # Before the rows that name them go: broken off, it is done again.
+    snapshots, left = handle._engine().files.forsake(which)
+    # Sessions of others may have begun as one of these, and say so in words.
+    gone, kept = handle._change(delete, scope=WRITE, on=store.database.bound(store.tenant_id, EVERYBODY))
+    if kept:
+        left.append(f"{kept} trained dictionaries stay, which may hold pieces of what was erased.")
+    problem = wiped(store.database)
+    return Erased(
+        sessions=len(sessions), rows=gone.rows, values=gone.values, bytes=gone.bytes, events=gone.events,
+        snapshots=snapshots, left=[*left, problem] if problem else left,
+    )  # fmt: skip
+
+
+def wiped(database: Database) -> str:
+    """Write a database anew without what is deleted; say why not, where somebody holds it."""
+    try:
+        database.shrink(wipe=True)
+    except Unavailable as error:
+        return f"What was deleted may still lie in the files of the database: {error}"
+    return ""

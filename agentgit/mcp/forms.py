@@ -1,0 +1,95 @@
+"""How a client sees the tools: their names, the schemas of their arguments, and what they do to the world."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from mcp import types
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from agentgit.errors import InvalidInput
+from agentgit.mcp.looks import Answer, Looks
+from agentgit.mcp.moves import Moves
+
+LOOKS = (
+    Looks.list_sessions, Looks.list_checkpoints, Looks.get_checkpoint_info, Looks.list_tool_calls,
+    Looks.list_branches, Looks.show_tree, Looks.diff_checkpoints, Looks.search, Looks.list_operations,
+    Looks.plan_rollback, Looks.plan_switch,
+)  # fmt: skip
+"""What changes nothing."""
+
+MOVES: Mapping[Callable[..., Answer], Mapping[str, bool]] = {
+    Moves.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
+    Moves.create_branch: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
+    Moves.delete_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+    Moves.cleanup_auto_checkpoints: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+    # Undo functions act on the world, and what they take away is gone from there.
+    Moves.rollback_to_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    Moves.switch_branch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    Moves.resume_operation: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+}
+"""What changes something, each with what MCP's annotations say of it."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One tool, as a client sees it.
+
+    Args:
+        tool: its name, description, schema and annotations.
+        model: reads its arguments.
+    """
+
+    tool: types.Tool
+    model: type[BaseModel]
+
+    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Read the arguments of a call.
+
+        Raises:
+            InvalidInput: they are not those of the tool.
+        """
+        try:
+            given = self.model.model_validate(arguments)
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise InvalidInput(f"{self.tool.name} cannot be called so. {wrong}.") from error
+        return {name: getattr(given, name) for name in self.model.model_fields}
+
+
+def forms(*, bound: bool, read_only: bool) -> dict[str, Form]:
+    """Give the tools by their names.
+
+    Args:
+        bound: True if the server is of one session, which no call names then.
+        read_only: True to give only those that change nothing.
+    """
+    reads = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
+    said: dict[Callable[..., Answer], Mapping[str, bool]] = dict.fromkeys(LOOKS, reads)
+    said |= {} if read_only else MOVES
+    made = [_form(function, hints, bound=bound) for function, hints in said.items()]
+    return {form.tool.name: form for form in made if not (bound and form.tool.name == Looks.list_sessions.__name__)}
+
+
+def _form(function: Callable[..., Answer], hints: Mapping[str, bool], *, bound: bool) -> Form:
+    types_of, name = get_type_hints(function, include_extras=True), function.__name__
+    left_out = {"self", "session"} if bound else {"self"}
+    fields: dict[str, Any] = {
+        one.name: (types_of[one.name], ... if one.default is one.empty else one.default)
+        for one in inspect.signature(function).parameters.values()
+        if one.name not in left_out
+    }
+    model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    return Form(
+        types.Tool(
+            name=name,
+            title=name.replace("_", " ").capitalize(),
+            description=inspect.getdoc(function),
+            inputSchema=model.model_json_schema(),
+            annotations=types.ToolAnnotations.model_validate({"readOnlyHint": False, **hints}),
+        ),
+        model,
+    )

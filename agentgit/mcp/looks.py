@@ -1,0 +1,187 @@
+"""The tools that only look: lists, trees, diffs, search and plans. Each gives text, and data where it is small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from agentgit.mcp.codes import of_rollback, of_switch
+from agentgit.render import calls, records
+from agentgit.render import diff as diffs
+from agentgit.render import log as logs
+from agentgit.render import operations as operation_lists
+from agentgit.render import rollback as rollbacks
+from agentgit.render import search as searches
+from agentgit.render import show as shows
+from agentgit.render import tree as trees
+from agentgit.render.lines import Line, Span, plain
+from agentgit.render.sessions import branch_lines, session_lines
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+    from agentgit.sessions import ExternalSession
+    from agentgit.tools import RollbackPlan
+
+WIDTH = 120
+"""Cells of a line of text; a model reads no pictures."""
+
+LINES = 400
+"""How many lines an answer has at most."""
+
+Session = Annotated[str | None, Field(description="A session's name or id. Leave it out for the one that moved last.")]
+Part = Annotated[str | None, Field(description="Only those whose name has this in it.")]
+Branch = Annotated[str | None, Field(description="A branch's name. Leave it out for the current one.")]
+Place = Annotated[
+    str, Field(description="A checkpoint: its name or id, a tag, or a place like main#7, main~1, HEAD, HEAD~1.")
+]
+Limit = Annotated[int, Field(description="How many at most.", ge=1, le=200)]
+After = Annotated[str | None, Field(description="The `next` of the answer before, to go on behind it.")]
+Tools = Annotated[
+    str,
+    Field(description="reverse: undo what tools did after it. keep: leave it. require_clean: refuse if there is any."),
+]
+Files = Annotated[bool, Field(description="False to leave the files of the workspace alone.")]
+Conversation = Annotated[bool, Field(description="False to take back only effects and files, and make no branch.")]
+Force = Annotated[bool, Field(description="True to keep in the world what cannot be undone; the server must allow it.")]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a tool says.
+
+    Args:
+        lines: for a reader.
+        data: for a program, JSON-like.
+    """
+
+    lines: Sequence[Line]
+    data: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The lines as text, cut where they are too many."""
+        rest = len(self.lines) - LINES
+        cut = f"\n… and {rest} more lines; ask for less" if rest > 0 else ""
+        return plain(self.lines[:LINES]) + cut
+
+
+class Looks:
+    """The tools that change nothing.
+
+    Args:
+        repo: bound to one user.
+        session: the only session that is shown; None for all of the user's.
+        provide: makes undo functions known for a session.
+    """
+
+    def __init__(self, repo: Repository, session: ExternalSession | None, provide: Callable[[int], None]) -> None:
+        self.repo = repo
+        self.bound = session
+        self._provide = provide
+
+    def of(self, session: str | None) -> ExternalSession:
+        """Find the session that a call is about, and make its undo functions known."""
+        found = self.repo.session(self.bound.id if self.bound is not None else session)
+        self._provide(found.id)
+        return found
+
+    def list_sessions(self, name: Part = None, limit: Limit = 20) -> Answer:
+        """List the sessions, the one that moved last first."""
+        found = self.repo.sessions(limit, name=name)
+        return Answer(
+            session_lines(found, width=WIDTH, zone=None) or _nothing("no sessions"),
+            {"sessions": [records.of_session(one) for one in found]},
+        )
+
+    def list_checkpoints(
+        self, session: Session = None, branch: Branch = None, named_only: bool = False, limit: Limit = 20,
+        after: After = None,
+    ) -> Answer:  # fmt: skip
+        """List the saved points of a branch, the newest first: where a conversation can be gone back to."""
+        asked = self.repo.log(self.of(session), branch, auto=False if named_only else None)
+        page = asked.page(limit, after=after)
+        lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _nothing("no checkpoints")
+        more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
+        return Answer([*lines, *more], {"checkpoints": [records.of_checkpoint(one) for one in page], "next": page.next})
+
+    def get_checkpoint_info(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> Answer:
+        """Show one saved point: what was said last until there, the state, and which tools were called."""
+        found = self.repo.checkpoint(checkpoint, self.of(session), branch=branch)
+        return Answer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
+
+    def list_tool_calls(self, session: Session = None, branch: Branch = None, limit: Limit = 50) -> Answer:
+        """List what tools did along a branch: the effect, whether it stands in the world, and what came of it."""
+        found = self.repo.tool_track(self.of(session), branch)[-limit:]
+        return Answer(calls.lines(found, width=WIDTH) or _nothing("no tool calls"))
+
+    def list_branches(self, session: Session = None) -> Answer:
+        """List the branches of a session, with a * before the one that it continues on."""
+        of = self.of(session)
+        found = self.repo.branches(of)
+        return Answer(
+            branch_lines(found, self.repo.tree(of), width=WIDTH, zone=None),
+            {"branches": [records.of_branch(one) for one in found]},
+        )
+
+    def show_tree(self, session: Session = None, every: bool = False) -> Answer:
+        """Draw the branches of a session, each where it left; with `every`, each checkpoint on a line of its own."""
+        return Answer(trees.lines(self.repo.tree(self.of(session)), width=WIDTH, every=every, zone=None))
+
+    def diff_checkpoints(self, a: Place, b: Place = "HEAD", session: Session = None, patch: bool = False) -> Answer:
+        """Compare two places: state, messages, tool calls, files; with `patch`, also how the files differ."""
+        found = self.repo.diff(a, b, self.of(session))
+        return Answer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
+
+    def search(
+        self, text: str, session: Session = None, branch: Branch = None, all_branches: bool = False,
+        limit: Limit = 20, after: After = None,
+    ) -> Answer:  # fmt: skip
+        """Find messages, tool calls and named points by their words: names first, then the newest."""
+        found = self.repo.search(text, self.of(session), branch, all_branches=all_branches, limit=limit, after=after)
+        return Answer(searches.lines(found, width=WIDTH, zone=None), found.to_dict())
+
+    def list_operations(self, session: Session = None, limit: Limit = 20) -> Answer:
+        """List rollbacks, switches and forks, the newest first, and which of them stopped half way."""
+        of = self.of(session)
+        found, names = self.repo.operations(of)[:limit], {one.id: one.name for one in self.repo.branches(of)}
+        return Answer(
+            operation_lists.lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
+            {"operations": [records.of_operation(one) for one in found]},
+        )
+
+    # -- plans
+
+    def plan_rollback(
+        self, checkpoint: Place, session: Session = None, branch: Branch = None, tools: Tools = "reverse",
+        files: Files = True, conversation: Conversation = True, force: Force = False,
+    ) -> Answer:  # fmt: skip
+        """Tell what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
+        of = self.of(session)
+        how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
+        plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
+        return _planned(plan, of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
+
+    def plan_switch(self, branch: str, session: Session = None, force: Force = False) -> Answer:
+        """Tell what bringing the world to another branch would undo and do again; nothing is done."""
+        of = self.of(session)
+        plan = self.repo.plan_switch(branch, of)
+        return _planned(plan, of_switch(self.repo, of, branch, plan, force=force), force=force)
+
+
+def _planned(plan: RollbackPlan, code: str, *, force: bool) -> Answer:
+    """Show a plan, with the code that lets it be done if nothing stands in the way."""
+    meant = plan.forced() if force else plan
+    data = {name: value for name, value in meant.to_dict().items() if name != "replayed"}
+    if meant.is_admissible:
+        return Answer(
+            [*rollbacks.lines(meant, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
+            {**data, "confirm": code},
+        )
+    return Answer(rollbacks.lines(meant, width=WIDTH), data)
+
+
+def _nothing(text: str) -> list[Line]:
+    return [(Span(text),)]

@@ -1,0 +1,134 @@
+"""The tools that change something: points, branches, and rollbacks that somebody has planned before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.mcp import codes
+from agentgit.mcp.looks import WIDTH, Answer, Branch, Conversation, Files, Force, Looks, Place, Session, Tools
+from agentgit.render import log as logs
+from agentgit.render import records
+from agentgit.render import rollback as rollbacks
+from agentgit.render.lines import Span
+from agentgit.render.sessions import branch_lines
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+    from agentgit.sessions import ExternalSession
+    from agentgit.tools import RollbackReport
+
+Confirm = Annotated[str, Field(description="The code that the plan of exactly this has given.", max_length=64)]
+Sync = Annotated[
+    str | None,
+    Field(description="world: undo and redo, needs `confirm`. note: tell the model. ignore: take it as it is."),
+]
+
+
+class Moves(Looks):
+    """All the tools.
+
+    Args:
+        repo: bound to one user.
+        session: the only session that can be reached; None for all of the user's.
+        provide: makes undo functions known for a session.
+        may_force: True if a client may keep in the world what cannot be undone.
+    """
+
+    def __init__(
+        self, repo: Repository, session: ExternalSession | None, provide: Callable[[int], None], *, may_force: bool
+    ) -> None:
+        super().__init__(repo, session, provide)
+        self.may_force = may_force
+
+    # -- points and branches
+
+    def create_checkpoint(
+        self, name: str, description: str | None = None, session: Session = None, branch: Branch = None
+    ) -> Answer:
+        """Save the point where a branch stands under a name, with its files, to be able to come back to it."""
+        made = self.repo.add_checkpoint(name, self.of(session), branch=branch, description=description)
+        return Answer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
+
+    def delete_checkpoint(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> Answer:
+        """Delete one saved point. The conversation stays, and so do points that a branch or a rollback needs."""
+        gone = self.repo.delete_checkpoint(checkpoint, self.of(session), branch=branch)
+        return _said(f"Deleted {gone.metadata['reference']}.")
+
+    def cleanup_auto_checkpoints(
+        self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: Session = None, branch: Branch = None
+    ) -> Answer:
+        """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
+        count = self.repo.cleanup_auto_checkpoints(self.of(session), branch=branch, keep=keep_latest)
+        return _said(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
+
+    def create_branch(
+        self, name: str | None = None, checkpoint: Place | None = None, session: Session = None, branch: Branch = None
+    ) -> Answer:
+        """Make a branch at a point, or where a branch stands now. World and session stay as and where they are."""
+        of = self.of(session)
+        made = self.repo.fork(checkpoint, of, branch=branch, name=name)
+        return Answer(branch_lines([made], self.repo.tree(of), width=WIDTH, zone=None), records.of_branch(made))
+
+    # -- the world
+
+    def rollback_to_checkpoint(
+        self, checkpoint: Place, confirm: Confirm, session: Session = None, branch: Branch = None,
+        tools: Tools = "reverse", files: Files = True, conversation: Conversation = True, force: Force = False,
+    ) -> Answer:  # fmt: skip
+        """Go back to a point as planned: on a new branch, undoing what came after it. Ask plan_rollback first."""
+        of = self.of(session)
+        if (before := codes.done_before(self.repo, of, confirm)) is not None:
+            return _report(self.repo.resume(before))
+        self._expect_force(force=force)
+        how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
+        plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
+        if force or plan.is_admissible:  # else the rollback says what blocks
+            codes.expect(confirm, codes.of_rollback(self.repo, of, branch, plan, force=force, **how), plan)
+        report = self.repo.rollback(
+            plan.checkpoint_id, of, branch=branch, force=force, request_id=codes.PREFIX + confirm, **how
+        )
+        return _report(report)
+
+    def switch_branch(
+        self, branch: str, sync: Sync = None, confirm: Confirm = "", session: Session = None, force: Force = False
+    ) -> Answer:
+        """Continue on another branch. The world stays as it is unless `sync` says `world`; ask plan_switch for that."""
+        of = self.of(session)
+        if sync == "world":
+            self._expect_force(force=force)
+            plan = self.repo.plan_switch(branch, of)
+            if force or plan.is_admissible:
+                codes.expect(confirm, codes.of_switch(self.repo, of, branch, plan, force=force), plan)
+        elif confirm or force:
+            raise InvalidInput("confirm and force are for sync='world'; leave them out.")
+        report = self.repo.switch(branch, of, sync=sync, force=force)
+        return _said(f"{branch} is the current branch; the world is as it was.") if report is None else _report(report)
+
+    def resume_operation(self, operation: int, session: Session = None, force: Force = False) -> Answer:
+        """Finish a rollback or a switch that stopped half way; what was done is not done again."""
+        of = self.of(session)
+        self._expect_force(force=force)
+        found = self.repo.operation(operation)
+        if found.external_session_id != of.id:
+            raise InvalidInput(f"Operation {operation} is of another session than {of.session_name}.")
+        return _report(self.repo.resume(found, force=force))
+
+    def _expect_force(self, *, force: bool) -> None:
+        if force and not self.may_force:
+            raise NotAllowed(
+                "This server lets nobody keep what cannot be undone. A person can: agentgit rollback --force, or start "
+                "the server with --allow-force."
+            )
+
+
+def _said(text: str) -> Answer:
+    return Answer([(Span(text),)])
+
+
+def _report(report: RollbackReport) -> Answer:
+    data = {name: value for name, value in report.to_dict().items() if name != "replayed"}
+    return Answer(rollbacks.lines(report, width=WIDTH), data)

@@ -1,0 +1,148 @@
+"""The server: it speaks MCP over standard input and output, and says failures as tool errors with their names."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio import to_thread
+from mcp import types
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+
+import agentgit
+from agentgit.checkpoints import refs
+from agentgit.errors import AgentGitError, NotFound, RollbackBlocked, RollbackIncomplete
+from agentgit.mcp.forms import forms
+from agentgit.mcp.looks import Answer
+from agentgit.mcp.moves import Moves
+from agentgit.values import portable
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+    from agentgit.sessions import ExternalSession
+
+LOOKING = """The saved points (checkpoints) of agent sessions. Nothing can be changed here; plan_rollback and
+plan_switch say what going back would do, and a person does it."""
+
+INSTRUCTIONS = """The saved points (checkpoints) of agent sessions, and the way back to them.
+Going back makes a new branch, undoes newest first what tools did after the point, and restores files; what was left
+stays readable. Before it, ask plan_rollback: it says what can be undone and what cannot, and gives the code that
+rollback_to_checkpoint needs as `confirm`. Undoing acts on the real world: do it only if the user wants it."""
+
+
+def serve(
+    repo: Repository,
+    session: ExternalSession | None = None,
+    *,
+    read_only: bool = False,
+    may_force: bool = False,
+    modules: Sequence[str] = (),
+) -> None:
+    """Serve until standard input ends.
+
+    Args:
+        repo: bound to one user.
+        session: the only session that can be reached; None for all of the user's.
+        read_only: True to offer only tools that change nothing.
+        may_force: True if a client may keep in the world what cannot be undone.
+        modules: modules with the user's tools, for undo functions that have no import path.
+    """
+    known: set[int] = set()
+
+    def provide(session_id: int) -> None:
+        if modules and session_id not in known:
+            from agentgit.agents.modules import provide as provide_from  # needs LangGraph, which takes a second
+
+            for module in modules:
+                provide_from(repo, session_id, module)
+            known.add(session_id)
+
+    tools = Moves(repo, session, provide, may_force=may_force)
+    anyio.run(_speak, made(tools, bound=session is not None, read_only=read_only))
+
+
+def made(tools: Moves, *, bound: bool, read_only: bool) -> Server[Any, Any]:
+    """Make the server of some tools.
+
+    Args:
+        tools: what they do.
+        bound: True if they are of one session.
+        read_only: True to offer only those that change nothing.
+    """
+    said = LOOKING if read_only else INSTRUCTIONS
+    server: Server[Any, Any] = Server("agentgit", version=agentgit.__version__, instructions=said)
+    known = forms(bound=bound, read_only=read_only)
+
+    @server.list_tools()  # type: ignore[no-untyped-call, untyped-decorator]  # mcp gives it no types
+    async def list_tools() -> list[types.Tool]:
+        return [form.tool for form in known.values()]
+
+    @server.call_tool(validate_input=False)  # type: ignore[untyped-decorator]  # mcp gives it no types
+    async def call_tool(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        try:
+            if (form := known.get(name)) is None:
+                raise NotFound(f"There is no tool {name}.", near=refs.near(name, known))
+            given = form.read(arguments)
+            # In a thread, so that the client is heard meanwhile; what has begun is never broken off.
+            return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**given)))
+        except AgentGitError as error:
+            return _failure(error)
+
+    return server
+
+
+def _result(answer: Answer) -> types.CallToolResult:
+    return types.CallToolResult(content=[_text(answer.text)], structuredContent=portable(answer.data))
+
+
+def _failure(error: AgentGitError) -> types.CallToolResult:
+    """Say a failure: its name and its text to read, and what it carries to compute with."""
+    facts: dict[str, Any] = {"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
+    text = f"{type(error).__name__}: {error}{_hint(error)}"
+    if isinstance(error, RollbackBlocked):
+        facts["plan"] = error.plan.to_dict()
+        text += f"\n{error.plan}"
+    elif isinstance(error, RollbackIncomplete):
+        facts |= {"operation": error.operation, "report": error.report.to_dict()}
+        text += f"\n{error.report}"
+    return types.CallToolResult(content=[_text(text)], structuredContent=portable(facts), isError=True)
+
+
+def _hint(error: AgentGitError) -> str:
+    """Say what the tools have for what the text of a failure says of Python."""
+    if isinstance(error, RollbackIncomplete):
+        return f" Here: resume_operation(operation={error.operation})."
+    if isinstance(error, RollbackBlocked):
+        return " Here: plan_rollback shows each, and force=true, where the server allows it, keeps them."
+    return ""
+
+
+def _text(text: str) -> types.TextContent:
+    return types.TextContent(type="text", text=text)
+
+
+async def _speak(server: Server[Any, Any]) -> None:
+    stdin, stdout = _own_streams()
+    async with stdio_server(anyio.wrap_file(stdin), anyio.wrap_file(stdout)) as (reading, writing):
+        await server.run(reading, writing, server.create_initialization_options())
+
+
+def _own_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
+    """Take standard input and output for the protocol alone.
+
+    What undo functions print goes to standard error then, and what they read is empty: one stray line of theirs would
+    end the conversation with the client.
+    """
+    sys.stdout.flush()
+    reading, writing = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    stdin = io.TextIOWrapper(os.fdopen(reading, "rb"), encoding="utf-8", errors="replace")
+    return stdin, io.TextIOWrapper(os.fdopen(writing, "wb"), encoding="utf-8")

@@ -1,0 +1,95 @@
+"""Completion of what follows `%agentgit` and `%%branch`: commands, options, branches, tags and places."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+
+from agentgit.errors import AgentGitError
+from agentgit.notebook.subject import Names
+from agentgit.notebook.words import BRANCH, FORMS, SYNC, Argument, split
+
+_MOST = 50
+"""How many places are offered, the newest."""
+
+_PLACES = ("place", "a", "b", "words")
+"""The words that name a place."""
+
+
+_MAGIC = re.compile(r"(%agentgit|%%agentgit|%%branch)\s+([^\n]*)", re.DOTALL)
+_LAST = re.compile(r"""'[^']*$|"[^"]*$|[^\s'"]*$""")
+"""The word that is being written, perhaps with a quote before it."""
+
+
+def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
+    """Give what may stand where the cursor is, and how much of it is there already.
+
+    Args:
+        names: those of the notebook.
+        text: what was written up to the cursor.
+
+    Returns:
+        None if it is not a magic of ours.
+    """
+    written = _MAGIC.fullmatch(text)
+    if written is None:
+        return None
+    magic, line = written.groups()
+    begun = _LAST.search(line)[0]  # type: ignore[index]  # the empty word is found at the end
+    before = line.removesuffix(begun)
+    try:
+        found = list(_offered(names, magic, split(before)))
+    except AgentGitError:  # nothing to look at, or a quote that is not closed, is no reason to disturb who types
+        return begun, []
+    plain = begun.lstrip("\"'")
+    return begun, [_quoted(one) for one in found if one.startswith(plain)]
+
+
+def _quoted(text: str) -> str:
+    """Put a name in quotes if it would be read as something else without them."""
+    return text if not set(text) & set(" \t\n\\\"'") and text else shlex.quote(text)
+
+
+def _offered(names: Names, magic: str, before: list[str]) -> Iterator[str]:
+    if magic == "%%branch":
+        yield from _of(names, BRANCH, before, {"--from": "place"})
+    elif magic == "%%agentgit":
+        yield "live"
+    elif not before:
+        yield from FORMS
+    elif before[0] in FORMS:
+        yield from _of(names, FORMS[before[0]][1], before, {"--delete": "tag"})
+
+
+def _of(names: Names, arguments: Iterable[Argument], before: list[str], valued: dict[str, str]) -> Iterator[str]:
+    """Offer what an option takes if one waits for its value; else words and options."""
+    taken = before[-1] if before else ""
+    if taken == "--sync":
+        yield from SYNC
+    elif taken in valued:
+        yield from _named(names, valued[taken])
+    else:
+        for (first, *_), how in arguments:
+            if first.startswith("-"):
+                yield first
+            elif how.get("metavar") != "NAME" or first == "what":
+                yield from _named(names, first)
+
+
+def _named(names: Names, what: str) -> Iterator[str]:
+    """Offer the names of one kind of thing."""
+    if what == "what":
+        yield from names.choices()
+        return
+    about = names.subject()
+    repo, session = about.repository, about.session_id
+    if what in (*_PLACES, "branch"):
+        yield from (branch.name for branch in repo.branches(session))
+    if what in (*_PLACES, "tag"):
+        yield from (tag.name for tag in repo.tags(session))
+    if what in _PLACES:
+        points = repo.log(*about.path).page(_MOST)
+        yield from ("HEAD", "HEAD~1")
+        yield from dict.fromkeys(point.checkpoint_name for point in points if point.checkpoint_name)
+        yield from (point.metadata["reference"] for point in points)

@@ -1,0 +1,203 @@
+"""The magics `%agentgit` and `%%branch`. Only this file and `watching.py` know IPython."""
+
+from __future__ import annotations
+
+import ast
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from agentgit.checkpoints.refs import free_name
+from agentgit.errors import AgentGitError, InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
+from agentgit.notebook import orders, words
+from agentgit.notebook.completing import complete
+from agentgit.notebook.orders import Asked, Sheet
+from agentgit.notebook.subject import Names
+from agentgit.notebook.watching import live
+from agentgit.render.lines import Span
+from agentgit.render.text import clean
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+_SYNCED = "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore goes on."
+
+_COMPLETER = "agentgit"
+"""What IPython calls our completer."""
+
+
+def load(shell: Any) -> None:
+    """Add the magics to a shell, once.
+
+    Args:
+        shell: IPython's.
+    """
+    made = Magics(shell)
+    shell.register_magic_function(made.agentgit, "line_cell", "agentgit")
+    shell.register_magic_function(made.branch, "cell", "branch")
+    _forget_completer(shell)
+    shell.Completer.custom_matchers.append(made.completing)
+
+
+def unload(shell: Any) -> None:
+    """Take the magics away again.
+
+    Args:
+        shell: IPython's.
+    """
+    for kind, name in (("line", "agentgit"), ("cell", "agentgit"), ("cell", "branch")):
+        shell.magics_manager.magics[kind].pop(name, None)
+    _forget_completer(shell)
+
+
+def _forget_completer(shell: Any) -> None:
+    matchers = shell.Completer.custom_matchers
+    matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", None) != _COMPLETER]
+
+
+class Magics:
+    """What the magics do in one shell.
+
+    Args:
+        shell: IPython's.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._names = Names(shell.user_ns)
+
+    def agentgit(self, line: str, cell: str | None = None) -> Any:
+        """Look at a session, go back, branch: %agentgit help lists what there is."""
+        with _told():
+            if cell is None:
+                name, asked = words.parse(line)
+                return orders.carry_out(name, Asked(self._names, asked, _show))
+            if words.split(line) != ["live"]:
+                raise InvalidInput("Usage: %%agentgit live, and what to run below it.")
+            agent, _ = self._names.subject().expect_agent()
+            self._expect_no_await(cell)
+        with live(agent):
+            return self._run(cell)
+
+    def branch(self, line: str, cell: str) -> Any:
+        """Run a cell on a new branch and come back: %%branch NAME [--from PLACE] [--sync HOW]."""
+        with _told():
+            asked = words.parse_branch(line)
+            self._expect_no_await(cell)
+            agent, variable = self._names.subject().expect_agent()
+        self._parsed(cell)  # what cannot be read needs no branch
+        with _told():
+            there = _begun(agent, asked)
+        self._shell.user_ns[variable] = there
+        try:
+            result = self._run(cell)
+        except BaseException as failure:
+            if isinstance(failure, WorldDiverged):
+                failure.add_note(_SYNCED)
+            _come_back_from(failure, agent, there, asked)
+            raise
+        finally:
+            # What the cell itself has put under that name stays: it went on from there by its own will.
+            if self._shell.user_ns.get(variable) is there:
+                self._shell.user_ns[variable] = agent
+        with _told():
+            _come_back(agent, asked)
+            _show(_said(variable, agent, there))
+        return result
+
+    @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # IPython does not say
+    def completing(self, context: CompletionContext) -> SimpleMatcherResult:
+        """Complete the words of a magic, as IPython asks for it; nothing else is offered there."""
+        found = complete(self._names, context.full_text[: context.cursor_position])
+        if found is None:
+            return {"completions": []}
+        begun, offered = found
+        made = [SimpleCompletion(one) for one in offered]
+        return {"completions": made, "matched_fragment": begun, "suppress": True, "ordered": True}
+
+    def _expect_no_await(self, cell: str) -> None:
+        """Refuse a cell that waits: IPython runs what is inside a magic without a loop.
+
+        Raises:
+            InvalidInput: it does.
+        """
+        if self._shell.should_run_async(cell, transformed_cell=self._shell.transform_cell(cell)):
+            raise InvalidInput(
+                "There can be no await here. Do it by hand: there = agent.fork(name=...); await there..."
+            )
+
+    def _parsed(self, cell: str) -> tuple[Any, str]:
+        """Read a cell, without running it; give where a traceback finds its lines too.
+
+        Raises:
+            SyntaxError: it is no Python.
+        """
+        source, compiler = self._shell.transform_cell(cell), self._shell.compile
+        place = compiler.cache(source, self._shell.execution_count)
+        return compiler.ast_parse(source, filename=place), place
+
+    def _run(self, cell: str) -> Any:
+        """Run a cell as it would run alone; give what its last expression gives."""
+        (tree, place), compiler, names = self._parsed(cell), self._shell.compile, self._shell.user_ns
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compiler(tree, place, "exec"), names)  # noqa: S102  # what the person wrote in this cell
+        if last is None:
+            return None
+        return eval(compiler(ast.Expression(last.value), place, "eval"), names)  # noqa: S307  # as above
+
+
+def _begun(agent: RollbackAgent, asked: Namespace) -> RollbackAgent:
+    """Make the branch that a cell runs on; a name that is taken gets a number, so that a cell can be run again."""
+    taken = {branch.name for branch in agent.branches()}
+    there = agent.fork(asked.place, name=free_name(asked.name, taken))
+    if asked.sync is not None:
+        there.switch(there.branch_id, asked.sync, force=asked.force)
+    return there
+
+
+def _come_back(agent: RollbackAgent, asked: Namespace) -> None:
+    """Let the session go on where the agent is, in its world if the cell had one of its own."""
+    if asked.sync is not None:
+        sync = "world" if asked.sync == "world" else None
+        agent.at(agent.branch_id).switch(agent.branch_id, sync, force=asked.force)
+
+
+def _come_back_from(failure: BaseException, agent: RollbackAgent, there: RollbackAgent, asked: Namespace) -> None:
+    """Come back though a cell has failed; what keeps the world there is told below that failure, not instead of it."""
+    try:
+        _come_back(agent, asked)
+    except AgentGitError as error:
+        failure.add_note(clean(f"The session is still on branch {there.branch.name}. {type(error).__name__}: {error}"))
+
+
+def _said(variable: str, agent: RollbackAgent, there: RollbackAgent) -> Sheet:
+    head = there.head
+    at = f" is at {head.metadata['reference']}; " if head is not None else " is empty; "
+    here, away = Span(clean(agent.branch.name), "head"), Span(clean(there.branch.name), "head")
+    return Sheet((Span("branch "), away, Span(at), Span(variable, "reference"), Span(" is on "), here, Span(" again")))
+
+
+def _show(value: Any) -> None:
+    display(value)  # type: ignore[no-untyped-call]  # IPython does not say
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell a failure of ours in one line, after the plan or report that it carries; IPython shows no traceback of it.
+
+    Raises:
+        UsageError: something failed.
+    """
+    try:
+        yield
+    except AgentGitError as error:
+        if isinstance(error, RollbackBlocked | WorldDiverged):
+            _show(error.plan)
+        elif isinstance(error, RollbackIncomplete):
+            _show(error.report)
+        raise UsageError(clean(f"{type(error).__name__}: {error}")) from error

@@ -1,0 +1,306 @@
+"""The picture of a session's tree as SVG: lanes, a dot for each checkpoint, names, tags, and what the calls did.
+
+It needs nothing from elsewhere and runs nothing. Colours are attributes, which every policy of a page lets through, and
+each has a contrast of at least 4:1 on white and on the dark grey of JupyterLab: a picture in an `<img>` does not learn
+which of them it is on.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from agentgit.render.html import escape, fold, pre
+from agentgit.render.layout import branch_name, is_named, title_of
+from agentgit.render.picture import LINE, Lane, Picture, Placed, across, picture
+from agentgit.render.text import cells, clean, clock, count, cut
+from agentgit.render.tree import lines as text_lines
+from agentgit.sessions.session import OPEN
+from agentgit.sessions.tree import Point, Tree
+from agentgit.tools.marks import MARKS
+
+Link = Callable[[Point], str | None]
+"""Gives the address that a checkpoint leads to; None for none."""
+
+LANES = ("#2f76e1", "#bc5f0a", "#198b39", "#0b868e", "#cf3f95", "#877a07")
+"""The colours of the branches, in turn."""
+
+TEXT, TAG = "#767676", "#ae51c5"
+
+COLOURS = {
+    "running": "#2f76e1", "done": "#198b39", "irreversible": "#d4474f", "reversed": "#0b868e", "failed": "#d4474f",
+    "unknown": "#bc5f0a",
+}  # fmt: skip
+"""What the marks of calls look like; each has a shape of its own too."""
+
+_SHAPES = {
+    "running": '<path d="M2 6h.1M6 6h.1M10 6h.1" stroke="{c}" stroke-width="2.6"/>',
+    "done": '<path d="M1.5 6.5l3 3.5 6-7.5" stroke="{c}" stroke-width="2"/>',
+    "irreversible": '<path d="M6 .5l5.8 10.5H.2z" fill="{c}"/><path d="M6 4.5v3M6 9.3v.1" stroke="#fff" '
+    'stroke-width="1.4"/>',
+    "reversed": '<path d="M4.5 1L1.5 4l3 3M1.5 4H8a3.2 3.2 0 0 1 0 6.5H4" stroke="{c}" stroke-width="1.7"/>',
+    "failed": '<path d="M2 2l8 8M10 2l-8 8" stroke="{c}" stroke-width="2"/>',
+    "unknown": '<circle cx="6" cy="6" r="5.8" fill="{c}"/><path d="M4.2 4.8a1.8 1.8 0 1 1 2.5 1.6q-.7.3-.7 1.1M6 '
+    '9.3v.1" stroke="#fff" stroke-width="1.4"/>',
+}
+
+_FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"
+_CELL = 7.3
+"""How wide a letter is, about."""
+
+_TITLE_CELLS, _TAGS = 56, 4
+
+_SMALLEST = 0.85
+"""How much a notebook shrinks a picture that is too wide; a wider one is scrolled, so that it can still be read."""
+
+_READER = (
+    "<style>@media(prefers-color-scheme:light){.agentgit-text{fill:#1f2328}}"
+    "@media(prefers-color-scheme:dark){.agentgit-text{fill:#e6edf3}}</style>"
+)
+
+
+def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = False) -> str:
+    """Draw a tree as SVG.
+
+    Args:
+        tree: the branches of a session.
+        link: gives the address that a checkpoint leads to; None to draw no links.
+        follow_reader: True if the page is light or dark as its reader prefers; texts then have the strongest contrast.
+
+    Example:
+        >>> from agentgit.sessions.tree import Branch
+        >>> main = Branch(id=1, name="main", is_current=True, points=[Point(id=5, number=1, name="start")])
+        >>> drawn = tree_svg(Tree(session_name="s", roots=[main]))
+        >>> drawn[:4], "s: 1 branch, 1 checkpoint, on main at #1" in drawn
+        ('<svg', True)
+    """
+    return _drawn(picture(tree), link, follow_reader=follow_reader)[0]
+
+
+def page(tree: Tree) -> str:
+    """Draw a tree for a notebook: the picture as an image, which untrusted ones keep too, and the text, folded away.
+
+    Args:
+        tree: the branches of a session.
+    """
+    drawing = picture(tree)
+    drawn, width = _drawn(drawing, None, follow_reader=False)
+    data = base64.b64encode(drawn.encode()).decode()
+    look = f"max-width:100%;min-width:{width * _SMALLEST:.0f}px"
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{_summary(drawing)}" style="{look}">'
+    return f'<div><div style="overflow-x:auto">{image}</div>{fold("as text", pre(text_lines(tree)))}</div>'
+
+
+def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple[str, float]:
+    """Give the picture, and how wide it is."""
+    body = [*map(_lane, drawing.lanes), *_lines(drawing, link), *(foot := _foot(drawing))]
+    width = max([*(right for _, right in body), _right(_heading(drawing), 0), 240]) + 10
+    height = drawing.bottom + 18 + LINE * len(foot)
+    role = "img" if link is None else "group"  # what is in an image, no reader can follow
+    drawn = "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="agentgit-tree" role="{role}" aria-label="{_summary(drawing)}" '
+        f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" font-family="{_FONT}" '
+        'font-size="12" fill="none" stroke-linecap="round" stroke-linejoin="round">',
+        *([_READER] if follow_reader else []),
+        _text(6, 16, _heading(drawing), bold=True),
+        *(text for text, _ in body),
+        "</svg>",
+    ])  # fmt: skip
+    return drawn, width
+
+
+def _summary(drawing: Picture) -> str:
+    """Say in a sentence what a picture shows, for who does not see it."""
+    return _legal(escape(_heading(drawing)))
+
+
+# -- the parts: each with how far to the right it goes
+
+_Part = tuple[str, float]
+
+
+def _heading(drawing: Picture) -> str:
+    return f"{cut(clean(drawing.tree.session_name), 60)}: {drawing.summary}"
+
+
+def _lane(lane: Lane) -> _Part:
+    colour, x = _colour(lane), lane.x
+    parts = [_run(x, *run, colour) for run in lane.runs]
+    if lane.left is not None and lane.start is not None:
+        from_x, from_y = across(lane.left[0]), lane.left[1]
+        bend = (lane.start - from_y) * 0.6
+        curve = f"M{from_x} {from_y}C{from_x} {from_y + bend:.0f} {x} {lane.start - bend:.0f} {x} {lane.start}"
+        parts.insert(0, f'<path d="{curve}" stroke="{colour}" stroke-width="2"/>')
+    return "".join(parts), x
+
+
+def _run(x: int, top: int, bottom: int, broken: bool, colour: str) -> str:
+    dashes = ' stroke-dasharray="1 5"' if broken else ""
+    return f'<path d="M{x} {top}V{bottom}" stroke="{colour}" stroke-width="2"{dashes}/>'
+
+
+def _colour(lane: Lane) -> str:
+    return LANES[lane.number % len(LANES)]
+
+
+def _lines(drawing: Picture, link: Link | None) -> Iterator[_Part]:
+    left = across(drawing.columns) + 4
+    column = max((cells(_where(line, drawing)) for line in drawing.lines), default=0)
+    for line in drawing.lines:
+        words, right = _words(line, drawing, left, left + (column + 1.5) * _CELL)
+        address = link(line.row.points[-1]) if link is not None and line.dots else None
+        marks = [_dot(line, i, drawing, None if i == len(line.dots) - 1 else link) for i in range(len(line.dots))]
+        *others, last = marks or [""]
+        yield "".join(others) + _linked(last + words, address), right
+
+
+def _linked(content: str, address: str | None) -> str:
+    return content if address is None else f'<a href="{_legal(html.escape(address))}">{content}</a>'
+
+
+def _dot(line: Placed, which: int, drawing: Picture, link: Link | None) -> str:
+    dot, lane = line.dots[which], line.lane
+    point, main = dot.point, which == len(line.dots) - 1
+    radius = "6.5" if is_named(point) else "4" if main else "2.8"
+    drawn = f'<circle cx="{lane.x}" cy="{dot.y}" r="{radius}" fill="{_colour(lane)}"/>'
+    if point is lane.branch.points[-1]:
+        drawn += f'<circle cx="{lane.x}" cy="{dot.y}" r="9" stroke="{_colour(lane)}" stroke-width="1.6"/>'
+    told = f"<g><title>{_told(point, drawing.references)}</title>{drawn}</g>"
+    return _linked(told, link(point) if link is not None else None)
+
+
+def _told(point: Point, references: Mapping[int, str]) -> str:
+    """Say what is known of a checkpoint."""
+    said = [
+        references[point.id],
+        *([f"“{clean(point.name)}”"] if point.name is not None else []),
+        *(f"tag {clean(tag)}" for tag in point.tags),
+        clock(point.created_at) + (" UTC" if point.created_at else ""),
+        count(point.message_count, "message"),
+        count(point.position, "call"),
+        *(f"{point.effects[mark]} {mark}" for mark in MARKS if mark in point.effects),
+    ]
+    title = cut(clean(point.title), 200)
+    return _escaped(", ".join(filter(None, said)) + (f": {title}" if title else ""))
+
+
+def _where(line: Placed, drawing: Picture) -> str:
+    row = line.row
+    if row.folded or not row.points:
+        return "⋯" if row.folded or line.after else branch_name(row.branch)
+    return drawing.references[row.points[-1].id]
+
+
+def _words(line: Placed, drawing: Picture, left: float, right: float) -> _Part:
+    """Write what stands beside a line: the reference, the marks, the names, and what happened."""
+    row, y = line.row, line.y
+    parts = [_text(left, y + 4, _where(line, drawing), colour=_colour(line.lane))]
+    x = right
+    for mark, n in _effects(line):
+        part, x = _mark(mark, n, x, y)
+        parts.append(part)
+    for chip in _chips(line):
+        part, x = _chip(*chip, x, y)
+        parts.append(part)
+    said = _said(line, drawing)
+    parts.append(_text(x, y + 4, said, bold=bool(line.dots) and is_named(row.points[-1])))
+    return "".join(parts), _right(said, x)
+
+
+def _effects(line: Placed) -> list[tuple[str, int]]:
+    """Count the marks of a line, in their order."""
+    found = Counter[str]()
+    for of in [line.row.branch] if line.after or not line.row.points else line.row.points:
+        found.update(of.effects)
+    return [(mark, found[mark]) for mark in MARKS if found[mark]]
+
+
+def _said(line: Placed, drawing: Picture) -> str:
+    row = line.row
+    if row.folded:
+        return f"{row.folded} more"
+    if not row.points:
+        return "since then" if line.after else "no checkpoints yet"
+    return cut(title_of(row, drawing.references), _TITLE_CELLS)
+
+
+def _mark(mark: str, n: int, x: float, y: int) -> _Part:
+    shape = _SHAPES[mark].format(c=COLOURS[mark])
+    drawn = f'<g transform="translate({x:.1f} {y - 6})"><title>{n} {mark}</title>{shape}</g>'
+    if n == 1:
+        return drawn, x + 18
+    text = str(n)
+    return drawn + _text(x + 15, y + 4, text, colour=COLOURS[mark]), x + 21 + cells(text) * _CELL
+
+
+def _chips(line: Placed) -> Iterator[tuple[str, str, bool]]:
+    """Give the names that stand at a line: the branch if it ends there, and tags; each with its colour."""
+    branch, points = line.row.branch, line.row.points
+    if not line.row.folded and not line.after and (not points or points[-1] is branch.points[-1]):
+        status = f" · {cut(clean(branch.status), 16)}" if branch.status != OPEN else ""
+        name = f"{branch_name(branch)}{status}"
+        yield (f"HEAD → {name}" if branch.is_current else name), _colour(line.lane), branch.is_current
+    tags = points[-1].tags if points and not line.row.folded else ()
+    for tag in tags[:_TAGS]:
+        yield f"tag: {cut(clean(tag), 24)}", TAG, False
+    if len(tags) > _TAGS:
+        yield f"and {len(tags) - _TAGS} tags", TAG, False
+
+
+def _chip(text: str, colour: str, full: bool, x: float, y: int) -> _Part:
+    inner = cells(text) * _CELL
+    corner = 3 if colour == TAG else 9
+    look = f'fill="{colour}"' if full else f'stroke="{colour}"'
+    box = f'<rect x="{x:.1f}" y="{y - 9}" width="{inner + 14:.1f}" height="18" rx="{corner}" {look}/>'
+    words = _text(x + 7, y + 4, text, colour="#fff" if full else colour, length=inner, bold=full)
+    return box + words, x + inner + 22
+
+
+def _foot(drawing: Picture) -> list[_Part]:
+    """Explain the marks that occur, and say what is not shown."""
+    found = {mark for line in drawing.lines for mark, _ in _effects(line)}
+    y, parts = drawing.bottom + LINE + 8, list[_Part]()
+    if drawing.hidden:
+        said = f"{count(drawing.hidden, 'older branch')} not shown"
+        parts.append((_text(6, y, said), _right(said, 6)))
+        y += LINE
+    if found:
+        parts.append(_legend([mark for mark in MARKS if mark in found], y - 4))
+    return parts
+
+
+def _legend(marks: Sequence[str], y: int) -> _Part:
+    x, drawn = 8.0, ""
+    for mark in marks:
+        part, x = _mark(mark, 1, x, y)
+        drawn += part + _text(x, y + 4, mark)
+        x += cells(mark) * _CELL + 18
+    return drawn, x
+
+
+def _text(x: float, y: int, text: str, *, colour: str = TEXT, length: float = 0, bold: bool = False) -> str:
+    if not text:
+        return ""
+    more = f' textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs"' if length else ""
+    more += ' font-weight="bold"' if bold else ""
+    more += ' class="agentgit-text"' if colour == TEXT else ""
+    return f'<text x="{x:.1f}" y="{y}" fill="{colour}"{more}>{_escaped(text)}</text>'
+
+
+def _right(text: str, x: float) -> float:
+    return x + cells(text) * _CELL
+
+
+def _escaped(text: str) -> str:
+    return _legal(html.escape(text))
+
+
+def _legal(text: str) -> str:
+    """Write out the few characters that XML cannot hold, after what `clean` has written out."""
+    return _ILLEGAL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+_ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

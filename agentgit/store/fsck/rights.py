@@ -1,0 +1,49 @@
+"""Checking who may: keys, members, links and webhooks are of users and sessions that are there."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+
+from agentgit.auth.roles import ROLES
+from agentgit.auth.scopes import SCOPES
+from agentgit.store.fsck.rows import Rows
+from agentgit.store.fsck.trail import erased_sessions
+from agentgit.store.members import BY_NAME, LINK
+from agentgit.store.telling.outbox import HOOK
+from agentgit.store.users import KEY
+from agentgit.store.visible import MEMBER
+
+REVOKE = "It gives nobody a right; delete the row."
+
+
+def check_rights(check: Rows) -> None:
+    """Check the API keys, the members and links of sessions, and that what was erased is gone."""
+    for row in check.read(KEY.c.id, KEY.c.user_id, KEY.c.scope):
+        check.refers(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
+        check.one_of(f"api_key {row.id}", "scope", row.scope, SCOPES)
+    _sharing(check)
+    # The rows of these two are counted where the outbox and the trail are checked.
+    hooks = select(HOOK.c.id, HOOK.c.user_id, HOOK.c.external_session_id)
+    for row in check.connection.execute(hooks.where(HOOK.c.tenant_id == check.store.tenant_id)):
+        check.refers(f"webhook {row.id}", "user", row.user_id, check.users)
+        check.refers(f"webhook {row.id}", "session", row.external_session_id, check.current)
+    for session_id in erased_sessions(check.connection, check.store.tenant_id):
+        if session_id in check.current:
+            check.report.add(f"erasure {session_id}", "this session is still there", "Run repo.delete_session again.")
+
+
+def _sharing(check: Rows) -> None:
+    """Check the links of sessions, and the members, each of whom came by name or by a link of that session."""
+    links = {BY_NAME: 0}
+    for row in check.read(LINK.c.id, LINK.c.external_session_id, LINK.c.role):
+        links[row.id] = row.external_session_id
+        check.refers(f"session_link {row.id}", "session", row.external_session_id, check.current, REVOKE)
+        check.one_of(f"session_link {row.id}", "role", row.role, ROLES[:-1])
+    for row in check.read(MEMBER.c.external_session_id, MEMBER.c.user_id, MEMBER.c.link_id, MEMBER.c.role):
+        name = f"session_member {row.external_session_id}/{row.user_id}/{row.link_id}"
+        check.refers(name, "session", row.external_session_id, check.current, REVOKE)
+        check.refers(name, "user", row.user_id, check.users, REVOKE)
+        check.refers(name, "link", row.link_id, links, REVOKE)
+        check.one_of(name, "role", row.role, ROLES)
+        if links.get(row.link_id, 0) not in (0, row.external_session_id):
+            check.report.add(name, "its link is of another session", REVOKE)

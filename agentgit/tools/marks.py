@@ -1,0 +1,37 @@
+"""Marks: what a call means to somebody who looks at a tree, in one word."""
+
+from __future__ import annotations
+
+from agentgit.tools import invocation
+from agentgit.tools.effects import IRREVERSIBLE, READ_ONLY
+
+MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
+"""What can be said of a call, in the order to show it."""
+
+_OF_STATUS = {
+    invocation.INTENDED: "running",
+    invocation.REVERSING: "running",
+    invocation.DONE: "done",
+    invocation.REVERSED: "reversed",
+    invocation.FAILED: "failed",
+    invocation.UNKNOWN: "unknown",
+    invocation.REVERSE_FAILED: "unknown",
+    invocation.REVERSE_UNKNOWN: "unknown",
+}
+
+
+def mark(effect: str, status: str) -> str | None:
+    """Give the mark of a call; None if it is nothing that somebody would want to see in a tree.
+
+    Args:
+        effect: what the tool does to the world.
+        status: the call's, in the journal.
+
+    Example:
+        >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")
+        ('done', 'irreversible', None)
+    """
+    if effect == READ_ONLY:
+        return None
+    found = _OF_STATUS.get(status)
+    return IRREVERSIBLE if found == "done" and effect == IRREVERSIBLE else found

@@ -1,0 +1,13 @@
+"""The face for browsers and programs: an HTTP API and pages. Needs `pip install "agentgit[server]"`.
+
+Example:
+    >>> import agentgit
+    >>> from agentgit.web import app
+    >>> site = app(agentgit.open(":memory:"))
+"""
+
+from agentgit.web.app import app
+from agentgit.web.entrance import Link
+from agentgit.web.site import Limits
+
+__all__ = ["Limits", "Link", "app"]

@@ -1,0 +1,79 @@
+"""The HTTP API, version 1: one path for each thing, problem details for each failure, and its own description."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+import agentgit
+from agentgit.errors import AgentGitError
+from agentgit.web import problems
+from agentgit.web.api import account, checkpoints, people, sessions, sharing, telling, world
+
+MOST = 10
+"""How many slips of a request are told at once."""
+
+
+def make() -> FastAPI:
+    """Make the application of the API; it is mounted below the pages."""
+    api = FastAPI(
+        title="agentgit", version=agentgit.__version__, summary="Git for LangGraph sessions.",
+        openapi_url="/openapi.json", docs_url=None, redoc_url=None, separate_input_output_schemas=False,
+        generate_unique_id_function=_name,
+    )  # fmt: skip
+    for part in (account, sessions, checkpoints, world, telling, sharing, people):
+        api.include_router(part.router)
+    api.add_exception_handler(AgentGitError, _failed)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(HTTPException, _refused)
+    api.add_exception_handler(Exception, _unexpected)
+    _describe(api)
+    return api
+
+
+def _name(route: APIRoute) -> str:
+    return route.name
+
+
+def _describe(api: FastAPI) -> None:
+    """Let the description of the API know what a problem is."""
+    plain = api.openapi
+
+    def described() -> dict[str, Any]:
+        found = plain()
+        found["components"]["schemas"].setdefault("Problem", problems.Problem.model_json_schema())
+        return found
+
+    api.openapi = described  # type: ignore[method-assign]  # FastAPI says to do it so
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AgentGitError)  # noqa: S101  # it is registered for these
+    return problems.answer(problems.of_error(error), problems.headers_of(error))
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # it is registered for these
+    wrong = [{"where": "/".join(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()[:MOST]]
+    told = "; ".join(f"{one['where']}: {one['what']}" for one in wrong)
+    return problems.answer(problems.problem(422, f"{told}.", "InvalidInput", wrong=wrong))
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  # it is registered for these
+    told = str(error.detail)
+    if told == HTTPStatus(error.status_code).phrase:  # nobody of ours said more
+        described = f"{request.scope.get('root_path', '')}/openapi.json"
+        told = f"There is nothing for {request.method} {request.url.path} here. {described} lists what there is."
+    return problems.answer(problems.problem(error.status_code, told), dict(error.headers or {}))
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    return problems.answer(problems.unexpected(error))

@@ -1,0 +1,137 @@
+"""What comparing and moving answers, for the description of the API: differences, plans, reports, operations."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from agentgit.web.api.answers import Branch, Call, FileChanges, Message
+
+
+class Change(BaseModel):
+    """One place of the state that differs."""
+
+    path: str
+    before: Any
+    after: Any
+    kind: str
+
+
+class Tokens(BaseModel):
+    """What messages have cost."""
+
+    input: int
+    output: int
+    total: int
+
+
+class Diff(BaseModel):
+    """What one checkpoint has and the other has not."""
+
+    from_id: int | None
+    to_id: int | None
+    from_reference: str
+    to_reference: str
+    state: list[Change]
+    common_messages: int
+    removed_messages: list[Message]
+    added_messages: list[Message]
+    removed_tokens: Tokens
+    added_tokens: Tokens
+    common_calls: int
+    removed_calls: list[Call]
+    added_calls: list[Call]
+    added_files: list[str]
+    modified_files: list[str]
+    deleted_files: list[str]
+    diff_content: str
+
+
+class Comparison(BaseModel):
+    """What two branches did since they parted."""
+
+    fork: str
+    messages: int
+    calls: int
+    left: Diff
+    right: Diff
+    between: Diff
+
+
+class Step(BaseModel):
+    """What would be done about one effect."""
+
+    action: str
+    why: str
+    otherwise: str
+    invocation: Call
+
+
+class Plan(BaseModel):
+    """What a rollback or a switch would do; nothing was done."""
+
+    checkpoint_id: int
+    target: str
+    position: int
+    kind: str
+    is_admissible: bool
+    steps: list[Step]
+    replayed: list[Call]
+    files: FileChanges | None
+
+
+class Item(BaseModel):
+    """What became of one call."""
+
+    invocation: Call
+    reason: str
+
+
+class Report(BaseModel):
+    """What a rollback or a switch did."""
+
+    operation_id: int
+    status: str
+    checkpoint_id: int
+    branch: str
+    kind: str
+    reversed: list[Item]
+    redone: list[Item]
+    drifted: list[Item]
+    replayed: list[Item]
+    kept: list[Item]
+    gone: list[Item]
+    failed: list[Item]
+    remaining: list[Item]
+    files: FileChanges | None
+
+
+class Switched(BaseModel):
+    """What a switch led to."""
+
+    branch: Branch
+    report: Report | None = Field(description="What was done to the world; null without `sync`.")
+
+
+class Operation(BaseModel):
+    """A rollback, a switch or a fork."""
+
+    id: int
+    kind: str
+    status: str
+    request_id: str
+    created_at: datetime
+    ended_at: datetime | None
+    external_session_id: int
+    source_session_id: int
+    checkpoint_id: int
+    internal_session_id: int
+    report: dict[str, Any]
+
+
+class Operations(BaseModel):
+    """The operations of a session, newest first."""
+
+    items: list[Operation]

@@ -1,0 +1,150 @@
+"""Users, for admins; and API keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from agentgit.auth import User
+from agentgit.auth.keys import ApiKey
+from agentgit.values import portable
+from agentgit.web.api.answers import Answer, Erased
+from agentgit.web.api.asking import Body, Caller, Id, failures
+from agentgit.web.api.sharing import Seconds, lasting
+
+router = APIRouter(tags=["people"])
+
+Scope = Literal["read", "fork", "write", "admin"]
+PASSWORD = Field(None, max_length=1_000, description="Null is an account that only API keys lead to.")
+
+
+class UserAnswer(BaseModel):
+    """Somebody who owns sessions."""
+
+    id: int
+    name: str
+    created_at: datetime
+    is_admin: bool
+    disabled_at: datetime | None
+
+
+class Users(BaseModel):
+    """The users of the tenant, by name."""
+
+    items: list[UserAnswer]
+
+
+class NewUser(Body):
+    """A user to be made."""
+
+    name: str = Field(min_length=1, max_length=200)
+    password: str | None = PASSWORD
+    is_admin: bool = False
+
+
+class Change(Body):
+    """What is to be different about a user; what is left out stays."""
+
+    password: str | None = PASSWORD
+    disabled: bool | None = None
+
+
+class Key(BaseModel):
+    """An API key, without its secret."""
+
+    id: int
+    user_id: int
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class Keys(BaseModel):
+    """API keys."""
+
+    items: list[Key]
+
+
+class NewKey(Body):
+    """A key to be made."""
+
+    name: str = Field(min_length=1, max_length=200)
+    scopes: list[Scope] = Field(["read"], min_length=1, max_length=4)
+    expires_in: Seconds = 90 * 86_400
+
+
+class MadeKey(BaseModel):
+    """A key that was just made."""
+
+    key: Key
+    secret: str = Field(description="Shown only in this answer.")
+
+
+def plain(value: User | ApiKey) -> dict[str, Any]:
+    """Give a user or a key as JSON-like data."""
+    found: dict[str, Any] = portable(value)
+    return {**found, "scopes": sorted(found["scopes"])} if "scopes" in found else found
+
+
+@router.get("/users", response_model=Users, responses=failures())
+def list_users(caller: Caller) -> Answer:
+    """List the users; for admins."""
+    return Answer({"items": [plain(user) for user in caller.users.all()]})
+
+
+@router.post("/users", status_code=201, response_model=UserAnswer, responses=failures(409))
+def make_user(caller: Caller, wanted: NewUser) -> Answer:
+    """Make a user; for admins."""
+    return Answer(plain(caller.users.add(wanted.name, wanted.password, is_admin=wanted.is_admin)), 201)
+
+
+@router.patch("/users/{user_id}", response_model=UserAnswer, responses=failures(409))
+def change_user(caller: Caller, user_id: Id, wanted: Change) -> Answer:
+    """Give a user another password, or shut them out, or let them in again; for admins, and a password oneself."""
+    if wanted.password is not None:
+        caller.users.set_password(user_id, wanted.password)
+    if wanted.disabled is not None:
+        (caller.users.disable if wanted.disabled else caller.users.enable)(user_id)
+    return Answer(plain(caller.users.find(user_id)))
+
+
+@router.post("/users/{user_id}/revoke-tokens", status_code=204, response_class=Response, responses=failures())
+def revoke_tokens(caller: Caller, user_id: Id) -> Response:
+    """Let all JWTs of a user that were issued before now be worth nothing; for admins, and oneself."""
+    caller.users.revoke_tokens(user_id)
+    return Response(status_code=204)
+
+
+@router.delete("/users/{user_id}", response_model=Erased, responses=failures(409))
+def delete_user(caller: Caller, user_id: Id) -> Answer:
+    """Erase a user with all of their sessions, for ever; tell what went. For admins, and oneself."""
+    return Answer(caller.users.delete(user_id).to_dict())
+
+
+@router.get("/keys", response_model=Keys, responses=failures())
+def list_keys(
+    caller: Caller, user: Annotated[str | None, Query(max_length=300, description="Whose; for admins.")] = None
+) -> Answer:
+    """List API keys: yours, or those of a user."""
+    return Answer({"items": [plain(key) for key in caller.keys.all(user)]})
+
+
+@router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
+def make_key(caller: Caller, wanted: NewKey) -> Answer:
+    """Make an API key of yours, which may do no more than the one that you use."""
+    made = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=lasting(wanted.expires_in))
+    return Answer({"key": plain(made.key), "secret": made.secret}, 201)
+
+
+@router.delete("/keys/{key_id}", status_code=204, response_class=Response, responses=failures())
+def revoke_key(caller: Caller, key_id: Id) -> Response:
+    """Let a key be worth nothing from now on."""
+    caller.keys.revoke(key_id)
+    return Response(status_code=204)

@@ -1,0 +1,197 @@
+"""Sessions, their branches, their tree, their log, their tags, and what is found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from tempfile import SpooledTemporaryFile
+from typing import Annotated, BinaryIO, Literal, cast
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.responses import Response, StreamingResponse
+
+from agentgit.render import records
+from agentgit.repository import Repository
+from agentgit.sessions import ExternalSession
+from agentgit.web.api import answers, outcomes
+from agentgit.web.api.answers import Answer
+from agentgit.web.api.asking import After, Body, BranchName, Caller, Id, Limit, Offset, Place, failures, part
+
+router = APIRouter(tags=["sessions"])
+
+IN_MEMORY = 1_000_000
+"""So many bytes of an export are held in memory before they go to a file."""
+
+CHUNK = 64 * 1024
+
+
+class NewSession(Body):
+    """A session to be made."""
+
+    name: str = Field(min_length=1, max_length=200)
+    template: str | int | None = Field(None, description="The checkpoint that it begins as, like `support-42@main#3`.")
+
+
+class NewTag(Body):
+    """A tag to be given."""
+
+    ref: str = Field(min_length=1, max_length=300)
+    name: str = Field(min_length=1, max_length=200)
+    description: str | None = Field(None, max_length=10_000)
+
+
+@router.get("/sessions", response_model=answers.Sessions, responses=failures())
+def list_sessions(
+    caller: Caller, limit: Limit = 50, after: After = None,
+    name: Annotated[str | None, Query(max_length=200, description="Only those with this in their name.")] = None,
+) -> Answer:  # fmt: skip
+    """List the sessions that you can see, the one that moved last first."""
+    page, following = page_of(caller, limit, after, name)
+    return Answer({"items": [records.of_session(one) for one in page], "next": following})
+
+
+def page_of(
+    repo: Repository, limit: int, after: str | None, name: str | None
+) -> tuple[list[ExternalSession], str | None]:
+    """Give a page of sessions, and what leads to the one that follows."""
+    found = repo.sessions(limit + 1, after, name=name or None)
+    return found[:limit], found[limit - 1].cursor if len(found) > limit else None
+
+
+@router.post("/sessions", status_code=201, response_model=answers.Session, responses=failures(409))
+def make_session(caller: Caller, wanted: NewSession) -> Answer:
+    """Find the session of that name of yours, or make it."""
+    return Answer(records.of_session(caller.ensure_session(wanted.name, template=wanted.template)), 201)
+
+
+@router.get("/sessions/{session_id}", response_model=answers.Session, responses=failures())
+def get_session(caller: Caller, session_id: Id) -> Answer:
+    """Look at a session."""
+    return Answer(records.of_session(caller.session(session_id)))
+
+
+@router.delete("/sessions/{session_id}", response_model=answers.Erased, responses=failures(409))
+def delete_session(caller: Caller, session_id: Id) -> Answer:
+    """Erase a session with all that is stored of it, for ever; tell what went."""
+    return Answer(caller.delete_session(session_id).to_dict())
+
+
+@router.get("/sessions/{session_id}/branches", response_model=answers.Branches, responses=failures())
+def list_branches(caller: Caller, session_id: Id) -> Answer:
+    """List the branches of a session in the order they were made."""
+    return Answer({"items": [records.of_branch(branch) for branch in caller.branches(session_id)]})
+
+
+@router.get("/sessions/{session_id}/tree", response_model=answers.Tree, responses=failures())
+def get_tree(caller: Caller, session_id: Id) -> Answer:
+    """Give the tree of a session's branches, with all their checkpoints."""
+    return Answer(records.of_tree(caller.tree(session_id)))
+
+
+@router.get("/sessions/{session_id}/log", response_model=answers.Checkpoints, responses=failures())
+def get_log(
+    caller: Caller, session_id: Id, branch: BranchName = None,
+    which: Annotated[Literal["path", "branch", "all"], Query(description="See `Repository.log`.")] = "path",
+    name: Annotated[str | None, Query(max_length=300)] = None,
+    tag: Annotated[str | None, Query(max_length=200)] = None,
+    author: Annotated[str | None, Query(max_length=200)] = None,
+    auto: bool | None = None, since: datetime | None = None, until: datetime | None = None,
+    limit: Limit = 50, after: After = None,
+) -> Answer:  # fmt: skip
+    """List checkpoints, the newest first; all conditions hold at once. Times have a zone."""
+    log = caller.log(
+        session_id, branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
+    )
+    page = log.page(limit, after=after)
+    return Answer({"items": [records.of_checkpoint(point) for point in page], "next": page.next})
+
+
+@router.get("/sessions/{session_id}/search", response_model=answers.Hits, responses=failures())
+def search(
+    caller: Caller, session_id: Id, q: Annotated[str, Query(max_length=1_000)], branch: BranchName = None,
+    all_branches: bool = False, limit: Limit = 20, after: After = None,
+) -> Answer:  # fmt: skip
+    """Find messages, tool calls and named checkpoints by their words."""
+    return Answer(caller.search(q, session_id, branch, all_branches=all_branches, limit=limit, after=after).to_dict())
+
+
+@router.get("/sessions/{session_id}/calls", response_model=answers.Calls, responses=failures())
+def list_calls(
+    caller: Caller, session_id: Id, branch: BranchName = None, offset: Offset = 0, limit: Limit = 100
+) -> Answer:
+    """List the tool calls along a branch, from the root of the session."""
+    found = part(caller.tool_track(session_id, branch), offset, limit)
+    return Answer({**found, "items": [call.to_dict() for call in found["items"]]})
+
+
+@router.get("/sessions/{session_id}/checkpoint", response_model=answers.Checkpoint, responses=failures(409))
+def find_checkpoint(caller: Caller, session_id: Id, ref: Place, branch: BranchName = None) -> Answer:
+    """Find the checkpoint that a reference means."""
+    return Answer(records.of_checkpoint(caller.checkpoint(ref, session_id, branch=branch)))
+
+
+@router.get("/sessions/{session_id}/diff", response_model=outcomes.Diff, responses=failures(409))
+def get_diff(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
+    """Compare two checkpoints: what the second has and the first has not, and the other way round."""
+    return Answer(caller.diff(a, b, session_id).to_dict())
+
+
+@router.get("/sessions/{session_id}/compare", response_model=outcomes.Comparison, responses=failures(409))
+def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
+    """Put two branches side by side: what each did since they parted."""
+    return Answer(caller.compare(a, b, session_id).to_dict())
+
+
+# -- tags
+
+
+@router.get("/sessions/{session_id}/tags", response_model=answers.Tags, responses=failures())
+def list_tags(caller: Caller, session_id: Id) -> Answer:
+    """List the tags of a session, the newest first."""
+    return Answer({"items": [tag.to_dict() for tag in caller.tags(session_id)]})
+
+
+@router.post("/sessions/{session_id}/tags", status_code=201, response_model=answers.Tag, responses=failures(409))
+def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
+    """Give a checkpoint a tag; as long as it has it, it is kept."""
+    return Answer(caller.tag(wanted.ref, wanted.name, session_id, description=wanted.description).to_dict(), 201)
+
+
+@router.delete("/sessions/{session_id}/tags", response_model=answers.Tag, responses=failures())
+def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]) -> Answer:
+    """Take a tag away; the checkpoint stays as it is."""
+    return Answer(caller.untag(name, session_id).to_dict())
+
+
+# -- export
+
+
+@router.get(
+    "/sessions/{session_id}/export", response_class=Response,
+    responses={**failures(409), 200: {"description": "JSON lines.", "content": {"application/jsonl": {}}}},
+)  # fmt: skip
+def export(caller: Caller, session_id: Id, branch: BranchName = None, files: bool = False) -> Response:
+    """Download a session, or one branch of it, as JSON lines, which `agentgit import` reads."""
+    return download(caller, session_id, branch, files=files)
+
+
+def download(caller: Caller, session_id: int, branch: str | None, *, files: bool) -> Response:
+    """Give an export as a file to keep. It is checked before the first byte goes out."""
+    file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # it is open until its last byte went out
+    try:
+        caller.export(session_id, cast(BinaryIO, file), branch=branch, files=files)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+
+    def chunks() -> Iterator[bytes]:
+        with file:
+            while data := file.read(CHUNK):
+                yield data
+
+    name = f"agentgit-session-{session_id}.jsonl"
+    return StreamingResponse(
+        chunks(), media_type="application/jsonl", headers={"content-disposition": f'attachment; filename="{name}"'}
+    )

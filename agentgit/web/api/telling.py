@@ -1,0 +1,91 @@
+"""What happened: the audit trail by pages, and live as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Header, HTTPException, Query
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from agentgit.repository import Repository
+from agentgit.web.api import answers
+from agentgit.web.api.answers import Answer
+from agentgit.web.api.asking import LARGEST_ID, Caller, Credential, Limit, failures
+from agentgit.web.live import Full, Looking, feed
+from agentgit.web.site import Site, site_of
+
+router = APIRouter(tags=["events"])
+
+OfSession = Annotated[
+    int | None, Query(ge=1, le=LARGEST_ID, description="Only this session; all of yours if left out.")
+]
+Kinds = Annotated[list[str] | None, Query(max_length=40, description="Like `rollback.*`; may be repeated.")]
+
+
+@router.get("/events", response_model=answers.Events, responses=failures())
+def list_events(
+    caller: Caller, session: OfSession = None, kind: Kinds = None, since: datetime | None = None,
+    limit: Limit = 50,
+) -> Answer:  # fmt: skip
+    """List the newest events of the audit trail, the oldest of these first."""
+    found = caller.last_events(session, kinds=kind or "*", since=since, limit=limit)
+    return Answer({"items": [event.to_dict() for event in found]})
+
+
+@router.get(
+    "/events/live", response_class=StreamingResponse,
+    responses={**failures(429), 200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}},
+)  # fmt: skip
+def follow_events(
+    request: Request, caller: Caller, credential: Credential, session: OfSession = None,
+    after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you have.")] = None,
+    last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
+) -> StreamingResponse:  # fmt: skip
+    """Tell what happens, as it happens. Each event has its id; with `Last-Event-ID` a feed goes on where it was cut."""
+    start = int(last_event_id) if last_event_id else after
+    site = site_of(request)
+    return live(site, caller, session, start, lambda: site.is_closing or site.entrance.has_left(caller, credential))
+
+
+def live(
+    site: Site, repo: Repository, session_id: int | None, start: int | None, is_over: Callable[[], bool]
+) -> StreamingResponse:
+    """Give a feed; its place is given back when the last byte went out, or the other side went away.
+
+    Raises:
+        HTTPException: this user has as many as one may.
+    """
+    if session_id is not None:
+        repo.session(session_id)
+    known = start if start is not None else repo.last_event_id()
+    looking = Looking(repo, session_id, min(known, LARGEST_ID))
+    try:
+        site.seats.take(repo.user.id)
+    except Full as error:
+        told = f"You have {site.limits.feeds} live feeds open, and one may have no more. Close one, and try again."
+        raise HTTPException(429, told, {"retry-after": "5"}) from error
+
+    return Feed(feed(looking, is_over), lambda: site.seats.leave(repo.user.id))
+
+
+class Feed(StreamingResponse):
+    """Server-sent events.
+
+    Args:
+        content: gives their bytes.
+        ended: called once, however it ends.
+    """
+
+    def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()

@@ -1,0 +1,136 @@
+"""What moves the world of a session: plans, rollbacks, rewound files, switches, and what stopped half way."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from agentgit.render import records
+from agentgit.web.api import answers, outcomes
+from agentgit.web.api.answers import Answer
+from agentgit.web.api.asking import Body, BranchName, Caller, Id, Place, failures
+
+router = APIRouter(tags=["world"])
+
+Tools = Literal["reverse", "keep", "require_clean"]
+Replay = Literal["record", "redo", "execute"]
+OnTrouble = Literal["stop", "continue"]
+REF = Field(min_length=1, max_length=300, description="A checkpoint: like `main#3`, `HEAD~1`, a name, a tag, an id.")
+
+
+class Rollback(Body):
+    """A rollback to be done; see `Repository.rollback`."""
+
+    to: str = REF
+    branch: str | None = Field(None, max_length=300, description="Which branch is left; null is the current one.")
+    tools: Tools = "reverse"
+    files: bool = True
+    conversation: bool = True
+    replay: Replay = "record"
+    name: str | None = Field(None, min_length=1, max_length=200, description="What the new branch is called.")
+    force: bool = Field(False, description="True to leave in the world what stands in the way.")
+    on_error: OnTrouble = "stop"
+    on_drift: OnTrouble = "stop"
+    request_id: str | None = Field(
+        None, min_length=1, max_length=200, description="Your own name for it: sent again, it is not done again."
+    )
+
+
+class Rewind(Body):
+    """Files to be brought back; see `Repository.rewind_files`."""
+
+    to: str = REF
+    branch: str | None = Field(None, max_length=300)
+    force: bool = False
+
+
+class Switch(Body):
+    """A switch to be done; see `Repository.switch`."""
+
+    branch: str = Field(min_length=1, max_length=300)
+    sync: Literal["world", "note", "ignore"] | None = None
+    force: bool = False
+    on_error: OnTrouble = "stop"
+
+
+class Resume(Body):
+    """How to go on."""
+
+    force: bool = Field(False, description="True to give up what still cannot be done.")
+
+
+class Resolve(Body):
+    """What a person saw."""
+
+    outcome: Literal["happened", "did_not_happen"]
+    result: Any = Field(None, description="What a call that happened has returned.")
+
+
+@router.get("/sessions/{session_id}/plan", response_model=outcomes.Plan, responses=failures(409))
+def plan_rollback(
+    caller: Caller, session_id: Id, to: Place, branch: BranchName = None, tools: Tools = "reverse",
+    files: bool = True, conversation: bool = True, replay: Replay = "record",
+) -> Answer:  # fmt: skip
+    """Tell what a rollback would do; nothing is done."""
+    plan = caller.plan_rollback(
+        to, session_id, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay
+    )
+    return Answer(plan.to_dict())
+
+
+@router.post(
+    "/sessions/{session_id}/rollbacks", status_code=201, response_model=outcomes.Report, responses=failures(409)
+)
+def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
+    """Go back to a checkpoint on a new branch. Undo functions run here: those that have an import path."""
+    asked = wanted.model_dump()
+    return Answer(caller.rollback(asked.pop("to"), session_id, **asked).to_dict(), 201)
+
+
+@router.post(
+    "/sessions/{session_id}/rewinds", status_code=201, response_model=answers.FileChanges, responses=failures(409)
+)
+def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
+    """Bring the files of a session back; the conversation stays as it is."""
+    done = caller.rewind_files(wanted.to, session_id, branch=wanted.branch, force=wanted.force)
+    return Answer(done.to_dict(), 201)
+
+
+@router.get("/sessions/{session_id}/switch", response_model=outcomes.Plan, responses=failures(409))
+def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
+    """Tell what `POST` with `sync: world` would do; nothing is done."""
+    return Answer(caller.plan_switch(branch, session_id).to_dict())
+
+
+@router.post("/sessions/{session_id}/switch", response_model=outcomes.Switched, responses=failures(409))
+def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
+    """Make a branch the one that the session continues on."""
+    report = caller.switch(wanted.branch, session_id, sync=wanted.sync, force=wanted.force, on_error=wanted.on_error)
+    branch = records.of_branch(caller.branch(session_id, wanted.branch))
+    return Answer({"branch": branch, "report": report.to_dict() if report is not None else None})
+
+
+@router.get("/sessions/{session_id}/operations", response_model=outcomes.Operations, responses=failures())
+def list_operations(caller: Caller, session_id: Id) -> Answer:
+    """List the rollbacks, switches and forks of a session, newest first."""
+    return Answer({"items": [records.of_operation(one) for one in caller.operations(session_id)]})
+
+
+@router.get("/operations/{operation_id}", response_model=outcomes.Operation, responses=failures())
+def get_operation(caller: Caller, operation_id: Id) -> Answer:
+    """Look at a rollback, a switch or a fork."""
+    return Answer(records.of_operation(caller.operation(operation_id)))
+
+
+@router.post("/operations/{operation_id}/resume", response_model=outcomes.Report, responses=failures(409))
+def resume(caller: Caller, operation_id: Id, wanted: Resume) -> Answer:
+    """Finish what stopped half way; what was done is not done again."""
+    return Answer(caller.resume(operation_id, force=wanted.force).to_dict())
+
+
+@router.post("/invocations/{invocation_id}/resolve", response_model=answers.Call, responses=failures(409))
+def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> Answer:
+    """Say what really happened, where the record could not know."""
+    return Answer(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())

@@ -1,0 +1,63 @@
+"""The pages: server-rendered, each of use without any script."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentgit.errors import AgentGitError, RollbackBlocked
+from agentgit.web import problems
+from agentgit.web.pages import account, checkpoints, people, sessions, sharing, telling, world
+from agentgit.web.pages.drawing import draw
+from agentgit.web.pages.visiting import to_the_door, visitor_of
+
+
+def add_to(app: FastAPI) -> None:
+    """Give the pages to an application."""
+    for part in (account, sessions, checkpoints, world, telling, sharing, people):
+        app.include_router(part.router)
+    app.add_exception_handler(AgentGitError, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AgentGitError)  # noqa: S101  # it is registered for these
+    if isinstance(error, problems.Unknown):
+        return to_the_door(request)
+    plan = error.plan if isinstance(error, RollbackBlocked) else None
+    return _page(request, problems.of_error(error), problems.headers_of(error), plan)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # it is registered for these
+    told = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()[:5])
+    return _page(request, problems.problem(422, f"{told}. Go back, and change it."))
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  # it is registered for these
+    told = "There is no such page." if error.status_code == 404 else str(error.detail)
+    return _page(request, problems.problem(error.status_code, told), dict(error.headers or {}))
+
+
+def unexpected(request: Request, error: Exception) -> Response:
+    """Write the page of what nobody expected."""
+    return _page(request, problems.unexpected(error))
+
+
+def _page(
+    request: Request, details: dict[str, object], headers: dict[str, str] | None = None, plan: object = None
+) -> Response:
+    """Write a failure as a page, with the way around for those who are in."""
+    try:
+        visitor = visitor_of(request)
+    except AgentGitError:
+        visitor = None
+    status = int(str(details["status"]))
+    page = draw(request, "problem", {"problem": details, "plan": plan, "visitor": visitor}, status=status)
+    page.headers.update(headers or {})
+    return page

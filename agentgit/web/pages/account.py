@@ -1,0 +1,91 @@
+"""The pages at the door: the link, the login, the way out; and help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Form, Query
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from agentgit.errors import NotAllowed
+from agentgit.web.entrance import Accounts, Link
+from agentgit.web.pages.drawing import draw
+from agentgit.web.pages.visiting import LONGEST, Visit, inside
+from agentgit.web.problems import Unknown, headers_of, status_of
+from agentgit.web.security import FORM_COOKIE, closed_line, cookie_name, let_go, let_in, new_mark, same_site
+from agentgit.web.site import site_of
+
+router = APIRouter()
+
+Next = Annotated[str, Query(max_length=LONGEST)]
+
+
+@router.get("/enter", dependencies=[Depends(closed_line)])
+def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Response:
+    """Come in by the link that was shown where the server was started."""
+    entrance = site_of(request).entrance
+    if not isinstance(entrance, Link):
+        raise NotAllowed("Here one comes in with a name and a password.")
+    root = request.scope.get("root_path", "")
+    try:
+        return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
+    except NotAllowed:
+        try:  # who is in already and opens the link again wants to see the pages
+            entrance.repository(request.cookies.get(cookie_name(request), ""))
+        except NotAllowed:
+            pass
+        else:
+            return RedirectResponse(f"{root}/", 303)
+        raise
+
+
+@router.get("/login", dependencies=[Depends(closed_line)])
+def login_page(request: Request, next: Next = "/") -> Response:
+    """Ask for a name and a password, or say where the link is."""
+    return _door(request, next)
+
+
+def _door(request: Request, next: str, wrong: NotAllowed | None = None, name: str = "") -> Response:
+    fresh = None if request.cookies.get(FORM_COOKIE) else new_mark()
+    context = {
+        "by_password": site_of(request).entrance.by_password, "name": name, "wrong": wrong,
+        "next": inside(next, request.scope.get("root_path", "")),
+    }  # fmt: skip
+    page = draw(request, "login", context, status=status_of(wrong) if wrong is not None else 200, fresh=fresh)
+    if wrong is not None:
+        page.headers.update({k: v for k, v in headers_of(wrong).items() if k == "retry-after"})
+    if fresh is not None:
+        page.set_cookie(
+            FORM_COOKIE, fresh, path="/", secure=request.url.scheme == "https", httponly=True, samesite="lax"
+        )
+    return page
+
+
+@router.post("/login", dependencies=[Depends(closed_line), Depends(same_site)])
+def login(
+    request: Request, name: Annotated[str, Form(max_length=300)], password: Annotated[str, Form(max_length=2_000)],
+    next: Annotated[str, Form(max_length=LONGEST)] = "/",
+) -> Response:  # fmt: skip
+    """Come in with a name and a password."""
+    entrance = site_of(request).entrance
+    if not isinstance(entrance, Accounts):
+        raise NotAllowed("Here one comes in by the link that agentgit serve has shown.")
+    try:
+        credential = entrance.login(name, password, request.client.host if request.client else "")
+    except NotAllowed as error:
+        return _door(request, next, Unknown(str(error)) if status_of(error) == 403 else error, name)
+    return let_in(request, RedirectResponse(inside(next, request.scope.get("root_path", "")), 303), credential)
+
+
+@router.post("/logout", dependencies=[Depends(same_site)])
+def logout(request: Request, visit: Visit) -> Response:
+    """Go out; the key of this browser is worth nothing from now on."""
+    site_of(request).entrance.leave(request.cookies[cookie_name(request)])
+    return let_go(request, visit.go("/login"))
+
+
+@router.get("/help")
+def help_page(visit: Visit) -> Response:
+    """Show the keys, and where the API is."""
+    return visit.page("help")

@@ -1,0 +1,108 @@
+"""The pages of sessions: the list, one with its tree and its log, what is found in it, its tool calls."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Form, Query
+from markupsafe import Markup
+from starlette.responses import RedirectResponse, Response
+
+from agentgit.errors import InvalidInput
+from agentgit.render.svg import tree_svg
+from agentgit.sessions.tree import Point
+from agentgit.web.api.asking import After, BranchName, Id, Offset
+from agentgit.web.api.sessions import download, page_of
+from agentgit.web.pages.visiting import Visit, place_of
+from agentgit.web.security import same_site
+
+router = APIRouter()
+
+PAGE = 50
+"""How many rows a page has."""
+
+Text = Annotated[str, Form(max_length=300)]
+
+
+@router.get("/")
+def home(visit: Visit) -> RedirectResponse:
+    """Begin with the sessions."""
+    return visit.go("/sessions")
+
+
+@router.get("/sessions")
+def sessions(visit: Visit, name: Annotated[str, Query(max_length=200)] = "", after: After = None) -> Response:
+    """List the sessions."""
+    page, following = page_of(visit.repo, PAGE, after, name)
+    return visit.page("sessions", sessions=page, next=following, name=name, is_first=after is None)
+
+
+@router.get("/sessions/{session_id}")
+def session(visit: Visit, session_id: Id, branch: BranchName = None, after: After = None) -> Response:
+    """Show a session: its tree, its branches, its tags, and the log of one branch."""
+    repo = visit.repo
+    found, tree, branches = repo.session(session_id), repo.tree(session_id), repo.branches(session_id)
+    on = repo.branch(session_id, branch)
+    log = repo.log(session_id, on).page(PAGE, after=after)
+    operations = [one for one in repo.operations(session_id) if one.status != "done"]
+    root = visit.request.scope.get("root_path", "")
+
+    def page_of_point(point: Point) -> str:
+        return f"{root}/sessions/{session_id}/checkpoints/{point.id}"
+
+    # The picture escapes what it shows, and has no style and no script.
+    picture = Markup(tree_svg(tree, link=page_of_point))  # noqa: S704  # as the comment says
+    return visit.page(
+        "session", session=found, tree=picture, branches=branches, on=on, log=log,
+        tags=repo.tags(session_id), unfinished=operations, is_first=after is None,
+    )  # fmt: skip
+
+
+@router.get("/sessions/{session_id}/search")
+def search(
+    visit: Visit, session_id: Id, q: Annotated[str, Query(max_length=1_000)] = "", everywhere: bool = True,
+    after: After = None,
+) -> Response:  # fmt: skip
+    """Show what is found in a session."""
+    found = visit.repo.session(session_id)
+    wrong, hits = "", None
+    if q.strip():
+        try:
+            hits = visit.repo.search(q, session_id, all_branches=everywhere, limit=PAGE, after=after)
+        except InvalidInput as error:
+            wrong = str(error)
+    return visit.page("search", session=found, q=q, everywhere=everywhere, hits=hits, wrong=wrong)
+
+
+@router.get("/sessions/{session_id}/calls")
+def calls(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offset = 0) -> Response:
+    """Show the tool calls of a branch."""
+    on = visit.repo.branch(session_id, branch)
+    track = visit.repo.tool_track(session_id, on)
+    shown = track[offset : offset + PAGE]
+    more = offset + PAGE if offset + PAGE < len(track) else None
+    return visit.page(
+        "calls", session=visit.repo.session(session_id), on=on, calls=shown, total=len(track), more=more, offset=offset
+    )
+
+
+@router.get("/sessions/{session_id}/export")
+def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool = False) -> Response:
+    """Give a session as a file to keep."""
+    return download(visit.repo, session_id, branch, files=files)
+
+
+@router.post("/sessions", dependencies=[Depends(same_site)])
+def begin(visit: Visit, name: Text, template: Text = "") -> Response:
+    """Make a session, perhaps as a checkpoint of another one."""
+    made = visit.repo.ensure_session(name, template=place_of(template) if template else None)
+    return visit.go(f"/sessions/{made.id}")
+
+
+@router.post("/sessions/{session_id}/delete", dependencies=[Depends(same_site)])
+def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
+    """Erase a session, if its name was typed, and tell what went."""
+    found = visit.repo.session(session_id)
+    if name.strip() != found.session_name.strip():
+        raise InvalidInput(f"Nothing was deleted. Type the name of the session, {found.session_name}, to delete it.")
+    return visit.page("erased", name=found.session_name, erased=visit.repo.delete_session(session_id))

@@ -1,0 +1,76 @@
+"""The page of who may see a session."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Form
+from starlette.responses import Response
+
+from agentgit.auth.roles import OWNER, allows
+from agentgit.web.api.asking import LARGEST_ID, Id
+from agentgit.web.api.sharing import lasting
+from agentgit.web.pages.visiting import Visit, Visitor
+from agentgit.web.security import same_site
+
+router = APIRouter()
+
+Text = Annotated[str, Form(max_length=300)]
+Role = Annotated[Literal["viewer", "forker", "editor", "owner"], Form()]
+Days = Annotated[int | None, Form(ge=0, le=36_500)]
+
+
+@router.get("/sessions/{session_id}/sharing")
+def sharing(visit: Visit, session_id: Id) -> Response:
+    """Show who may see a session, and its links."""
+    return _page(visit, session_id)
+
+
+def _page(visit: Visitor, session_id: int, token: str | None = None) -> Response:
+    session = visit.repo.session(session_id)
+    is_owner = allows(session.role, OWNER)
+    links = visit.repo.links(session_id) if is_owner else []
+    return visit.page(
+        "sharing", session=session, is_owner=is_owner, members=visit.repo.members(session_id), links=links, token=token
+    )
+
+
+@router.post("/sessions/{session_id}/members", dependencies=[Depends(same_site)])
+def share(visit: Visit, session_id: Id, user: Text, role: Role = "viewer", days: Days = None) -> Response:
+    """Give somebody a role."""
+    visit.repo.share(session_id, user.strip(), role, lasting(days * 86_400 if days else None))
+    return visit.go(f"/sessions/{session_id}/sharing")
+
+
+@router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(same_site)])
+def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
+    """Take somebody's roles away, or leave."""
+    visit.repo.unshare(session_id, user)
+    is_mine = user != visit.repo.user.name
+    return visit.go(f"/sessions/{session_id}/sharing" if is_mine else "/sessions")
+
+
+@router.post("/sessions/{session_id}/links", dependencies=[Depends(same_site)])
+def make_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
+    """Make a link, and show it this once."""
+    made = visit.repo.share_link(session_id, role, lasting(days * 86_400 if days else None))
+    return _page(visit, session_id, made.token)
+
+
+@router.post("/sessions/{session_id}/links/revoke", dependencies=[Depends(same_site)])
+def revoke_link(visit: Visit, session_id: Id, link: Annotated[int, Form(ge=1, le=LARGEST_ID)]) -> Response:
+    """End a link."""
+    visit.repo.revoke_link(link)
+    return visit.go(f"/sessions/{session_id}/sharing")
+
+
+@router.get("/join")
+def join_page(visit: Visit, token: str = "") -> Response:
+    """Ask for the token of a link."""
+    return visit.page("join", token=token[:300])
+
+
+@router.post("/join", dependencies=[Depends(same_site)])
+def join(visit: Visit, token: Text) -> Response:
+    """Join a session."""
+    return visit.go(f"/sessions/{visit.repo.accept(token.strip()).id}")

@@ -1,0 +1,164 @@
+"""The pages of what moves the world: the plan before a rollback or a switch, its report, what stopped half way."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from hashlib import sha256
+from typing import Annotated, Literal, TypedDict
+from uuid import uuid4
+
+from fastapi import APIRouter, Depends, Form, Query
+from starlette.responses import Response
+
+from agentgit.errors import Conflict, RollbackIncomplete
+from agentgit.tools import RollbackPlan
+from agentgit.values import to_json
+from agentgit.web.api.asking import LARGEST_ID, BranchName, Id
+from agentgit.web.pages.visiting import Visit, place_of
+from agentgit.web.security import same_site
+
+router = APIRouter()
+
+Text = Annotated[str, Form(max_length=300)]
+Tick = Annotated[bool, Form()]
+Tools = Literal["reverse", "keep", "require_clean"]
+
+
+@router.get("/sessions/{session_id}/rollback")
+def plan(
+    visit: Visit, session_id: Id, to: Annotated[str, Query(max_length=300)] = "HEAD", branch: BranchName = None,
+    tools: Tools = "reverse", scope: Literal["all", "conversation", "files"] = "all",
+) -> Response:  # fmt: skip
+    """Show what a rollback would do; nothing is done."""
+    found = visit.repo.plan_rollback(
+        place_of(to), session_id, branch=branch, tools=_tools(tools, scope), **_parts(scope)
+    )
+    return visit.page(
+        "plan", session=visit.repo.session(session_id), plan=found, to=to, branch=branch, tools=tools, scope=scope,
+        seen=_seen(found), request_id=f"web-{uuid4().hex}",
+    )  # fmt: skip
+
+
+class _Parts(TypedDict):
+    """What of a session goes back."""
+
+    conversation: bool
+    files: bool
+
+
+class _How(_Parts):
+    """How it goes back."""
+
+    branch: str | None
+    tools: str
+
+
+def _parts(scope: str) -> _Parts:
+    return {"conversation": scope != "files", "files": scope != "conversation"}
+
+
+def _seen(plan: RollbackPlan) -> str:
+    """Give a text that is another one as soon as something else would be done."""
+    files = plan.files.to_dict() if plan.files is not None else None
+    return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
+
+
+def _expect_seen(seen: str, plan: RollbackPlan) -> None:
+    """Make sure that what is done is what somebody has looked at.
+
+    Raises:
+        Conflict: something happened since, and something else would be done.
+    """
+    if seen != _seen(plan):
+        raise Conflict(
+            "Nothing was done: since you looked, something happened, and the plan is another one. Go back, "
+            "reload, and look again."
+        )
+
+
+def _tools(tools: str, scope: str) -> str:
+    return "keep" if scope == "files" else tools
+
+
+@router.post("/sessions/{session_id}/rollback", dependencies=[Depends(same_site)])
+def roll_back(
+    visit: Visit, session_id: Id, to: Text, seen: Text, request_id: Text, branch: Text = "", name: Text = "",
+    tools: Annotated[Tools, Form()] = "reverse",
+    scope: Annotated[Literal["all", "conversation", "files"], Form()] = "all",
+    force: Tick = False, go_on: Tick = False,
+) -> Response:  # fmt: skip
+    """Go back as was planned, and show the report. The same form sent twice is done once."""
+    repo, place = visit.repo, place_of(to)
+    how: _How = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
+    if not any(one.request_id == request_id for one in repo.operations(session_id)):
+        _expect_seen(seen, repo.plan_rollback(place, session_id, **how))
+    try:
+        report = repo.rollback(
+            place, session_id, name=name.strip() or None, force=force, on_error="continue" if go_on else "stop",
+            request_id=request_id, **how,
+        )  # fmt: skip
+    except RollbackIncomplete as error:
+        return visit.go(f"/operations/{error.operation}")
+    return visit.go(f"/operations/{report.operation_id}")
+
+
+@router.get("/sessions/{session_id}/switch")
+def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_length=300)]) -> Response:
+    """Show what bringing the world to a branch would do; nothing is done."""
+    found = visit.repo.plan_switch(branch, session_id)
+    return visit.page("switch", session=visit.repo.session(session_id), plan=found, branch=branch, seen=_seen(found))
+
+
+@router.post("/sessions/{session_id}/switch", dependencies=[Depends(same_site)])
+def switch(
+    visit: Visit, session_id: Id, branch: Text, seen: Text,
+    sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "", force: Tick = False,
+) -> Response:  # fmt: skip
+    """Make a branch the one that the session continues on; bring the world along only as was planned."""
+    if sync == "world":
+        _expect_seen(seen, visit.repo.plan_switch(branch, session_id))
+    try:
+        report = visit.repo.switch(branch, session_id, sync=sync or None, force=force)
+    except RollbackIncomplete as error:
+        return visit.go(f"/operations/{error.operation}")
+    return visit.go(f"/sessions/{session_id}" if report is None else f"/operations/{report.operation_id}")
+
+
+@router.get("/sessions/{session_id}/operations")
+def operations(visit: Visit, session_id: Id) -> Response:
+    """List what moved the world of a session."""
+    names = {branch.id: branch.name for branch in visit.repo.branches(session_id)}
+    return visit.page(
+        "operations", session=visit.repo.session(session_id), operations=visit.repo.operations(session_id), names=names
+    )
+
+
+@router.get("/operations/{operation_id}")
+def operation(visit: Visit, operation_id: Id) -> Response:
+    """Show the report of an operation; of one that stopped, how to go on."""
+    found = visit.repo.operation(operation_id)
+    session_id = found.external_session_id
+    report = visit.repo.report(found)
+    branches = {branch.id: branch for branch in visit.repo.branches(session_id)}
+    return visit.page(
+        "operation", session=visit.repo.session(session_id), operation=found, report=report,
+        branch=branches.get(found.internal_session_id), left=branches.get(found.source_session_id),
+    )  # fmt: skip
+
+
+@router.post("/operations/{operation_id}/resume", dependencies=[Depends(same_site)])
+def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
+    """Finish what stopped half way."""
+    with suppress(RollbackIncomplete):  # its page shows the report so far
+        visit.repo.resume(operation_id, force=force)
+    return visit.go(f"/operations/{operation_id}")
+
+
+@router.post("/invocations/{invocation_id}/resolve", dependencies=[Depends(same_site)])
+def resolve(
+    visit: Visit, invocation_id: Id, operation_id: Annotated[int, Form(ge=1, le=LARGEST_ID)],
+    outcome: Annotated[Literal["happened", "did_not_happen"], Form()],
+) -> Response:  # fmt: skip
+    """Say what really happened, and go back to the operation that did not know."""
+    visit.repo.resolve(invocation_id, outcome)
+    return visit.go(f"/operations/{operation_id}")

@@ -1,0 +1,118 @@
+"""Failures as answers: problem details (RFC 9457) for programs, a page for people. Nothing of ours shows in them."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from agentgit.errors import (
+    AgentGitError,
+    Ambiguous,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    RollbackBlocked,
+    RollbackIncomplete,
+    SchemaMismatch,
+    Unavailable,
+    WorkspaceChanged,
+    WorldDiverged,
+)
+from agentgit.values import to_json
+
+LOG = logging.getLogger("agentgit.web")
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS: dict[type[AgentGitError], int] = {
+    InvalidInput: 422,
+    NotFound: 404,
+    Ambiguous: 409,
+    NotAllowed: 403,
+    Conflict: 409,
+    RollbackBlocked: 409,
+    RollbackIncomplete: 409,
+    WorldDiverged: 409,
+    WorkspaceChanged: 409,
+    SchemaMismatch: 503,
+    Corrupt: 500,
+    Unavailable: 503,
+}
+"""What each failure is in HTTP; of those that are not named, what they derive from."""
+
+
+class Problem(BaseModel):
+    """What went wrong, and what to do next."""
+
+    type: str = Field(description="Which failure, as `urn:agentgit:error:` and the name of the class in Python.")
+    title: str
+    status: int
+    detail: str = Field(description="What happened, and what to do next.")
+
+
+class Unknown(NotAllowed):
+    """Whoever asks did not say who they are, or nobody knows them."""
+
+
+def status_of(error: AgentGitError) -> int:
+    """Give the HTTP status of a failure.
+
+    Example:
+        >>> status_of(NotFound("gone")), status_of(Unknown("who?"))
+        (404, 401)
+    """
+    if isinstance(error, Unknown):
+        return 401
+    if isinstance(error, NotAllowed) and hasattr(error, "retry_after"):
+        return 429
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+
+
+def headers_of(error: AgentGitError) -> dict[str, str]:
+    """Give what else an answer says of a failure: how to come in, or when to try again."""
+    status = status_of(error)
+    if status == 401:
+        return {"www-authenticate": 'Bearer realm="agentgit"'}
+    seconds = getattr(error, "retry_after", 5 if status == 503 else None)
+    return {"retry-after": str(int(seconds) + 1)} if seconds is not None else {}
+
+
+def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, Any]:
+    """Give the details of a problem.
+
+    Example:
+        >>> problem(404, "There is no session 7.", "NotFound")["type"]
+        'urn:agentgit:error:NotFound'
+    """
+    kind = f"urn:agentgit:error:{name}" if name else "about:blank"
+    return {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
+
+
+def of_error(error: AgentGitError) -> dict[str, Any]:
+    """Give the details of a failure: with the head that moved, the plan that is blocked, the report so far."""
+    more: dict[str, Any] = {}
+    for name in ("near", "candidates", "head", "invocation", "nearest", "operation"):
+        if (value := getattr(error, name, None)) not in (None, ()):
+            more[name] = value
+    for name in ("plan", "report"):
+        if (value := getattr(error, name, None)) is not None and hasattr(value, "to_dict"):
+            more[name] = value.to_dict()
+    name = "NotAllowed" if isinstance(error, Unknown) else type(error).__name__
+    return problem(status_of(error), str(error), name, **more)
+
+
+def answer(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    """Write the details of a problem as an answer for programs."""
+    return Response(to_json(details), details["status"], headers, MEDIA_TYPE)
+
+
+def unexpected(error: Exception) -> dict[str, Any]:
+    """Write down what nobody expected; whoever asked is told nothing of it."""
+    LOG.error("A request failed.", exc_info=error)
+    return problem(500, "Something went wrong here, and was written down. Nothing more is known.")

@@ -1,0 +1,1 @@
+"""Many users on one PostgreSQL: turns at once, and lists among many sessions."""

@@ -1,0 +1,91 @@
+"""What row-level security costs: the same work as the owner of everything and as a role that the wall holds for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from sqlalchemy import URL
+
+import agentgit
+from agentgit.store.database import Database
+from agentgit.store.grants import grant
+from bench import postgres
+from bench.graphs import CHAT, build, said
+from bench.measure import Line, Subject, interleaved, lines
+from bench.multiuser.sessions import fill
+from bench.stage import Stage
+
+TITLE = "Behind row-level security"
+
+NOTE = (
+    "Milliseconds, of one user with 100 sessions among those of others. `superuser` works past the policies; the role\n"
+    "is one that `agentgit db grant` made, so that each statement is held against them. The log has 200 checkpoints."
+)
+
+ROUNDS = 30
+LENGTH = 200
+TURNS = 100
+"""Of the conversation whose log is read: two checkpoints each."""
+
+PAST, BEHIND = "superuser", "granted role"
+
+
+def measure(stage: Stage) -> Subject:
+    """Work past the wall and behind it, in turns."""
+    found: list[Line] = []
+    if postgres.about():
+        with (
+            postgres.scratch() as url,
+            _granted(url) as behind,
+            agentgit.open(url) as past,
+            agentgit.open(behind) as walled,
+        ):
+            fill(past, 1, stage.scale.multiuser.sessions[0])
+            found = _measured({PAST: past, BEHIND: walled})
+    return Subject(TITLE, NOTE, found)
+
+
+@contextmanager
+def _granted(url: URL) -> Iterator[URL]:
+    """Make the tables, and a role that owns nothing; drop it at the end."""
+    agentgit.SQLModelSaver.from_conn_string(url).setup()
+    agentgit.open(url).close()
+    role = f"agentgit_bench_{uuid.uuid4().hex[:12]}"
+    database = Database(url)
+    try:
+        database.write(lambda c: c.exec_driver_sql(f'CREATE ROLE "{role}" LOGIN'))
+        grant(database, role)
+        yield url.set(username=role)
+    finally:
+        database.write(lambda c: c.exec_driver_sql(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"'))
+        database.close()
+
+
+def _measured(repos: dict[str, agentgit.Repository]) -> list[Line]:
+    graph = build(LENGTH)
+    agents = {who: repo.wrap(graph, f"talk of {who}", check_effects=False) for who, repo in repos.items()}
+    for number in range(TURNS):
+        for agent in agents.values():
+            agent.invoke({"messages": [("user", said(CHAT, number, LENGTH))]})
+
+    def turn(who: str) -> Any:
+        return agents[who].invoke({"messages": [("user", said(CHAT, TURNS, LENGTH))]})
+
+    work: dict[str, Callable[[str], Any]] = {
+        "a turn": turn,
+        "list 50 sessions": lambda who: repos[who].sessions(limit=50),
+        "find one by name": lambda who: repos[who].session("session-7"),
+        "a page of the log": lambda who: repos[who].log(f"talk of {who}").page(50),
+        "the tree": lambda who: repos[who].tree(f"talk of {who}"),
+        "search": lambda who: repos[who].search("chair", f"talk of {who}"),
+    }
+    found = []
+    for case, do in work.items():
+        runs = {who: partial(do, who) for who in repos}
+        interleaved(runs, 3)
+        found += lines(case, interleaved(runs, ROUNDS), [PAST])
+    return found

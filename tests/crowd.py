@@ -1,0 +1,135 @@
+"""Many processes that talk in sessions and branches which some of them share, and some of which are killed.
+
+Example: `main("sqlite:///a.db", 12, kill=True)` starts eight processes: three on one branch, two on branches of their
+own in the same session, three in sessions of their own; each says 12 things, and with `kill` one of each kind dies.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from echoes import echoing, said, texts, whole
+
+import agentgit
+from agentgit import Conflict, Repository
+from agentgit.agents import recorder
+
+SHARED = "shared"
+ON_MAIN, ON_BRANCHES, ALONE = ("m0", "m1", "m2"), ("b0", "b1"), ("o0", "o1", "o2")
+EVERYBODY = (*ON_MAIN, *ON_BRANCHES, *ALONE)
+DYING = ("m2", "b1", "o2")
+
+
+def place(who: str) -> tuple[str, str]:
+    """Tell the session and the branch of a process."""
+    if who in ALONE:
+        return who, "main"
+    return SHARED, "main" if who in ON_MAIN else who
+
+
+def talk(url: str, who: str, turns: int, dies_at: int | None) -> None:
+    """Say so many things; a Conflict is followed by another try on what is there then."""
+    session, branch = place(who)
+    graph = echoing()
+    with agentgit.open(url) as repo:
+        agent = repo.wrap(graph, session, branch=branch)
+        for turn in range(turns):
+            if turn == dies_at:
+                die_in_a_call()
+            while True:
+                try:
+                    agent.invoke(said(who, turn))
+                    break
+                except Conflict:
+                    time.sleep(random.uniform(0, 0.02))  # noqa: S311  # only spreads them
+                    agent = repo.wrap(graph, session, branch=branch)
+
+
+def die_in_a_call() -> None:
+    """Let this process be killed when its next call has ended and is not recorded yet."""
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    recorder.Recorder._end = die  # type: ignore[method-assign]  # this process lives for that only
+
+
+def begin(url: str) -> None:
+    """Make the session that is shared, and its branches."""
+    with agentgit.open(url) as repo:
+        agent = repo.wrap(echoing(), SHARED)
+        agent.invoke(said("root", 0))
+        for name in ON_BRANCHES:
+            agent.fork(name=name)
+
+
+def main(url: str, turns: int, kill: bool) -> int:
+    """Start all of them at once; give how many of those failed that were not to be killed."""
+    begin(url)
+    children = {}
+    for who in EVERYBODY:
+        child = os.fork()
+        if child == 0:
+            _be(lambda who=who: talk(url, who, turns, turns // 2 if kill and who in DYING else None))
+        children[child] = who
+    ended = {children[child]: os.waitpid(child, 0)[1] for child in list(children)}
+    expected = {who: signal.SIGKILL if kill and who in DYING else 0 for who in EVERYBODY}
+    return sum(ended[who] != expected[who] for who in EVERYBODY)
+
+
+def _be(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except BaseException:  # noqa: BLE001  # whatever it is, the parent must hear of it
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def check(repo: Repository, turns: int, kill: bool) -> None:
+    """Hold what is there against what was said: nothing is lost, nothing is there twice, and all of it is sound."""
+    for who in ON_BRANCHES + ALONE:
+        session, branch = place(who)
+        begun = whole("root", 1) if session == SHARED else []
+        found = texts(repo.wrap(echoing(), session, branch=branch).get_state().values)
+        if kill and who in DYING:
+            last = [*begun, *whole(who, turns // 2), f"{who} {turns // 2}", ""]
+            assert found == last[: len(found)], who  # what it said last it may have taken with it
+            assert len(found) >= len(last) - 2, who
+        else:
+            assert found == [*begun, *whole(who, turns)], who
+    for place_of in dict.fromkeys(map(place, EVERYBODY)):
+        _check_branch(repo, *place_of, turns, kill)
+    checked = repo.fsck(3)
+    assert checked.is_sound, str(checked)
+    assert repo.audit_verify().is_sound
+
+
+def _check_branch(repo: Repository, session: str, branch: str, turns: int, kill: bool) -> None:
+    """Each input is once in the conversation, in the track and before a checkpoint; those of a process in order."""
+    here = [who for who in EVERYBODY if place(who) == (session, branch)]
+    killed = [f"{who} {turns // 2}" for who in here if kill and who in DYING]
+    expected = {who: [f"{who} {n}" for n in range(turns // 2 if kill and who in DYING else turns)] for who in here}
+    root = ["root 0"] if session == SHARED else []
+    history = repo.wrap(echoing(), session, branch=branch).history()
+    users = [message for message in history if message["role"] == "user"]
+    inputs = [message["content"] for message in users]
+    assert all(inputs.count(text) <= 1 for text in killed)
+    whole_turns = [text for text in inputs if text not in killed]
+    assert Counter(whole_turns) == Counter([*root, *(text for said_by_it in expected.values() for text in said_by_it)])
+    for who, said_by_it in expected.items():
+        assert [text for text in whole_turns if text.startswith(f"{who} ")] == said_by_it
+    track = repo.tool_track(session, branch)
+    assert [call.args["text"] for call in track if call.status == "done"] == whole_turns
+    assert Counter(call.args["text"] for call in track if call.status != "done") == Counter(killed)
+    points = Counter(filter(None, (point.metadata["restore_point"] for point in repo.checkpoints(session, branch))))
+    asked = Counter(message["id"] for message in users)
+    assert asked <= points
+    assert (points - asked).total() <= len(killed)

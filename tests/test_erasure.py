@@ -1,0 +1,190 @@
+"""D5: erasure: nothing of a session or a user stays, and what others share is whole."""
+
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import delete, insert, select, update
+
+import agentgit
+from agentgit.demo import EFFECTS, build
+from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit.store import owners
+from agentgit.store.erasure import ERASURE
+from agentgit.store.tables import METADATA
+from agentgit.store.telling.trail import EVENT
+
+MARK = "zebrafish"
+
+
+def dumped(repo):
+    """Give everything that all tables hold, as one text; the words of messages that FTS5 keeps apart are not in it."""
+    found = []
+    with repo.store.database.reading() as connection:
+        for table in METADATA.sorted_tables:
+            found += [f"{table.name}: {tuple(row)}" for row in connection.execute(select(table))]
+    return "\n".join(found)
+
+
+def files_hold(repo, words):
+    """Tell whether the files of a SQLite database have these bytes anywhere."""
+    found = b""
+    for path in repo.store.database.files:
+        try:
+            with open(path, "rb") as file:
+                found += file.read()
+        except FileNotFoundError:
+            continue
+    return words.encode() in found
+
+
+@pytest.fixture
+def two(repo, tmp_path):
+    """Two sessions that share a message and a template; the first one has a mark everywhere that it can be."""
+    repo = agentgit.open(repo.store.database.url, compression="none")
+    shop = str(tmp_path / "shop.db")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text(MARK)
+    first = repo.wrap(build(shop), session=MARK, effects=EFFECTS, workspace=tmp_path / "files")
+    first.run("order two chairs")
+    first.checkpoint(f"{MARK} place", description=f"{MARK} told", data={MARK: 1})
+    repo.tag("HEAD", f"{MARK}-tag", session=MARK)
+    first.run(f"note {MARK}")
+    second = repo.wrap(build(shop), session="other", effects=EFFECTS)
+    second.run("order two chairs")
+    first.rollback(f"{MARK} place")
+    assert len(list(repo.search("chairs", MARK))) > 0
+    assert len(list(repo.search("chairs", "other"))) > 0
+    repo.webhooks.add(f"https://{MARK}.example/hook", "*", session=MARK)
+    first.checkpoint("one more")  # which waits to be sent
+    yield repo
+    repo.close()
+
+
+def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
+    """D5: after erasing, no table and no file has anything of it; a session that shares messages is as it was."""
+    session = two.session(MARK)
+    other = two.branch("other").conversation_history
+    head = two.checkpoint("HEAD", "other").to_dict()
+    assert MARK in dumped(two)
+    before = two.audit_verify()
+    done = two.delete_session(MARK)
+    assert done.rows["checkpoint"] > 3
+    assert done.values > 0
+    assert done.events == before.tips[session.id].number
+    assert done.snapshots > 0
+    assert done.left == []
+    assert MARK not in dumped(two)
+    assert not files_hold(two, MARK)
+    with pytest.raises(NotFound):
+        two.session(MARK)
+    assert two.branch("other").conversation_history == other
+    assert two.checkpoint("HEAD", "other").to_dict() == head
+    assert two.fsck(3).findings == ()
+    assert [hit.kind for hit in two.search("chairs", "other")] != []
+    assert two.audit_verify(before.tips).is_sound
+    assert two.audit_verify().erased == [session.id]
+    told = [event for event in two.events() if event.kind == "session.erased"]
+    assert [(event.detail["erased"], event.user_id) for event in told] == [(session.id, two.user.id)]
+
+
+def test_d5_the_trail_lets_only_erased_sessions_go(two):
+    """D5: nobody deletes other events, edits what says that a session was erased, or makes it up unnoticed."""
+    two.delete_session(MARK)
+    write = two.store.database.write
+    for statement in (delete(EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
+        with pytest.raises(NotAllowed):
+            write(lambda c, s=statement: c.execute(s))
+    assert two.audit_verify().is_sound
+    other = two.session("other").id
+    with two.store.database.reading() as connection:
+        row = dict(connection.execute(select(ERASURE)).mappings().one())
+    write(lambda c: c.execute(insert(ERASURE), {**row, "external_session_id": other}))
+    write(lambda c: c.execute(delete(EVENT).where(EVENT.c.external_session_id == other)))
+    (finding,) = two.audit_verify().findings
+    assert finding.row == f"erasure {other}"
+
+
+def test_d5_a_session_that_somebody_runs_is_not_erased(two):
+    """D5: erasing beside a turn is a Conflict, and nothing went; when the turn's process has died, it goes."""
+    sessions, branch = two.store.sessions, two.branch("other")
+    with owners.owner() as alive:
+        two.store.database.write(lambda c: sessions.acquire(c, branch.id, alive))
+        with pytest.raises(Conflict, match="Nothing was erased"):
+            two.delete_session("other")
+    assert two.branch("other").checkpoint_count == branch.checkpoint_count
+    assert two.delete_session("other").sessions == 1
+
+
+def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
+    """D5: erasing a user takes every session, file, key and name of theirs, and their handles end; others are whole."""
+    bob, ann = (two.as_user(two.users.add(name)) for name in ("bob", MARK))
+    (tmp_path / "hers").mkdir()
+    (tmp_path / "hers" / "a.txt").write_text("hers")
+    ann.wrap(build(str(tmp_path / "shop.db")), "hers", effects=EFFECTS, workspace=tmp_path / "hers").run("hello")
+    ann.wrap(build(str(tmp_path / "shop.db")), "more", template="hers", workspace=tmp_path / "hers").checkpoint("same")
+    two.share("other", ann.user, "editor")
+    mine = ann.checkpoint("HEAD", "other")
+    ann.tag("HEAD", "good", "other")
+    ann.add_checkpoint("in another's", "other")
+    ann.share("hers", bob.user, "forker")
+    two.share("other", bob.user, "forker")
+    bob.ensure_session("copied", f"{MARK}/hers@HEAD")
+    assert MARK in bob.checkpoint("main#1", "copied").metadata["description"]
+    bob.ensure_session("bobs")
+    bob.share("bobs", ann.user, "editor")
+    key = two.keys.create("a key", user=ann.user)
+    by_key, by_name = two.authenticate(key.secret), agentgit.open(two.store.database.url, user=MARK)
+    with pytest.raises(NotAllowed):
+        two.login(MARK, "not it at all")
+    done = two.users.delete(ann.user)
+    assert (done.sessions, done.rows["user"], done.rows["session_member"], done.rows["api_key"]) == (2, 1, 3, 1)
+    assert (done.snapshots > 0, done.left) == (True, [])
+    two.delete_session(MARK)
+    assert MARK not in dumped(two)
+    assert not files_hold(two, MARK)
+    assert by_name.sessions() == []
+    for ended in (ann.sessions, by_key.sessions, lambda: by_name.ensure_session("again")):
+        with pytest.raises(NotAllowed):
+            ended()
+    by_name.close()
+    assert [session.session_name for session in bob.sessions()] == ["bobs", "copied", "other"]
+    assert bob.checkpoint("main#1", "copied").metadata["description"] == "from an erased session"
+    with pytest.raises(Conflict, match="began from an erased session"):
+        bob.ensure_session("copied", "other@HEAD")
+    assert next(point.user_id for point in two.log("other")) == ann.user.id != mine.user_id
+    assert [event.user_id for event in two.last_events("other", kinds="tag.*")] == [ann.user.id]
+    assert two.fsck(3).findings == ()
+    assert two.audit_verify().is_sound
+
+
+def test_d5_who_may_erase_a_user(two):
+    """D5: an admin erases others, everybody oneself; not by a narrow key, not the last admin, not the local owner."""
+    bob, ann = (two.as_user(two.users.add(name, is_admin=name == "ann")) for name in ("bob", "ann"))
+    narrow = two.authenticate(two.keys.create("a key", "write", user="bob").secret)
+    for who, refused in ((bob, "ann"), (narrow, "bob")):
+        with pytest.raises(NotAllowed):
+            who.users.delete(refused)
+    with pytest.raises(InvalidInput, match="local owner"):
+        two.users.delete("local")
+    bob.ensure_session("bobs")
+    assert bob.users.delete("bob").sessions == 1
+    with pytest.raises(NotFound):
+        two.users.delete("bob")
+    two.store.database.write(lambda c: two.store.users.change(c, two.user.id, {"disabled_at": datetime.now(UTC)}))
+    with pytest.raises(Conflict, match="last admin"):
+        ann.users.delete("ann")
+    assert [user.name for user in ann.users.all()] == ["ann", "local"]
+
+
+def test_d5_only_the_owner_erases(two):
+    """D5: who has a session shared with them as an editor may not erase it; for others it is not there."""
+    store = two.store
+    bob = two.as_user(store.database.write(lambda c: store.users.add(c, "bob")))
+    with pytest.raises(NotFound):
+        bob.delete_session(two.session("other").id)
+    two.share("other", bob.user, "editor")
+    with pytest.raises(NotAllowed):
+        bob.delete_session("other")
+    with pytest.raises(NotAllowed):
+        bob.rotate_keys()
+    assert two.session("other").branch_count == 1

@@ -1,0 +1,333 @@
+"""The second wall (D5): row-level security holds where a query forgets to ask whose rows it may see."""
+
+import json
+import uuid
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from scripted import World, call, scripted, tool_node_graph
+from sqlalchemy import delete, func, insert, select, text, update
+from test_access import test_d5_the_role_is_enough as d5_the_role_is_enough
+from test_access import world
+from test_walls import filled
+from typer.testing import CliRunner
+
+import agentgit
+from agentgit.auth.keyring import Keyring
+from agentgit.cli.app import app
+from agentgit.conformance import RULES
+from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
+from agentgit.store import grants, partitions, schema
+from agentgit.store.database import Database, shown
+from agentgit.store.tables import METADATA
+
+__all__ = ["world"]  # the fixture
+
+TABLES = METADATA.sorted_tables
+OF_SESSIONS = {
+    "external_session", "internal_session", "tool_invocation", "world_log", "operation", "workspace_snapshot", "tag",
+    "checkpoint", "search_text",
+}  # fmt: skip
+"""The tables whose rows a user sees of own and shared sessions only; the trail is one more, which has others' too."""
+
+
+@contextmanager
+def as_role(url):
+    """Give the place of a database for a role that owns nothing and was granted the work."""
+    role = f"agentgit_{uuid.uuid4().hex}"
+    with closing(Database(url)) as owner:
+        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
+        try:
+            grants.grant(owner, role)
+            yield url.set(username=role)
+        finally:
+            owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+
+
+@pytest.fixture
+def database(postgres_url):
+    """A ready, empty PostgreSQL database, as a role that owns nothing."""
+    with as_role(postgres_url) as url, closing(Database(url)) as database:
+        yield database
+
+
+@pytest.fixture
+def owner(postgres_url):
+    """The same database as a superuser, for whom there are no walls."""
+    with closing(Database(postgres_url)) as database:
+        yield database
+
+
+def seen(database):
+    """Count the rows of each table that a query finds which asks for nobody's."""
+    with database.reading() as connection:
+        counts = (select(func.count()).select_from(table).scalar_subquery() for table in TABLES)
+        found = connection.execute(select(*counts)).one()
+    return dict(zip((table.name for table in TABLES), found, strict=True))
+
+
+def works(repo, session):
+    """Order something in a new session, take it back, and go on with the branch that this makes."""
+    things, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
+    agent = repo.wrap(tool_node_graph(model, things.tools()), session, effects=things.effects())
+    agent.run("a chair")
+    agent.checkpoint("later", data={"kept": True})
+    agent = agent.undo()
+    assert things.items == []
+    agent.run("and more")
+    agent.checkpoint("finished")
+    repo.tag("HEAD", "v1", session)
+    assert len(list(repo.search("finished", session))) == 1
+    assert len(repo.branches(session)) == 2
+
+
+def test_d5_every_table_has_a_wall(owner):
+    """D5: who adds a table must say in a migration who sees its rows; the wall holds for owners of tables, too."""
+    walled = text(
+        "SELECT relname FROM pg_class JOIN pg_policy ON polrelid = pg_class.oid "
+        "WHERE relrowsecurity AND relforcerowsecurity AND relnamespace = to_regnamespace(current_schema())"
+    )
+    with owner.reading() as connection:
+        assert set(connection.execute(walled).scalars()) == set(METADATA.tables)
+
+
+@pytest.fixture
+def others(world, owner):
+    """Row counts of a full tenant by table, beside one with sessions of its own; and the database of that tenant."""
+    filled(world)
+    before = seen(owner)
+    assert {name for name, count in before.items() if not count} <= {
+        "encryption_key",
+        "dictionary",
+        "workspace_snapshot",
+        "erasure",
+    }
+    with agentgit.open(world.repo.store.database.url, tenant="acme") as there:
+        works(there, "s")
+        yield before, there
+
+
+def test_d5_a_query_that_asks_for_nobody_finds_only_its_own_tenant(others, owner):
+    """D5: without a condition a query finds the rows of its tenant, before anybody is told those of nobody."""
+    before, there = others
+    mine = seen(there.store.database)
+    assert mine == {name: count - before[name] for name, count in seen(owner).items()}
+    assert mine["checkpoint"] > 0
+    assert set(seen(there.store.database.bound()).values()) == {0}
+    named = seen(there.store.database.bound(tenant_name="acme"))
+    assert {name for name, count in named.items() if count} == {"tenant"}
+
+
+def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(others, owner, world):
+    """D5: what updates or deletes without a condition leaves the other tenant as it is; nothing can be put into it."""
+    before, there = others
+    database, theirs = there.store.database, world.repo.store.tenant_id
+    mine, trail = seen(database), {"audit_event", "erasure"}  # which can only grow, whoever asks
+    for table in TABLES:
+        row = {}
+        with owner.reading() as connection:
+            of = table.c.id if table.name == "tenant" else table.c.tenant_id
+            row = connection.execute(select(table).where(of == theirs)).mappings().first()
+        statements = [] if row is None else [insert(table).values(dict(row))]
+        if mine[table.name] and table.name not in trail:
+            statements.append(update(table).values({of.name: theirs}))
+        for statement in statements:
+            with pytest.raises(NotAllowed, match="row-level security"):
+                database.write(lambda c, statement=statement: c.execute(statement))
+    for table in reversed(TABLES):
+        if table.name not in {*trail, "tenant"}:
+            database.write(lambda c, table=table: c.execute(delete(table)))
+    assert {n: count for n, count in seen(owner).items() if n not in trail} == {
+        name: count + (name == "tenant") for name, count in before.items() if name not in trail
+    }
+
+
+def test_d5_a_user_finds_own_sessions_and_shared_ones_also_without_a_condition(world):
+    """D5: of what belongs to sessions a stranger finds nothing, a member all of it until the membership ends."""
+    everything = seen(world.repo.store.database)
+    of_sessions = {name for name in OF_SESSIONS if everything[name]}
+    assert of_sessions >= OF_SESSIONS - {"workspace_snapshot"}
+
+    def found(name):
+        counts = seen(world.handles[name].store.database)
+        return {name for name in of_sessions if counts[name]}
+
+    assert found("eve") == set()
+    assert found("vic") == found("ada") == of_sessions
+    works(world.handles["eve"], "own")
+    assert seen(world.handles["eve"].store.database)["external_session"] == 1
+    assert seen(world.ada.store.database)["checkpoint"] == everything["checkpoint"]
+    world.ada.unshare("s", "vic")
+    assert found("vic") == set()
+    world.ada.share("s", "vic", expires_in=timedelta(hours=1))
+    assert found("vic") == of_sessions
+    members = METADATA.tables["session_member"]
+    past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
+    world.repo.store.database.write(lambda c: c.execute(past))
+    assert found("vic") == set()
+    assert seen(world.repo.store.database)["external_session"] == 2
+
+
+def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
+    """D5: of the trail a stranger finds what belongs to no session, and own events."""
+    query = select(METADATA.tables["audit_event"])
+    with world.handles["eve"].store.database.reading() as connection:
+        rows = connection.execute(query).all()
+    assert {row.external_session_id for row in rows} == {0}
+    with world.handles["vic"].store.database.reading() as connection:
+        assert {row.external_session_id for row in connection.execute(query)} == {0, world.ada.session("s").id}
+
+
+def test_d5_settings_end_with_their_transaction(world):
+    """D5: the connection that somebody gave back to the pool sees nothing for who takes it next."""
+    database = world.ada.store.database
+    with database.reading() as connection:
+        process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    nobody = database.bound()
+    with nobody.reading() as connection:
+        assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() == process
+        assert connection.exec_driver_sql("SELECT count(*) FROM external_session").scalar_one() == 0
+    with pytest.raises(ZeroDivisionError), database.reading():
+        raise ZeroDivisionError
+    assert seen(nobody)["external_session"] == 0
+
+
+def test_d5_every_verb_works_for_a_role_that_owns_nothing(world):
+    """D5: what was granted is enough for each verb of a repository, for who has just the role that it takes."""
+    d5_the_role_is_enough(world)
+
+
+def test_d5_a_role_that_owns_nothing_erases_and_says_who_must_vacuum(database, tmp_path):
+    """D5: sessions and users are erased behind the walls, others keep what they share, and the space is told of."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        for handle in (ada, bob):
+            works(handle, "s")
+        ada.share("s", "bob", "forker")
+        bob.ensure_session("copied", "ada/s@finished")
+        before = bob.branch("s").conversation_history
+        done = ada.delete_session("s")
+        assert bob.checkpoint("main#1", "copied").metadata["description"] == "from an erased session"
+        assert done.rows["checkpoint"] > 0
+        assert any("VACUUM" in left for left in done.left)
+        assert bob.branch("s").conversation_history == before
+        works(ada, "again")
+        assert repo.users.delete("ada").sessions == 1
+        assert repo.gc().problem == ""
+        assert repo.fsck(3).is_sound
+        assert repo.audit_verify().is_sound
+        assert set(seen(bob.store.database.bound()).values()) == {0}
+
+
+def test_d5_contents_are_encrypted_behind_the_walls_as_before_them(database):
+    """D5: keys are made, used and changed by a role that owns nothing."""
+    old, new = Keyring.new_key(), Keyring.new_key()
+    with agentgit.open(database.url, keyring=Keyring({"a": old})) as repo:
+        works(repo, "s")
+    with agentgit.open(database.url, keyring=Keyring({"a": old, "b": new}, "b")) as repo:
+        assert "VACUUM" in (rotated := repo.rotate_keys()).problem
+        assert rotated.changed > 0
+        assert repo.fsck(3).is_sound
+    with agentgit.open(database.url, keyring=Keyring({"b": new})) as repo:
+        works(repo, "t")
+        assert len(repo.branch("s").conversation_history) > 0
+
+
+@pytest.mark.parametrize("rule", [one for one in RULES if one.group in ("schema", "transactions")], ids=str)
+def test_d5_the_kit_runs_behind_the_walls(database, rule):
+    """D5: the kit finds each rule kept by a role that owns nothing, also when it runs again."""
+    for _ in range(2):
+        rule.check(lambda: agentgit.open(database.url))
+
+
+def test_d5_a_role_that_owns_nothing_changes_no_table_and_no_trail(world, database):
+    """D5: it cannot take the wall down, edit or empty the trail, or move the schema."""
+    for statement in (
+        "ALTER TABLE external_session DISABLE ROW LEVEL SECURITY", "DROP POLICY agentgit_wall ON blob",
+        "UPDATE audit_event SET kind = ''", "TRUNCATE audit_event", "DROP TABLE audit_event",
+        "UPDATE agentgit_version SET version_num = '0001'", "DELETE FROM tenant",
+        "ALTER TABLE audit_event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
+        "UPDATE erasure SET last_seq = 0",
+    ):  # fmt: skip
+        with pytest.raises(NotAllowed):
+            world.repo.store.database.write(lambda c, statement=statement: c.exec_driver_sql(statement))
+    removed = world.repo.store.database
+    with pytest.raises(NotAllowed, match="cannot be changed"):
+        removed.write(lambda c: c.exec_driver_sql("DELETE FROM audit_event"))
+    assert world.repo.audit_verify().is_sound
+
+
+@pytest.fixture
+def apart(empty_server):
+    """A database of its own: as its owner, and as a role that owns nothing."""
+    with closing(Database(empty_server)) as owner:
+        schema.upgrade(owner)
+        with as_role(empty_server) as url, closing(Database(url)) as database:
+            yield owner, database
+
+
+def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(apart):
+    """D5: an older schema, and each command that changes tables, have the owner in the command that they tell."""
+    owner, database = apart
+    theirs = f"--db {shown(owner.url)}"
+    for verb, change in (
+        ("downgrade 0009", lambda: schema.downgrade(database, "0009")),
+        (f"stamp {schema.REVISION}", lambda: schema.stamp(database, schema.REVISION)),
+        ("check --deep", lambda: schema.check(database, deep=True)),
+        ("partition 4", lambda: partitions.partition(database, 4)),
+        ("grant me", lambda: grants.grant(database, "me")),
+    ):
+        with pytest.raises(NotAllowed) as refused:
+            change()
+        assert f"agentgit db {verb} {theirs}" in str(refused.value).replace("'", "")
+    schema.upgrade(database)  # there is nothing to do
+    schema.downgrade(owner, "0010")
+    with pytest.raises(NotAllowed, match="does not own the tables"):
+        schema.upgrade(database)
+    with pytest.raises(SchemaMismatch) as refused:
+        agentgit.open(database.url)
+    said = str(refused.value).replace("'", "")
+    assert f"agentgit db upgrade {theirs}" in said
+    assert f"then agentgit db grant {database.url.username} {theirs}" in said
+    schema.upgrade(owner)
+    with agentgit.open(database.url) as repo:
+        works(repo, "s")
+
+
+def test_d5_granting_and_dividing_on_the_command_line(apart):
+    """D5: both tell programs what they did, and the role works on as before on divided tables."""
+    owner, database = apart
+    where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
+    granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])
+    assert json.loads(granted.stdout) == {
+        "database": owner.name, "role": database.url.username, "tables": len(METADATA.tables) + 1
+    }  # fmt: skip
+    divided = CliRunner().invoke(app, ["db", "partition", "2", *where])
+    assert json.loads(divided.stdout) == {"database": owner.name, "divided": len(METADATA.tables) - 1, "parts": 2}
+    with agentgit.open(database.url) as repo:
+        works(repo, "s")
+
+
+def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
+    """Bad input: SQLite, nobody, who owns the tables, and for whom no wall holds."""
+    with pytest.raises(InvalidInput, match="no roles"):
+        grants.grant(repo_on_sqlite, "any")
+    with pytest.raises(NotFound, match="CREATE ROLE"):
+        grants.grant(owner, "nobody at all")
+    with pytest.raises(NotAllowed, match="BYPASSRLS"):
+        grants.grant(owner, owner.url.username)
+    role = database.url.username
+    owner.write(
+        lambda c: c.exec_driver_sql(f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}")
+    )
+    with pytest.raises(NotAllowed, match="owns the tables"):
+        grants.grant(owner, role)
+    owner.write(lambda c: c.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))
+
+
+@pytest.fixture
+def repo_on_sqlite():
+    """A database without roles."""
+    with closing(Database(":memory:")) as database:
+        yield database

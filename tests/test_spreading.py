@@ -1,0 +1,54 @@
+"""The SQL for servers that spread a database: it covers every table, and PostgreSQL reads it."""
+
+from contextlib import closing
+
+import pytest
+from test_upgrade import by_hand
+from typer.testing import CliRunner
+
+from agentgit.cli.app import app
+from agentgit.errors import InvalidInput
+from agentgit.store.database import Database
+from agentgit.store.schema import REVISION
+from agentgit.store.shapes import differences, shape_at, shape_of
+from agentgit.store.spreading import KINDS, spread
+from agentgit.store.tables import METADATA
+
+STANDS_FOR_CITUS = """
+CREATE TABLE spread (name text);
+CREATE FUNCTION create_reference_table(regclass) RETURNS void LANGUAGE sql AS
+  $$ INSERT INTO spread VALUES (trim($1::text, '"')) $$;
+CREATE FUNCTION create_distributed_table(regclass, text, colocate_with text) RETURNS void LANGUAGE sql AS
+  $$ SELECT colocate_with::regclass WHERE colocate_with <> 'none'; INSERT INTO spread VALUES (trim($1::text, '"')) $$;
+"""
+"""Functions with the names of Citus' own, which note what they are asked for."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_d5_the_script_for_each_server_makes_every_table(kind, empty_server):
+    """D5: as far as it can be looked at without those servers, each script makes our tables, keys and indexes."""
+    if kind == "citus":
+        by_hand(empty_server, STANDS_FOR_CITUS)
+    by_hand(empty_server, spread(kind).replace("USING ybgin", "USING gin"))
+    with closing(Database(empty_server)) as database:
+        wrong = database.write(lambda c: differences(shape_of(c), shape_at(c, REVISION)))
+        kept = [one for one in wrong if not any(word in one for word in ("policy", "row-level", "trigger", "function"))]
+        assert kept == []
+        assert (wrong == []) is (kind == "yugabyte")
+        if kind == "citus":
+            with database.reading() as connection:
+                given = connection.exec_driver_sql("SELECT name FROM spread").scalars().all()
+            assert sorted(given) == sorted(METADATA.tables)
+
+
+def test_a_server_without_a_script_is_refused():
+    """Bad input: a server that nobody has thought of."""
+    with pytest.raises(InvalidInput, match="citus, cockroach, yugabyte"):
+        spread("oracle")
+
+
+def test_d5_a_part_of_the_schema_has_no_script_for_other_servers():
+    """D5: who names a schema to begin from and a server that gets the whole one is told so, not that it is unknown."""
+    done = CliRunner().invoke(app, ["db", "sql", "0010", "--for", "citus"])
+    assert isinstance(done.exception, InvalidInput)
+    assert "agentgit db sql --for citus" in str(done.exception)

@@ -1,0 +1,96 @@
+"""How often a turn asks the server: pinned, so that it does not creep up."""
+
+import asyncio
+from contextlib import closing
+from datetime import UTC, datetime
+
+import pytest
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import delete, func, insert, select
+
+import agentgit
+from agentgit import Unavailable
+from agentgit.store import batch
+from agentgit.store.database import Database
+from agentgit.store.prepared import Prepared
+from agentgit.store.tables import TenantRow
+
+TENANT = TenantRow.__table__
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What goes to the server: the statements of each way there."""
+    ways, plain = [], batch._send
+
+    def send(driver, statements):
+        ways.append([statement.sql for statement in statements])
+        plain(driver, statements)
+
+    monkeypatch.setattr(batch, "_send", send)
+    return ways
+
+
+def of_last_turn(postgres_url, sent, said):
+    """Run two turns, and give what the second one sent."""
+    world = World()
+    with agentgit.SQLModelSaver.from_conn_string(postgres_url) as saver:
+        saver.setup()
+    with agentgit.open(postgres_url) as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent.run(said)
+        sent.clear()
+        agent.run(said)
+    return list(sent)
+
+
+@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 14, 58), ("add chair", 29, 92)])
+def test_d5_a_turn_asks_the_server_seldom(postgres_url, sent, said, most, statements):
+    """D5: a turn needs few ways to the server, and few statements; one with a tool call some more."""
+    ways = of_last_turn(postgres_url, sent, said)
+    assert 0 < len(ways) <= most
+    assert 0 < sum(map(len, ways)) <= statements
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_d5_a_failed_pipeline_says_its_own_failure_and_logs_nothing(postgres_url, caplog, is_async):
+    """D5: of statements that go together the first that fails is told, nothing is kept, and the next ones work."""
+    taken, count = Prepared(insert(TENANT)), select(func.count()).select_from(TENANT)
+
+    def add(connection, *ids):
+        for id in ids:
+            taken.run(
+                connection, {"id": id, "name": f"{id}", "created_at": datetime.now(UTC), "tokens_revoked_at": None}
+            )
+
+    def write(database, *ids):
+        def work():
+            database.write(lambda connection: add(connection, *ids))
+
+        return asyncio.run(database.run(work)) if is_async else work()
+
+    with closing(Database(postgres_url)) as database:
+        with pytest.raises(Unavailable, match="pk_tenant"):
+            write(database, 7, 8, 8, 9)
+        with database.reading() as connection:
+            before = connection.execute(count).scalar_one()
+        write(database, 7, 8, 9)
+        with database.reading() as connection:
+            assert connection.execute(count).scalar_one() == before + 3
+        database.write(lambda c: c.execute(delete(TENANT).where(TENANT.c.id.in_([7, 8, 9]))))
+    assert caplog.records == []
+
+
+def test_d5_what_was_foreseen_is_given_once(postgres_url):
+    """D5: an answer that was asked for early is given to the first who asks; the next one sees what changed since."""
+    count = Prepared(select(func.count().label("n")).select_from(TENANT))
+    taken = Prepared(insert(TENANT))
+    row = {"id": 7, "name": "7", "created_at": datetime.now(UTC), "tokens_revoked_at": None}
+
+    def work(connection):
+        count.foresee(connection, {})
+        taken.run(connection, row)
+        return [count.first(connection, {}).n for _ in range(2)]
+
+    with closing(Database(postgres_url)) as database:
+        assert database.write(work) == [0, 1]
