@@ -5,6 +5,7 @@ import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 
 import ormsgpack
 import pytest
@@ -17,6 +18,7 @@ from test_import import threads
 
 import agentgit
 from agentgit.agents.landing import Landing
+from agentgit.agents.moving_in import ThreadImport, _Checker
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 
 
@@ -274,6 +276,31 @@ def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkey
     with pytest.raises(Conflict, match="has moved while"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(threads(repo)) == 1
+    assert len(repo.checkpoints("a")) == 4
+
+
+@pytest.mark.parametrize("at", ["get_tuple", "_differences", "land", "_land"])
+def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, monkeypatch, at):
+    """Two imports of a thread fill up the same rows: who finds them gone, at any step, says so and leaves nothing."""
+    owner = {"get_tuple": _Checker, "_differences": ThreadImport}.get(at, Landing)
+    plain, taken = getattr(owner, at), []
+
+    def emptied(self, *args, **kwargs):
+        if not taken:
+            taken.extend(threads(repo))
+            empty = partial(repo.store.graphs.delete_thread, thread=taken[0])
+            empty(args[0]) if at == "_land" else repo.store.database.write(empty)
+        found = plain(self, *args, **kwargs)
+        return found if at != "_differences" else ["channel 'messages'"]
+
+    monkeypatch.setattr(owner, at, emptied)
+    with pytest.raises(Conflict, match="Is another import of it at work"):
+        repo.import_langgraph(origin.url, ["a"])
+    assert len(taken) == 1
+    assert repo.sessions() == []
+    assert threads(repo) == set()
+    monkeypatch.undo()
+    assert repo.import_langgraph(origin.url, ["a"]).failed == []
     assert len(repo.checkpoints("a")) == 4
 
 

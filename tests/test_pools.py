@@ -105,15 +105,33 @@ class Between:
         self.server, self.stored, self.deaf = server, stored, False
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.threads = []
+        self._start(self._accept)
+
+    def close(self):
+        """Take no more connections, and wait for those that are."""
+        self.listening.shutdown(socket.SHUT_RDWR)  # closing alone does not wake who accepts
+        for thread in self.threads:  # the first is who accepts, and no other is added once it has ended
+            thread.join(TIME)
+            assert not thread.is_alive()
+        self.listening.close()
+
+    def _start(self, work, *args):
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+        return thread
 
     def _accept(self):
-        with suppress(OSError):  # it is closed at the end
+        with suppress(OSError):  # it is shut down at the end
             while True:
-                client, _ = self.listening.accept()
-                server = socket.create_connection(self.server)
-                for pair in ((client, server, True), (server, client, False)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+                self._start(self._join, self.listening.accept()[0])
+
+    def _join(self, client):
+        with client, socket.create_connection(self.server) as server:
+            answering = self._start(self._pass, server, client, False)
+            self._pass(client, server, True)
+            answering.join()
 
     def _pass(self, source, target, is_client):
         with suppress(OSError):
@@ -143,7 +161,7 @@ def test_d5_a_commit_whose_answer_was_lost_is_not_run_twice(server):
         way.deaf = True
 
     lossy = Database(server.url.set(host="127.0.0.1", port=way.port))
-    with closing(way.listening), closing(lossy), pytest.raises(Unavailable, match="may be stored or not"):
+    with closing(way), closing(lossy), pytest.raises(Unavailable, match="may be stored or not"):
         lossy.write(work)
     assert (runs, counted(server)) == ([1], 1)
 

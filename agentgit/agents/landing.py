@@ -110,27 +110,37 @@ class Landing:
     def _is_empty(self, connection: Connection, row: Found) -> bool:
         return row.head_id is None and self.store.graphs.head(connection, row.thread_id) is None
 
-    def land(self, staged: str, roots: Sequence[str], arrival: Arrival | None) -> Landed:
+    def overtaken(self) -> Conflict:
+        """Say that another import of the thread, which fills up the same rows, took them away."""
+        return Conflict(
+            f"Thread {self.thread_id!r} was not imported: not all of its graph checkpoints that were read are on their "
+            "way any more. Is another import of it at work? Import it again when that has ended."
+        )
+
+    def land(self, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None) -> Landed:
         """Make the session, or let it grow, in one transaction.
 
         Args:
             staged: the thread that was filled up.
+            added: how many graph checkpoints it has.
             roots: the graph checkpoints of the whole graph, from the oldest to the newest.
             arrival: what an earlier import made.
 
         Raises:
-            Conflict: somebody else has made or moved the session meanwhile.
+            Conflict: somebody else has made or moved the session meanwhile, or taken away what was staged.
         """
         with self.store.database.reading() as connection:
             there = staging.held(connection, self.store.tenant_id, arrival.thread) if arrival else {}
             line = [Place(arrival.thread if arrival and ("", id) in there else staged, "", id) for id in roots]
             past = PastReader(self.store, self.user_id).read(connection, line)
+        if past is None:
+            raise self.overtaken()
         return self.store.database.write(
-            lambda connection: self._land(connection, staged, roots, arrival, past), durable=True
+            lambda connection: self._land(connection, staged, added, roots, arrival, past), durable=True
         )
 
     def _land(
-        self, connection: Connection, staged: str, roots: Sequence[str], arrival: Arrival | None, past: Past
+        self, connection: Connection, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None, past: Past
     ) -> Landed:
         session_id = self._session(connection)
         if self._arrival(connection, session_id) != arrival:
@@ -140,7 +150,8 @@ class Landing:
         if session_id is None:
             session_id = self.store.sessions.create(connection, self.user_id, self.session_name)
         branch = self._branch(connection, session_id, arrival)
-        staging.move(connection, self.store.tenant_id, staged, branch.thread_id)
+        if staging.move(connection, self.store.tenant_id, staged, branch.thread_id) != added:
+            raise self.overtaken()
         calls = self._add_calls(connection, branch, past, arrival.calls if arrival else 0)
         checkpoints = self._add_points(connection, branch, past, roots, arrival)
         facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(past.calls)}

@@ -165,7 +165,7 @@ class ThreadImport:
         try:
             added = self._fill(line, arrival)
             self._check(line, id, arrival, added)
-            landed = self.landing.land(self.staged, line.roots, arrival)
+            landed = self.landing.land(self.staged, added, line.roots, arrival)
         except Unavailable:
             raise
         except Exception:
@@ -299,20 +299,19 @@ class ThreadImport:
         """Compare what is here with the source.
 
         Raises:
-            Conflict: there are not as many graph checkpoints as were read.
+            Conflict: there are not as many graph checkpoints as were read, or they went while they were compared.
             Corrupt: the newest state is another one.
         """
         staged = self._held(self.staged)
         known = {**(self._held(arrival.thread) if arrival else {}), **staged}
         if len(staged) != added or not {("", root) for root in line.roots} <= known.keys():
-            raise Conflict(
-                f"{self.what} was not imported: {len(staged)} of its graph checkpoints are on their way, not {added}. "
-                "Is another import of it at work? Import it again when that has ended."
-            )
+            raise self.landing.overtaken()
         theirs = self.source.read(self.thread_id, Entry("", newest, None))
         thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
         ours = self.checker.get_tuple(config_of(Place(thread, "", newest)))
         wrong = ["everything"] if ours is None else self._differences(ours, theirs)
+        if wrong and self._held(self.staged) != staged:
+            raise self.landing.overtaken()
         if wrong:
             raise Corrupt(
                 f"{self.what} was not imported: what was stored differs from it in {', '.join(wrong)}. If it is still "

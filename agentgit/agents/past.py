@@ -88,8 +88,8 @@ class PastReader:
         self._messages = 0
         self._unnamed: int | None = None  # the place in `points` of a turn's beginning without its user's message
 
-    def read(self, connection: Connection, line: Iterable[Place]) -> Past:
-        """Read the past.
+    def read(self, connection: Connection, line: Iterable[Place]) -> Past | None:
+        """Read the past; None if one of its graph checkpoints is not there.
 
         Args:
             connection: any.
@@ -100,7 +100,7 @@ class PastReader:
         for number, place in enumerate(line):
             at = self.store.graphs.find(connection, place)
             if at is None:
-                continue
+                return None
             self._step(connection, number, at, last)
             last = at
         if last is not None:

@@ -54,8 +54,10 @@ def count_writes(connection: Connection, tenant_id: int, place: Place) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def move(connection: Connection, tenant_id: int, source: str, target: str) -> None:
+def move(connection: Connection, tenant_id: int, source: str, target: str) -> int:
     """Move all of a thread behind what another one has; a pending write that is there already is replaced.
+
+    It tells how many graph checkpoints it moved.
 
     Args:
         connection: in a transaction that writes.
@@ -71,11 +73,13 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> No
         *(newer.c[name] == WRITE.c[name] for name in (*tail, "task_id", "idx")),
     )
     connection.execute(delete(WRITE).where(WRITE.c.tenant_id == tenant_id, WRITE.c.thread_id == target, same))
+    moved = 0
     for ns, last in _ends(connection, tenant_id, target).items():
         behind = update(CHECKPOINT).where(*_of(CHECKPOINT, tenant_id, source), CHECKPOINT.c.ns == ns)
-        connection.execute(behind.values(seq=CHECKPOINT.c.seq + last, thread_id=target))
-    for table in (CHECKPOINT, WRITE):
-        connection.execute(update(table).where(*_of(table, tenant_id, source)).values(thread_id=target))
+        moved += connection.execute(behind.values(seq=CHECKPOINT.c.seq + last, thread_id=target)).rowcount
+    for table in (WRITE, CHECKPOINT):
+        rest = connection.execute(update(table).where(*_of(table, tenant_id, source)).values(thread_id=target))
+    return moved + rest.rowcount
 
 
 def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> None:
