@@ -305,6 +305,7 @@ class Verbs(Handle):
             call = self._own_invocation(connection, invocation_id)
             branch = self.store.sessions.branch(connection, call.internal_session_id)
             self._admit(connection, branch.external_session_id)
+            self.store.sessions.lock(connection, branch.external_session_id)
             take_back(self.store, connection, branch.external_session_id)
             call = self._own_invocation(connection, invocation_id)
             decisions = DECISIONS.get(call.status)

@@ -126,10 +126,13 @@ class Arriving:
         if take_back(self.store, connection, self.agent._session_id):
             raise Conflict("A rollback is being done in this session. Wait until it ends, then try again.")
         row, moment = self.stands(connection)
-        at = self.store.graphs.find(connection, Place(staged, "", made))
-        if moment.latest != (place.checkpoint_id if place is not None else None) or at is None:
+        if moment.latest != (place.checkpoint_id if place is not None else None):
             raise Conflict(f"Branch {row.name} has moved meanwhile. Nothing was changed; try again.")
-        staging.move_new(connection, self.store.tenant_id, staged, row.thread_id)
+        at = self.store.graphs.find(connection, Place(staged, "", made))
+        # Without the copy it was written on, it would have nothing of the branch.
+        is_whole = place is None or self.store.graphs.find(connection, place._replace(thread=staged)) is not None
+        if at is None or not is_whole or not staging.move_new(connection, self.store.tenant_id, staged, row.thread_id):
+            raise Conflict("A collection of what imports have left took this away. Nothing was changed; try again.")
         files = self.store.snapshots.of_branch(connection, row)
         snapshot = snapshot_of(at, moment.snapshot.position)
         if files is not None:

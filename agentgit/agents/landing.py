@@ -143,6 +143,8 @@ class Landing:
         self, connection: Connection, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None, past: Past
     ) -> Landed:
         session_id = self._session(connection)
+        if session_id is not None:
+            self.store.sessions.lock(connection, session_id)  # before the look: no turn begins behind it
         if self._arrival(connection, session_id) != arrival:
             raise Conflict(
                 f"Session {self.session_name!r} has moved while thread {self.thread_id!r} was read. Try again."

@@ -89,9 +89,9 @@ class Beginning:
         self, connection: Connection, request: Switch, owner: str, said: dict[int, str], files: FilesAt | None
     ) -> int:
         """Write down what is going to happen, and that the branch is not to be used until it has."""
+        self.admit(connection, request.branch.external_session_id)
+        self.store.sessions.lock(connection, request.branch.external_session_id)
         branch = self.store.sessions.branch(connection, request.branch.id)
-        self.admit(connection, branch.external_session_id)
-        self.store.sessions.lock(connection, branch.external_session_id)
         expect_quiet(self.store, connection, branch.external_session_id)
         expect_whole(branch)
         plan = self.planner.switch(connection, branch, refusals(said))

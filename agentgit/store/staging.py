@@ -82,8 +82,10 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> in
     return moved + rest.rowcount
 
 
-def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> None:
+def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> int:
     """Move what a thread has that another one has not behind that one; of what both have, the other's stays.
+
+    It tells how many graph checkpoints it moved.
 
     Args:
         connection: in a transaction that writes.
@@ -98,7 +100,7 @@ def move_new(connection: Connection, tenant_id: int, source: str, target: str) -
             there.c.tenant_id == tenant_id, there.c.thread_id == target, *(there.c[n] == table.c[n] for n in key)
         )
         connection.execute(delete(table).where(*_of(table, tenant_id, source), same))
-    move(connection, tenant_id, source, target)
+    return move(connection, tenant_id, source, target)
 
 
 def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
