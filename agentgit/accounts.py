@@ -270,6 +270,7 @@ class Keys:
             of = self._of(connection, user, "keys.create")
             if of.name == LOCAL:
                 raise InvalidInput("The local owner has no credential. Make a key for a user: keys.create(user=...).")
+            self._handle.store.users.expect(connection, of.id)
             return self._keys.add(connection, of.id, name, wide, until, self._handle.user.id)
 
         return self._handle._change(make, scope=ADMIN)

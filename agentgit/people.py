@@ -374,6 +374,7 @@ class People(Verbs):
         """
 
         def join(connection: Connection) -> ExternalSession:
+            self.store.users.expect(connection, self.user.id)
             session_id = self.store.members.accept(connection, token, self.user.id)
             if session_id is None:
                 raise NotFound("This link does not hold: it was mistyped, revoked, or has ended. Ask for a new one.")

@@ -264,10 +264,14 @@ class Webhooks:
         if not given.startswith(FROM_ENVIRONMENT):
             key_of(given)
         expect_url(url)
-        made = self._verbs._change(
-            lambda c: self.store.outbox.add(c, self.user.id, url, patterns, given, of), scope=WRITE
-        )
-        found = self._find(made)
+
+        def make(connection: Connection) -> int:
+            self.store.users.expect(connection, self.user.id)
+            if of is not None:
+                self.store.sessions.lock(connection, of)  # who erases it comes before this, or takes it along
+            return self.store.outbox.add(connection, self.user.id, url, patterns, given, of)
+
+        found = self._find(self._verbs._change(make, scope=WRITE))
         object.__setattr__(found, "secret", given)
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from sqlalchemy import Connection
 
@@ -219,8 +220,9 @@ class Upkeep(Verbs):
                 judge = thinning.verdicts if dry_run else thinning.thin
                 return judge(connection, self.store, session_id, keeps).verdicts
 
-            judged = self._read(work) if dry_run else self._change(work, durable=False)
-            gone.update(one.point.id for one in judged if one.goes)
+            with suppress(NotFound):  # somebody has just erased it
+                judged = self._read(work) if dry_run else self._change(work, durable=False)
+                gone.update(one.point.id for one in judged if one.goes)
         return gone
 
     def _shrink(self) -> str:

@@ -1,21 +1,27 @@
 """What others do between two steps of a verb: it is seen, or it waits; nothing is lost, doubled or half done."""
 
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
 from origins import said, shop, sqlite_origin
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import update
+from test_erasure import dumped
 
+import agentgit
 from agentgit.agents import arriving
 from agentgit.agents.landing import Landing
-from agentgit.errors import Conflict
+from agentgit.checkpoints import Retention
+from agentgit.errors import Conflict, NotAllowed, NotFound
 from agentgit.sessions.session import PARTIAL
-from agentgit.store import staging
+from agentgit.store import erasure, members, staging, templates
 from agentgit.store.journal import Intent, Journal
 from agentgit.store.sessions import BRANCH, Sessions
 from agentgit.store.store import Store
+from agentgit.store.telling import trail
+from agentgit.upkeep import Upkeep
 
 PATIENCE = 0.5
 """How long, in seconds, the other one has to get in between; who is kept out waits longer than that."""
@@ -136,6 +142,62 @@ def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, befor
     assert [one.status for one in repo.branches("s")] == ["open", PARTIAL]
 
 
+@on_postgresql
+def test_two_last_admins_do_not_erase_each_other(repo, before):
+    """Of two admins who erase themselves at once, who comes second is the last one, and stays."""
+    ann, bob = (repo.as_user(repo.users.add(name, is_admin=True)) for name in ("ann", "bob"))
+    repo.store.database.write(lambda c: repo.store.users.change(c, repo.user.id, {"is_admin": False}))
+    other = before(erasure, "_expect_alone", Other(lambda: bob.users.delete("bob")))
+    ann.users.delete("ann")
+    assert type(other.ends()) is Conflict
+    with repo.store.database.reading() as connection:
+        assert [user.name for user in repo.store.users.all(connection) if user.is_admin] == ["bob"]
+
+
+@on_postgresql
+def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, before):
+    """No webhook of a session and no event of it stay when somebody erases that session at the same moment."""
+    repo.ensure_session("s")
+    other = before(trail, "_next", Other(lambda: repo.delete_session("s")))
+    repo.webhooks.add("https://example.com/hook", session="s")
+    assert other.ends() is None
+    assert repo.webhooks.list() == []
+    assert repo.fsck(3).findings == ()
+    assert repo.audit_verify().is_sound
+
+
+def test_a_user_who_was_erased_makes_nothing_by_an_open_handle(repo):
+    """Who was erased is told so whatever they try to make: a session, a key, a webhook, a right by a link."""
+    ada, bob = (repo.users.add(name) for name in ("ada", "bob"))
+    repo.as_user(bob).ensure_session("bobs")
+    link = repo.as_user(bob).share_link("bobs")
+    with agentgit.open(repo.store.database.url, user="ada") as handle:
+        repo.users.delete(ada)
+        for make in (
+            lambda: handle.ensure_session("s"),
+            lambda: handle.keys.create("a key"),
+            lambda: handle.webhooks.add("https://example.com/hook"),
+            lambda: handle.accept(link.token),
+        ):
+            with pytest.raises(NotAllowed, match="was deleted"):
+                make()
+    assert repo.fsck(3).findings == ()
+
+
+def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before):
+    """A session that goes while others are thinned out does not break the collection off."""
+    for name in ("one", "two"):
+        wrap(repo, name).run("add chair")
+        wrap(repo, name).checkpoint("more")
+        repo.set_retention(Retention(max_checkpoints=1), name)
+    other = before(Upkeep, "_thin_all", Other(lambda: repo.delete_session("one"), patience=60))
+    done = repo.gc()
+    assert other.ends() is None
+    assert [session.session_name for session in repo.sessions()] == ["two"]
+    assert repo.fsck(3).findings == ()
+    assert done.disk_after > 0
+
+
 @pytest.mark.parametrize(("owner", "step"), [(Store, "recover"), (Journal, "end")])
 def test_d4_a_dead_turn_is_taken_back_once(repo, before, owner, step):
     """D4: of two who find the same dead turn at once one takes it back, and tells of it; none gets a Conflict."""
@@ -154,3 +216,57 @@ def test_d4_a_dead_turn_is_taken_back_once(repo, before, owner, step):
     assert other.ends() is None
     kinds = [event.kind for event in repo.events("s")]
     assert (kinds.count("turn.abandoned"), kinds.count("call.unknown")) == (1, 1)
+
+
+READERS = {
+    "branch": lambda repo: repo.branch("s"),
+    "log": lambda repo: list(repo.log("s")),
+    "tree": lambda repo: repo.tree("s"),
+    "track": lambda repo: repo.tool_track("s", "main-2"),
+    "checkpoint": lambda repo: repo.checkpoint("HEAD", "s"),
+    "stats": lambda repo: repo.stats("s"),
+    "compare": lambda repo: repo.diff("main#1", "HEAD", "s"),
+}
+
+
+@on_postgresql
+@pytest.mark.parametrize("step", ["branches", "lineage"])
+@pytest.mark.parametrize("reader", READERS)
+def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(repo, before, reader, step):
+    """Each look at a session that goes away in the middle of it ends with NotFound, or with what was there."""
+    agent = wrap(repo)
+    agent.run("add chair")
+    agent.rollback("main#1").run("add table")
+    other = before(Sessions, step, Other(lambda: repo.delete_session("s"), patience=60))
+    with suppress(NotFound):
+        READERS[reader](repo)
+    assert other.raised is None
+
+
+@on_postgresql
+def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(repo, before):
+    """D5: taking somebody out ends the link by which they come in at that very moment, too."""
+    ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+    ada.ensure_session("s")
+    ada.share("s", "bob")
+    link = ada.share_link("s")
+    other = before(members, "delete", Other(lambda: bob.accept(link.token), patience=60))
+    ada.unshare("s", "bob")
+    assert other.ends() is None
+    assert ada.members("s") == []
+    with pytest.raises(NotFound):
+        bob.accept(link.token)
+
+
+@on_postgresql
+@pytest.mark.parametrize("step", [(templates, "begin"), (trail, "_next")])
+def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, step):
+    """D5: a session that begins as a checkpoint of one that is erased at the same moment does not tell its name."""
+    repo.ensure_session("zebrafish")
+    repo.add_checkpoint("first", "zebrafish")
+    other = before(*step, Other(lambda: repo.delete_session("zebrafish")))
+    with suppress(NotFound):
+        repo.ensure_session("s", "zebrafish@HEAD")
+    assert other.ends() is None
+    assert "zebrafish" not in dumped(repo)
+    assert repo.fsck(3).findings == ()

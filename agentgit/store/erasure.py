@@ -108,7 +108,7 @@ def hold_user(store: Store, connection: Connection, user_id: int) -> None:
     Raises:
         Conflict: it is.
     """
-    store.users.hold(connection, user_id)
+    store.users.hold(connection, user_id, admins=True)  # else two last ones could go at once, each beside the other
     admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}
     if admins == {user_id}:
         raise Conflict("This is the last admin, without whom nobody could add users. Make another one an admin first.")

@@ -197,6 +197,8 @@ class Lookup:
             NotFound: the session has no such branch; near names are told.
         """
         rows = self.store.sessions.branches(connection, session.id)
+        if ref is None and not rows:  # it was erased since the session was looked up
+            raise self._missing_session(connection, session.reference)
         if ref is None:
             return next(row for row in rows if row.id == session.current_internal_session_id)
         wanted = ref.id if isinstance(ref, InternalSession) else ref

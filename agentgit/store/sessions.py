@@ -205,7 +205,7 @@ class Sessions:
         """
         row = _BRANCH.first(connection, self._key(branch_id))
         if row is None:
-            raise NotFound("This branch is not there any more: its session was deleted. List them: repo.sessions().")
+            raise _gone()
         return cast(Found, row)
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
@@ -301,7 +301,17 @@ class Sessions:
         return as_object(connection.execute(_META, self._key(branch_id)).scalar_one())
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
-        """Follow a branch to the root; give the parts of its path, root first."""
+        """Follow a branch to the root; give the parts of its path, root first.
+
+        Raises:
+            NotFound: it was deleted since its row was read.
+        """
+        try:
+            return self._lineage(connection, branch)
+        except KeyError as error:
+            raise _gone() from error
+
+    def _lineage(self, connection: Connection, branch: Found) -> list[Segment]:
         others = {row.id: row for row in _LINEAGE.all(connection, self._key(branch.id))} if branch.parent_id else {}
         line = [branch]
         while line[-1].parent_id is not None:
@@ -390,6 +400,10 @@ _TOUCH = Prepared(
 def _is_held(row: Any, taken: Found) -> bool:
     """Tell whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
     return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
+
+
+def _gone() -> NotFound:
+    return NotFound("This branch is not there any more: its session was deleted. List them: repo.sessions().")
 
 
 def expect_whole(branch: Found) -> None:

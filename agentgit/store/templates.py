@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, select, update
 
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, NotFound
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.sessions import BRANCH, CHECKPOINT, Found
 from agentgit.store.store import Store
@@ -29,8 +29,14 @@ def begin(store: Store, connection: Connection, user_id: int, name: str, point: 
         name: how it is called.
         point: the row of the checkpoint.
         called: how a person calls that, with its session.
+
+    Raises:
+        NotFound: the checkpoint was deleted meanwhile.
     """
     session_id = store.sessions.create(connection, user_id, name)
+    store.sessions.lock(connection, point.external_session_id)  # who erases it comes before this, or sees this
+    if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
+        raise NotFound(f"The checkpoint {called} was deleted meanwhile. List those that are there: agentgit log.")
     (branch,) = store.sessions.branches(connection, session_id)
     if point.graph_checkpoint_id is not None:
         store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id)

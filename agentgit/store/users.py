@@ -69,9 +69,17 @@ class Users:
             note(connection, self.tenant_id, "user.added", user_id=by, user=user.id, is_admin=is_admin)
         return user
 
-    def hold(self, connection: Connection, user_id: int) -> None:
-        """Let nobody make anything for a user until the transaction ends."""
-        connection.execute(self._this(user_id).with_for_update())
+    def hold(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
+        """Let nobody make anything for a user until the transaction ends.
+
+        Args:
+            connection: in a transaction that writes.
+            user_id: which.
+            admins: True to hold all admins, too; in one order, so that no two wait for each other.
+        """
+        held = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
+        query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, held).order_by(USER.c.id)
+        connection.execute(query.with_for_update())
 
     def expect(self, connection: Connection, user_id: int) -> None:
         """Make sure that a user is there, and stays until the transaction ends.
@@ -80,7 +88,7 @@ class Users:
             NotAllowed: they were deleted.
         """
         if connection.execute(self._this(user_id).with_for_update(read=True, key_share=True)).first() is None:
-            raise NotAllowed("This user was deleted, and can make no session any more.")
+            raise NotAllowed("This user was deleted, and can make nothing any more.")
 
     def _this(self, user_id: int) -> Select[int]:
         return select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
