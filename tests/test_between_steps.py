@@ -1,7 +1,8 @@
 """What others do between two steps of a verb: it is seen, or it waits; nothing is lost, doubled or half done."""
 
 import threading
-from contextlib import suppress
+import uuid
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -14,12 +15,14 @@ import agentgit
 from agentgit.agents import arriving
 from agentgit.agents.landing import Landing
 from agentgit.checkpoints import Retention
-from agentgit.errors import Conflict, NotAllowed, NotFound
+from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
 from agentgit.sessions.session import PARTIAL
-from agentgit.store import erasure, members, staging, templates
+from agentgit.store import erasure, grants, members, schema, staging, templates
+from agentgit.store.database import Database
 from agentgit.store.journal import Intent, Journal
 from agentgit.store.sessions import BRANCH, Sessions
 from agentgit.store.store import Store
+from agentgit.store.tables import METADATA
 from agentgit.store.telling import trail
 from agentgit.upkeep import Upkeep
 
@@ -256,6 +259,43 @@ def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(re
     assert ada.members("s") == []
     with pytest.raises(NotFound):
         bob.accept(link.token)
+
+
+def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
+    """Two who give roles what they need at the same time, after an upgrade, both succeed."""
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        role = f"agentgit_{uuid.uuid4().hex}"
+        database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role}"))
+        other, plain, here = Other(lambda: grants.grant(database, role)), grants._grant, threading.get_ident()
+
+        def granted(*args):
+            done = plain(*args)
+            if threading.get_ident() == here:
+                other.comes()
+            return done
+
+        monkeypatch.setattr(grants, "_grant", granted)
+        try:
+            assert grants.grant(database, role) == len(METADATA.tables) + 1
+            assert other.ends() is None
+        finally:
+            database.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+
+
+def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before):
+    """Who finds an old schema, and a newer one when its turn to upgrade has come, leaves it alone and says so."""
+    with closing(Database(empty)) as database:
+        schema.upgrade(database, "0010")
+
+        def newer():
+            with closing(Database(empty)) as theirs:
+                theirs.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'"))
+
+        other = before(Database, "write", Other(newer, patience=60))
+        with pytest.raises(SchemaMismatch, match="newer than this library"):
+            schema.upgrade(database)
+        assert other.ends() is None
 
 
 @on_postgresql

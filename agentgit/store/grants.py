@@ -51,6 +51,7 @@ def grant(database: Database, role: str) -> int:
 
     def work(connection: Connection) -> int:
         schema.expect_owner(connection, database, f"grant {shlex.quote(role)}")
+        schema.alone(connection)  # two who change the rights of one table at once would fail
         return _grant(connection, role)
 
     return database.write(work, durable=True)

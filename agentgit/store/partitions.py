@@ -10,7 +10,6 @@ from sqlalchemy import Connection, text
 from agentgit.errors import InvalidInput
 from agentgit.store import schema
 from agentgit.store.database import Database
-from agentgit.store.migrations import ADVISORY_LOCK
 from agentgit.store.tables import METADATA
 
 MOST = 1024
@@ -80,7 +79,7 @@ def partition(database: Database, count: int) -> int:
 
 
 def _divide(connection: Connection, count: int) -> int:
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+    schema.alone(connection)
     quote = connection.dialect.identifier_preparer.quote
     names = [quote(table.name) for table in METADATA.sorted_tables if table.name != "tenant"]
     plain = {name for name in names if connection.execute(_IS_PLAIN, {"name": name}).scalar_one()}

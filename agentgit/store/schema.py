@@ -57,15 +57,19 @@ def check(database: Database, *, deep: bool = False) -> None:
         state = "has no tables yet" if found is None else f"has schema {found} and this library needs {REVISION}"
         way = _command("upgrade", database) if found is None else _road(database)
         raise SchemaMismatch(f"{database.name} {state}. Run: {way}")
-    if found > REVISION:
-        raise SchemaMismatch(
-            f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
-            "Run: pip install --upgrade agentgit"
-        )
+    _expect_known(database, found)
     if deep and (wrong := database.write(lambda connection: _changed(connection, database))):
         raise SchemaMismatch(
             f"{database.name} is not as its migrations made it: {'; '.join(wrong)}. Somebody has changed it by hand: "
             "take that back, or restore a copy."
+        )
+
+
+def _expect_known(database: Database, found: str) -> None:
+    if found > REVISION:
+        raise SchemaMismatch(
+            f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
+            "Run: pip install --upgrade agentgit"
         )
 
 
@@ -141,8 +145,8 @@ def upgrade(database: Database, revision: str | None = None) -> str:
     """
     wanted = migrations.known(revision or REVISION)
     found = current(database)
-    if found is not None and found > REVISION:
-        check(database)
+    if found is not None:
+        _expect_known(database, found)
     if found is not None and found > wanted:
         raise InvalidInput(f"{database.name} has schema {found}. Run: {_command(f'downgrade {wanted}', database)}")
     if found is None and database.is_sqlite and not database.in_memory:
@@ -153,16 +157,18 @@ def upgrade(database: Database, revision: str | None = None) -> str:
 
 
 def _upgrade(connection: Connection, database: Database, revision: str) -> None:
-    _alone(connection)
+    alone(connection)
     found = _current(connection)
     if found is None:
         _expect_room(connection, database)
+    else:
+        _expect_known(database, found)  # another process was faster, perhaps one with a newer library
     expect_owner(connection, database, "upgrade")
-    if found is None or found < revision:  # else another process was faster
+    if found is None or found < revision:
         migrations.run(connection, "upgrade", revision)
 
 
-def _alone(connection: Connection) -> None:
+def alone(connection: Connection) -> None:
     """Wait until no other process migrates; on SQLite a transaction that writes is alone."""
     if connection.dialect.name != "sqlite":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
@@ -203,7 +209,7 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
     migrations.known(revision)
 
     def work(connection: Connection) -> list[str]:
-        _alone(connection)
+        alone(connection)
         found = _current(connection)
         if found is None or found > REVISION:
             raise SchemaMismatch(f"{database.name} has schema {found or 'none'}, which this library cannot bring back.")
@@ -261,7 +267,7 @@ def stamp(database: Database, revision: str) -> None:
     migrations.known(revision)
 
     def work(connection: Connection) -> None:
-        _alone(connection)
+        alone(connection)
         expect_owner(connection, database, f"stamp {revision}")
         if wrong := _wrong(connection, revision):
             raise SchemaMismatch(
