@@ -51,15 +51,19 @@ def erase(
 
     sessions = handle._change(look, scope=WRITE)
     # Before the rows that name them go: broken off, it is done again.
-    snapshots, left = handle._engine().files.forsake(which)
-    # Sessions of others may have begun as one of these, and say so in words.
-    gone, kept = handle._change(delete, scope=WRITE, on=store.database.bound(store.tenant_id, EVERYBODY))
+    files = handle._engine().files
+    snapshots, left = files.forsake(which)
+    try:
+        # Sessions of others may have begun as one of these, and say so in words.
+        gone, kept = handle._change(delete, scope=WRITE, on=store.database.bound(store.tenant_id, EVERYBODY))
+    finally:
+        files.hold_again(snapshots)  # of what was not erased after all, or what others have come to need
     if kept:
         left.append(f"{kept} trained dictionaries stay, which may hold pieces of what was erased.")
     problem = wiped(store.database)
     return Erased(
         sessions=len(sessions), rows=gone.rows, values=gone.values, bytes=gone.bytes, events=gone.events,
-        snapshots=snapshots, left=[*left, problem] if problem else left,
+        snapshots=len(snapshots), left=[*left, problem] if problem else left,
     )  # fmt: skip
 
 

@@ -28,9 +28,10 @@ class Privacy(Verbs):
     def rotate_keys(self, *, off: bool = False, progress: Progress | None = None) -> Rotated:
         """Encrypt everything with the current key that is not: in clear until now, or with an older key.
 
-        Turns and other processes may go on meanwhile, if they were opened with the same keys. Broken off, it is run
-        again and passes over what is done. At its end the words of messages are forgotten, the files of SQLite are
-        written anew without what was in them, and the keys that nothing is encrypted with any more may be thrown away.
+        Turns and other processes may go on meanwhile, if they were opened with the same keys, and the same current one.
+        Broken off, it is run again and passes over what is done. At its end the words of messages are forgotten, the
+        files of SQLite are written anew without what was in them, and the keys that nothing is encrypted with any more
+        may be thrown away.
 
         Args:
             off: True to store everything in clear again. Nobody else may have the database open.

@@ -4,6 +4,7 @@ import threading
 import uuid
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from origins import said, shop, sqlite_origin
@@ -16,8 +17,10 @@ from agentgit.agents import arriving
 from agentgit.agents.landing import Landing
 from agentgit.checkpoints import Retention
 from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
+from agentgit.rollback.files import Files
+from agentgit.rollback.keeper import WorkspaceKeeper
 from agentgit.sessions.session import PARTIAL
-from agentgit.store import erasure, grants, members, schema, staging, templates
+from agentgit.store import erasure, grants, members, owners, schema, staging, templates
 from agentgit.store.database import Database
 from agentgit.store.journal import Intent, Journal
 from agentgit.store.sessions import BRANCH, Sessions
@@ -25,6 +28,7 @@ from agentgit.store.store import Store
 from agentgit.store.tables import METADATA
 from agentgit.store.telling import trail
 from agentgit.upkeep import Upkeep
+from agentgit.workspace.workspace import Workspace
 
 PATIENCE = 0.5
 """How long, in seconds, the other one has to get in between; who is kept out waits longer than that."""
@@ -310,3 +314,54 @@ def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, s
     assert other.ends() is None
     assert "zebrafish" not in dumped(repo)
     assert repo.fsck(3).findings == ()
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    """A workspace with one file."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("one")
+    with Workspace(tmp_path / "files", tmp_path / "store") as workspace:
+        yield workspace
+
+
+def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkeypatch):
+    """D5: where a turn begins while a session is erased, nothing was erased, and its snapshots are still held."""
+    agent, plain = wrap(repo, workspace=workspace), Files.forsake
+    agent.run("hello")
+
+    with owners.owner() as alive:
+
+        def forsaken(*args):
+            done = plain(*args)
+            repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, alive))
+            return done
+
+        monkeypatch.setattr(Files, "forsake", forsaken)
+        with pytest.raises(Conflict, match="Nothing was erased"):
+            repo.delete_session("s")
+    assert [one.pinned for one in workspace.list()] == [True]
+
+
+def test_b4_a_snapshot_that_is_taken_again_while_it_is_let_go_of_is_kept(repo, workspace, before):
+    """B4: files that come to stand again as an old snapshot, just when nothing needed that any more, are not lost."""
+    agent, file = wrap(repo, workspace=workspace), Path(workspace.workspace_dir) / "a.txt"
+    for content in ("one", "two"):
+        file.write_text(content)
+        agent.run("hello")
+    workspace.restore(workspace.list()[-1].id)
+    other = before(WorkspaceKeeper, "release", Other(lambda: agent.checkpoint("as at first"), patience=60))
+    repo.cleanup_auto_checkpoints("s", keep=0)
+    assert other.ends() is None
+    assert workspace.list()[-1].pinned
+    assert repo.checkpoint("as at first").metadata["workspace_snapshot"] is not None
+
+
+def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept(repo, workspace, before):
+    """D5: a session that begins where an erased one has left the files, at that moment, keeps them."""
+    wrap(repo, "one", workspace=workspace).run("hello")
+    agent = wrap(repo, "two", workspace=workspace)
+    other = before(WorkspaceKeeper, "release", Other(lambda: agent.run("hello"), patience=60))
+    repo.delete_session("one")
+    assert other.ends() is None
+    assert [one.pinned for one in workspace.list()] == [True]

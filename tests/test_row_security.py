@@ -21,6 +21,7 @@ from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
 from agentgit.store import grants, partitions, schema
 from agentgit.store.database import Database, shown
 from agentgit.store.tables import METADATA
+from agentgit.workspace.workspace import Workspace
 
 __all__ = ["world"]  # the fixture
 
@@ -256,6 +257,19 @@ def test_d5_a_role_that_owns_nothing_changes_no_table_and_no_trail(world, databa
     with pytest.raises(NotAllowed, match="cannot be changed"):
         removed.write(lambda c: c.exec_driver_sql("DELETE FROM audit_event"))
     assert world.repo.audit_verify().is_sound
+
+
+def test_d5_files_that_another_user_has_too_are_kept_behind_the_wall(database, tmp_path):
+    """D5: who erases a session sees no sessions of others, and lets go of no snapshot that one of them has."""
+    (tmp_path / "files").mkdir()
+    with Workspace(tmp_path / "files", tmp_path / "store") as workspace, agentgit.open(database.url) as repo:
+        for name in ("ada", "bob"):
+            things, model = World(), scripted("done")
+            graph = tool_node_graph(model, things.tools())
+            theirs = repo.as_user(repo.users.add(name))
+            theirs.wrap(graph, "s", effects=things.effects(), workspace=workspace).run("hello")
+        assert theirs.delete_session("s").snapshots == 0
+        assert [one.pinned for one in workspace.list()] == [True]
 
 
 @pytest.fixture

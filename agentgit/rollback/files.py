@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,11 @@ from sqlalchemy import Connection, Select
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
 from agentgit.rollback.keeper import reopen
+from agentgit.store.database import Database
 from agentgit.store.sessions import Found
 from agentgit.store.snapshots import files_of
 from agentgit.store.store import Store
+from agentgit.store.walls import EVERYBODY
 from agentgit.tools import RollbackPlan
 from agentgit.tools.files import FileChanges, FilesAt, Keeper
 from agentgit.tools.registry import Registry
@@ -130,7 +133,7 @@ class Files:
         """
         with self.store.database.reading() as connection:
             free = self.store.snapshots.free(connection)
-        gone, keepers = list[int](), dict[str, Keeper]()
+        gone, keepers = dict[int, FilesAt](), dict[str, Keeper]()
         for row_id, at in free:
             place = str(at.settings.get("storage"))
             try:
@@ -138,29 +141,42 @@ class Files:
                 keepers[place].release(at)
             except AgentGitError:
                 continue  # its workspace is elsewhere; it is let go of from there
-            gone.append(row_id)
+            gone[row_id] = at
         if gone:
-            self.store.database.write(lambda c: self.store.snapshots.delete(c, gone))
+            self.store.database.write(lambda c: self.store.snapshots.delete(c, list(gone)))
+            self.hold_again(gone.values())
         for keeper in keepers.values() if collect else ():
             keeper.collect()
         return len(gone)
 
-    def forsake(self, sessions: Select[int]) -> tuple[int, list[str]]:
-        """Let go of the snapshots that only these sessions have; tell how many, and which could not be reached."""
-        with self.store.database.reading() as connection:
+    def hold_again(self, let_go: Collection[FilesAt]) -> None:
+        """Hold snapshots that a row has all the same: it came when they were let go of, or is another user's."""
+        with self._everybodys.reading() as connection:
+            held = self.store.snapshots.held(connection, [at.snapshot for at in let_go])
+        for at in let_go:
+            if at.snapshot in held:
+                reopen(at.settings).hold(at)
+
+    def forsake(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
+        """Let go of the snapshots that only these sessions have; give them, and say which could not be reached."""
+        with self._everybodys.reading() as connection:  # also what sessions of others have
             found = self.store.snapshots.only_of(connection, sessions)
-        done, left, keepers = 0, list[str](), dict[str, Keeper]()
+        gone, left, keepers = list[FilesAt](), list[str](), dict[str, Keeper]()
         for at in found:
             place = str(at.settings.get("storage"))
             try:
                 keepers[place] = keepers.get(place) or reopen(at.settings)
                 keepers[place].release(at)
-                done += 1
+                gone.append(at)
             except AgentGitError as error:
                 left.append(f"The snapshot {at.snapshot} of its files stays in {place}: {error}")
         for keeper in keepers.values():
             keeper.collect()
-        return done, left
+        return gone, left
+
+    @property
+    def _everybodys(self) -> Database:
+        return self.store.database.bound(self.store.tenant_id, EVERYBODY)
 
     def as_request(self, connection: Connection, session_id: int, at: FilesAt | None) -> dict[str, Any]:
         """Give what an operation keeps: the files to come to, None to leave them alone; and those that are there."""

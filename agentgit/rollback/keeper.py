@@ -143,6 +143,10 @@ class WorkspaceKeeper:
         """Let a snapshot go when its time comes; one that is gone is gone."""
         self.workspace.let_go(at.snapshot, self.holder)
 
+    def hold(self, at: FilesAt) -> None:
+        """Keep a snapshot that was let go of too early."""
+        self.workspace.hold(at.snapshot, self.holder)
+
     def collect(self) -> None:
         """Give back the space of what no snapshot has any more."""
         self.workspace.gc()

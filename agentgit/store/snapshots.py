@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,6 +90,14 @@ class Snapshots:
         )
         query = select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.external_session_id.in_(sessions), ~elsewhere)
         return list({(row.snapshot, row.settings): files_of(row) for row in connection.execute(query)}.values())
+
+    def held(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
+        """Tell which of these snapshots any row has."""
+        found = set[str]()
+        for part in slices(list(snapshots)):
+            query = select(SNAPSHOT.c.snapshot).where(self._mine(), SNAPSHOT.c.snapshot.in_(part))
+            found.update(connection.execute(query).scalars())
+        return found
 
     def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:
         """List the rows that no checkpoint has and after which their branch has looked again, with their snapshots.

@@ -172,6 +172,10 @@ class Workspace(Base, AsyncTwins):
             self._catalog.hold(found.id, holder)
             return replace(found, pinned=True)
 
+    def hold(self, id: str, holder: str) -> None:
+        """Take note that a holder needs a snapshot until `let_go`, however many come after it."""
+        self._catalog.hold(id, holder)
+
     def let_go(self, id: str, holder: str) -> None:
         """Take note that a holder does not need a snapshot any more; it goes when its time comes, if no other does."""
         self._catalog.let_go(id, holder)
