@@ -6,6 +6,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import processes
 import pytest
 from origins import said, shop, sqlite_origin
 from scripted import World, obedient, tool_node_graph
@@ -26,7 +27,8 @@ from agentgit.store.journal import Intent, Journal
 from agentgit.store.sessions import BRANCH, Sessions
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA
-from agentgit.store.telling import trail
+from agentgit.store.telling import outbox, trail
+from agentgit.store.telling.trail import Trail
 from agentgit.upkeep import Upkeep
 from agentgit.workspace.workspace import Workspace
 
@@ -365,3 +367,68 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
     repo.delete_session("one")
     assert other.ends() is None
     assert [one.pinned for one in workspace.list()] == [True]
+
+
+@on_postgresql
+def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
+    """Who switches to a branch that goes away at that moment is told so, and the trail of nothing has no word of it."""
+    repo.ensure_session("s")
+    other = before(Sessions, "set_current", Other(lambda: repo.delete_session("s"), patience=60))
+    with pytest.raises(NotFound, match="deleted"):
+        repo.switch("main", "s")
+    assert other.ends() is None
+    assert [event.kind for event in repo.audit()] == ["session.erased"]
+
+
+@on_postgresql
+def test_a_webhook_is_removed_once(repo, before):
+    """Of two who remove a webhook at once one is told of in the trail."""
+    hook = repo.webhooks.add("https://example.com/hook")
+    other = before(outbox, "delete", Other(lambda: repo.webhooks.remove(hook), patience=60))
+    repo.webhooks.remove(hook)
+    assert other.ends() is None
+    assert [event.kind for event in repo.audit()] == ["webhook.added", "webhook.removed"]
+
+
+def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_given_up(repo, monkeypatch):
+    """W12: an event that went with its session is no failure of the receiver, and holds no other event up."""
+    repo.webhooks.add("https://example.com/hook", "session.created")
+    repo.ensure_session("s")
+    plain = Trail.at
+
+    def late(*args):
+        if repo.sessions():
+            repo.delete_session("s")
+        return plain(*args)
+
+    monkeypatch.setattr(Trail, "at", late)
+    done = repo.webhooks.deliver()
+    assert (done.sent, done.failed, done.dead, done.waiting) == (0, 0, 0, 0)
+    assert repo.sessions() == []
+
+
+IN_A_CHILD = """
+import os, sys, threading
+from agentgit.store import ids
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with ids._lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    threading.Timer(20, lambda: os._exit(1)).start()
+    ids.new_id()
+    os._exit(0)
+done.set()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_d5_a_child_can_make_ids_whatever_its_parent_was_doing():
+    """D5: a process that forks while another thread makes an id leaves its child no lock that nobody gives back."""
+    assert processes.run(IN_A_CHILD).returncode == 0

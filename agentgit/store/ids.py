@@ -1,5 +1,6 @@
 """Identities made by the application: time-ordered integers below 2^53, exact in JSON and JavaScript."""
 
+import os
 import random
 import secrets
 import threading
@@ -14,6 +15,16 @@ ID_LIMIT = 2**53
 
 _lock = threading.Lock()
 _last = 0
+
+
+def _after_fork() -> None:
+    """Forget, in a child, a lock that a thread of its parent may have held: nobody gives it back there."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # elsewhere no process forks
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def new_id() -> int:

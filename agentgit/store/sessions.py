@@ -100,14 +100,19 @@ class Sessions:
             session_id: the session.
             branch_id: one of its branches.
             user_id: who switches to it; None if it is part of something else that is told of.
+
+        Raises:
+            NotFound: the session was deleted.
         """
         if user_id is not None:
             note(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
-        connection.execute(
+        moved = connection.execute(
             update(SESSION)
             .where(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
             .values(current_branch_id=branch_id, updated_at=datetime.now(UTC))
         )
+        if not moved.rowcount:
+            raise _gone()
 
     def keep(self, connection: Connection, session_id: int) -> None:
         """Let nobody erase a session until the transaction ends; others may change it."""

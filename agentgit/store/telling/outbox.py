@@ -182,7 +182,8 @@ class Outbox:
         if found is None:
             return False
         connection.execute(delete(DELIVERY).where(*self._of(webhook_id)))
-        connection.execute(delete(HOOK).where(*mine))
+        if not connection.execute(delete(HOOK).where(*mine)).rowcount:  # somebody else was faster
+            return False
         note(
             connection, self.tenant_id, "webhook.removed", session_id=found.external_session_id, user_id=user_id,
             webhook=webhook_id,
@@ -221,7 +222,9 @@ class Outbox:
         ]  # fmt: skip
 
     def settle(self, connection: Connection, taken: Taken, problem: str | None, *, for_good: bool = False) -> str:
-        """Note how a try ended; give `sent`, `failed` or `dead`. Nothing happens if somebody else has taken it since.
+        """Note how a try ended; give `sent`, `failed` or `dead`.
+
+        Nothing happens if somebody else has taken it since, or its session went with it: then it is `gone`.
 
         Args:
             connection: in a transaction that writes.
@@ -235,7 +238,8 @@ class Outbox:
             return "sent"
         is_dead = for_good or taken.attempts >= TRIES
         status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + pause(taken.attempts)
-        connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem})
+        if not connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem}).rowcount:
+            return "gone"
         # A receiver that is down does not hold those of others up by one event after the other.
         hold = {"tenant": self.tenant_id, "webhook": taken.webhook_id, "until": min(next_at, datetime.now(UTC) + HELD)}
         connection.execute(_HOLD, hold)
