@@ -379,6 +379,7 @@ class Database:
         """Give a child connections of its own; those of its parent are left alone."""
         _writers.clear()
         self._writing = self._one_writer()
+        self.bus.after_fork()
         if not self.is_sqlite:
             self.engine.dispose(close=False)
         if self._loops is not None:

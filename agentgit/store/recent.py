@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
+from agentgit.store import forks
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -32,6 +34,14 @@ class Recent(Generic[K, T]):
         self._old: dict[K, T] = {}
         self._total = 0
         self._lock = threading.Lock()
+        forks.remember(self)
+
+    def before_fork(self) -> None:
+        """Nothing here is to be closed."""
+
+    def after_fork(self) -> None:
+        """Begin anew, in a child: a thread of its parent may have been in the middle of something."""
+        self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()
 
     def get(self, key: K) -> T | None:
         """Give one value, or None."""

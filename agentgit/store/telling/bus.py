@@ -120,6 +120,10 @@ class Bus:
         with self._lock:
             self._subscriptions = [other for other in self._subscriptions if other is not one]
 
+    def after_fork(self) -> None:
+        """Tell nobody, in a child: the threads of the callbacks, and who has a place in line, are in its parent."""
+        self._subscriptions, self._lines, self._lock = [], {}, threading.Lock()
+
     def close(self) -> None:
         """Close all subscriptions, each when it has done what waits for it, or after a few seconds."""
         until = time.monotonic() + LAST_SECONDS
