@@ -253,6 +253,18 @@ def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(re
 
 
 @on_postgresql
+def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(repo, before):
+    """Who opens a session as a template, and it goes away at that moment, is told so."""
+    for name in ("template", "s"):
+        repo.ensure_session(name)
+        repo.add_checkpoint("first", name)
+    other = before(templates, "expect_same", Other(lambda: repo.delete_session("s"), patience=60))
+    with pytest.raises(NotFound, match="deleted meanwhile"):
+        repo.ensure_session("s", "template@HEAD")
+    assert other.ends() is None
+
+
+@on_postgresql
 def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(repo, before):
     """D5: taking somebody out ends the link by which they come in at that very moment, too."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))

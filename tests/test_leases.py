@@ -193,7 +193,7 @@ def test_d5_a_file_has_no_leases(repo, world):
 def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypatch):
     """D5: the thread renews again and again, goes on when the database was away, and ends when nothing is held."""
     monkeypatch.setattr(leases, "PER_LEASE", 3000)
-    renewed, failures = threading.Semaphore(0), [Unavailable("away")]
+    renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 
     def write(tenant_id, work):
         renewed.release()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, bindparam, func, select, update
 
-from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.errors import InvalidInput
 
 LEASE_SECONDS = 60.0
 """Long enough for a paused virtual machine or a slow failover; short enough that a person waits for it."""
@@ -112,7 +112,8 @@ class Leases:
             try:
                 self.renew()
                 pause = every
-            except AgentGitError as error:  # the runs go on; if it lasts, somebody may take their branches
+            # Whatever it is: the runs go on, and a thread that ended would not renew the next ones either.
+            except Exception as error:  # noqa: BLE001  # if it lasts, somebody may take their branches
                 _log.warning("Leases could not be renewed: %s", error)
                 pause = every / PER_LEASE
 

@@ -57,9 +57,12 @@ def expect_same(store: Store, connection: Connection, session_id: int, name: str
 
     Raises:
         Conflict: it began otherwise.
+        NotFound: it was deleted meanwhile.
     """
-    first = store.sessions.branches(connection, session_id)[0]
-    template = as_object(first.meta).get(TEMPLATE)
+    branches = store.sessions.branches(connection, session_id)
+    if not branches:
+        raise NotFound(f"The session {name!r} was deleted meanwhile. Try again, and it is made anew.")
+    template = as_object(branches[0].meta).get(TEMPLATE)
     began_so = template is not None and (
         template["checkpoint"] == point.id or (template["checkpoint"] is None and template["reference"] == called)
     )
