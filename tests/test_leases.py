@@ -50,6 +50,12 @@ class Meanwhile(World):
             then()
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_renewed(monkeypatch):
+    """Let nothing be renewed that a test has let end, however long it takes."""
+    monkeypatch.setattr(leases, "PER_LEASE", 0.01)
+
+
 @pytest.fixture
 def world():
     return Meanwhile()

@@ -68,7 +68,7 @@ def test_w12_events_are_followed(at, tmp_path):
         at("tag", "HEAD", "v1")
         second = json.loads(follower.stdout.readline())
         follower.terminate()
-        _, err = follower.communicate(timeout=20)
+        _, err = follower.communicate(timeout=120)
     assert (first["kind"], second["kind"], second["detail"]["name"]) == ("turn.done", "tag.created", "v1")
     assert (follower.returncode, err) == (0, "")
 
@@ -119,5 +119,5 @@ def test_w12_a_worker_goes_on_until_it_is_stopped(at, tmp_path, receiver):  # no
         at("tag", "HEAD", "v1")
         said = json.loads(worker.stdout.readline())
         worker.terminate()
-        _, err = worker.communicate(timeout=20)
+        _, err = worker.communicate(timeout=120)
     assert (said["sent"], worker.returncode, err) == (1, 0, "")
