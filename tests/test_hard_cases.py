@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -255,6 +256,30 @@ def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, m
         asyncio.run(broken_off())
     assert agent.branch.status == "open"
     assert agent.run("again") == "one"
+
+
+def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, monkeypatch):
+    """D3: at Ctrl-C in a chat, whose loop runs again with the next turn, the branch is free as soon as it was taken."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+
+    async def broken_off():
+        task = asyncio.create_task(agent.ainvoke(say("hi")))
+        await asyncio.to_thread(begins.wait, 60)
+        task.cancel()
+        await task
+
+    with asyncio.Runner() as runner:
+        with pytest.raises(asyncio.CancelledError):
+            runner.run(broken_off())
+        assert agent.branch.status == "open"  # it is not taken yet
+        go.set()
+        until = time.monotonic() + 60
+        while (ended := [e.kind for e in repo.events("s", kinds="turn.*")]) != ["turn.failed"]:
+            assert time.monotonic() < until, ended
+            time.sleep(0.01)
+        assert agent.branch.status == "open"
+        assert agent.run("again") == "one"
 
 
 async def test_d3_a_turn_waits_for_a_stream_that_is_slow_to_close(repo):

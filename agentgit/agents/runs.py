@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
-from contextvars import copy_context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -193,14 +193,12 @@ class Runs(Runnable[Any, Any]):
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._closing()
         LOOP.set(asyncio.get_running_loop())  # where async callbacks are called, of whatever this turn does
-        # No task: a loop that ends cancels those, and who has taken the branch by then would never give it back.
-        self._beginning = asyncio.get_running_loop().run_in_executor(
-            None, copy_context().run, self._begin, value, config, traced
-        )
+        taking = _Taking(self)
+        self._beginning = asyncio.ensure_future(asyncio.to_thread(taking.begin, value, config, traced))
         try:
             turn, filled = await asyncio.shield(self._beginning)
         except asyncio.CancelledError:
-            self._beginning.add_done_callback(self._give_back)
+            taking.leave()
             raise
         completed = False
         try:
@@ -227,7 +225,7 @@ class Runs(Runnable[Any, Any]):
             await asyncio.sleep(0.005)
 
     def _is_beginning(self) -> bool:
-        """Tell whether a thread of this loop takes the branch for a turn that was cancelled."""
+        """Tell whether a thread takes the branch for a turn of this loop that was cancelled."""
         begun = self._beginning
         return begun is not None and not begun.done() and begun.get_loop() is asyncio.get_running_loop()
 
@@ -238,10 +236,6 @@ class Runs(Runnable[Any, Any]):
             yield
         finally:
             self._is_leaving = True
-
-    def _give_back(self, begun: asyncio.Future[tuple[Turn, RunnableConfig]]) -> None:
-        if not begun.cancelled() and begun.exception() is None:
-            self._end(begun.result()[0], completed=False)
 
     def _current(self) -> AbstractContextManager[None]:
         """Let what the graph itself traces be a part of the turn."""
@@ -374,6 +368,38 @@ class Runs(Runnable[Any, Any]):
             InvalidInput: the graph's state has no messages.
         """
         return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
+
+
+class _Taking:
+    """Takes the branch in a thread, and gives it back if nobody wants the turn any more.
+
+    That is not left to the event loop: it may end, or stand still, before the thread has come so far.
+
+    Args:
+        runs: whose branch.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._turn: Turn | None = None
+        self._is_left = False
+
+    def begin(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
+        """Begin a turn, in a thread."""
+        begun = self._runs._begin(value, config, traced)
+        with self._lock:
+            self._turn, is_left = begun[0], self._is_left
+        if is_left:
+            self._runs._end(begun[0], completed=False)
+        return begun
+
+    def leave(self) -> None:
+        """Want the turn no more; who comes second gives the branch back."""
+        with self._lock:
+            self._is_left, turn = True, self._turn
+        if turn is not None:
+            self._runs._end(turn, completed=False)
 
 
 def _configs(config: Any, count: int) -> list[Any]:
