@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
+from datetime import timedelta
 
 import pytest
 from test_upkeep_cli import _run
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from agentgit.cli.app import app
 from agentgit.errors import AgentGitError
 from agentgit.sessions.webhooks import verify
+from agentgit.store.telling import outbox
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,9 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     assert at("audit", "verify", "--against", "nothing.json")[0] == 3
 
 
-def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver):  # noqa: F811  # the fixture
+def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # noqa: F811  # the fixture
     """W12: added with a secret in a file, listed, delivered, retried, removed; the secret is never shown."""
+    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))  # until the test says otherwise
     code, _, err = at("webhooks", "add", receiver.url)
     assert (code, "--secret-env" in err) == (2, True)
     made = json.loads(at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key", "--json")[1])
