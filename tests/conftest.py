@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import time
 import uuid
 from contextlib import ExitStack, closing
 
@@ -20,6 +21,14 @@ from agentgit.store.tables import METADATA
 
 LITTLE = 4 * 2**20
 """So many bytes of tables, indexes and dead rows are emptied row by row."""
+
+QUIET_SECONDS = 60
+"""How long the end of a test waits for what others do in its database."""
+
+AT_WORK = """
+SELECT pg_stat_clear_snapshot(), pid, query FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle'
+"""
 
 LEFT_OUT = "left out on PostgreSQL"
 
@@ -136,6 +145,7 @@ def _empty(connection):
 
     Dead rows stay behind, and would fool tests of sizes; so a database that has grown is truncated.
     """
+    _until_quiet(connection)
     connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # no trigger and no foreign key is asked
     sizes = 'pg_total_relation_size(\'"{0}"\'), EXISTS (SELECT FROM "{0}")'
     names = [table.name for table in METADATA.sorted_tables]
@@ -146,6 +156,17 @@ def _empty(connection):
         return
     filled = [name for name, _, is_filled in tables if is_filled]
     connection.exec_driver_sql(";".join(f'DELETE FROM "{name}"' for name in filled))  # noqa: S608  # our own names
+
+
+def _until_quiet(connection):
+    """Wait until nobody else is in a transaction.
+
+    The server may still be at the last commit of a process that was killed: its rows would be the next test's.
+    """
+    until = time.monotonic() + QUIET_SECONDS
+    while found := connection.exec_driver_sql(AT_WORK).all():
+        assert time.monotonic() < until, f"the test has ended, and somebody is still at work: {found}"
+        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -84,6 +85,15 @@ def run(code: str, *words: object, timeout: float = 300, **how: Any) -> Done:
 def agentgit(*words: object, **how: Any) -> Done:
     """Run a command of agentgit in another process."""
     return run("from agentgit.cli import main; main()", *words, **how)
+
+
+def shown_on(terminal: int) -> bytes:
+    """Give all that processes which have ended wrote to a terminal, whose other end is closed here; and close it."""
+    parts = []
+    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):  # Linux says so that there is no more
+        while part := ours.read(100_000):  # a read gives four kilobytes at most, and a slow process shows more
+            parts.append(part)
+    return b"".join(parts)
 
 
 def _run(code_and_words: list[str], cwd: str, environment: dict[str, str], streams: list[str]) -> None:

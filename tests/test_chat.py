@@ -1,5 +1,6 @@
 """`agentgit chat`: whole conversations through a pipe, and what a terminal adds (C7, S3)."""
 
+import codecs
 import importlib
 import io
 import os
@@ -60,6 +61,7 @@ def asking():
 def slow():
     def wait(state):
         if state["messages"][-1].content == "slow":
+            pathlib.Path("waits").touch()
             while not pathlib.Path("go").exists():
                 time.sleep(0.05)
         return {"messages": [AIMessage("quick")]}
@@ -478,6 +480,7 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end in the middle of a character
 
     def until(self, text: str, again: Callable[[], None] = lambda: None) -> None:
         """Wait until a text is shown, after what was waited for before; do something again every few seconds."""
@@ -485,7 +488,7 @@ class Terminal:
         while text not in self.shown:
             ready, _, _ = select.select([self.ours], [], [], 4)
             if ready:
-                self.shown += os.read(self.ours, 10_000).decode()
+                self.shown += self._decoder.decode(os.read(self.ours, 10_000))
             else:
                 assert time.monotonic() < deadline, f"{text!r} was never shown; there is {self.shown!r}"
                 again()
@@ -496,8 +499,7 @@ class Terminal:
         os.write(self.ours, text.encode())
 
     def interrupt(self, text: str) -> None:
-        """Press Ctrl-C, again if it came before there was anything to break off, until a text is shown."""
-        time.sleep(0.5)  # what was written is taken in
+        """Press Ctrl-C at the prompt until a text is shown; Python may miss one that comes before it waits for keys."""
         self.process.send_signal(signal.SIGINT)
         self.until(text, lambda: self.process.send_signal(signal.SIGINT))
 
@@ -514,6 +516,14 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + 180
+    while not is_so():
+        assert time.monotonic() < deadline, "it was never so"
+        time.sleep(0.05)
 
 
 def test_c7_a_terminal_asks_and_remembers(folder):
@@ -555,7 +565,9 @@ def test_c7_ctrl_c_breaks_off_the_turn_and_not_the_chat(folder):
         there.interrupt("main> ")
         there.type("slow\n")
         there.until("slow")
-        there.interrupt("Broken off.")
+        until(folder.path.joinpath("waits").exists)  # else what is broken off may be the line
+        there.process.send_signal(signal.SIGINT)  # once: what a second one breaks off is the answer to the first
+        there.until("Broken off.")
         there.until("/undo takes it back.")
         there.until("main> ")
         there.type("/undo\n")

@@ -12,7 +12,7 @@ SCRIPT = "import sys, crowd; sys.exit(crowd.main(sys.argv[1], int(sys.argv[2]), 
 def run(database, turns, kill):
     """Let them talk, and look at what is there then."""
     done = processes.run(
-        SCRIPT, database.url.render_as_string(hide_password=False), turns, kill, timeout=60 + 10 * turns
+        SCRIPT, database.url.render_as_string(hide_password=False), turns, kill, timeout=300 + 10 * turns
     )
     assert (done.returncode, done.stderr) == (0, "")
     with agentgit.open(database.url) as repo:

@@ -241,7 +241,7 @@ def test_w6_conversations_that_repeat_themselves_are_compared_quickly():
     """W6: thousands of messages without ids that say the same are aligned in well below a second."""
     same = [said("user", "ok", None) for _ in range(3_000)]
     other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
-    began = time.perf_counter()
+    began = time.thread_time()  # of this thread alone: what else the machine does is not its fault
     assert diff(talk(*same), talk(said("user", "hi", None), *same)).common_messages == 3_000
     assert diff(talk(*same), talk(*other)).common_messages == 1_500
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1

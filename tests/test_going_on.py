@@ -362,15 +362,15 @@ def add(item: str) -> dict:
 
 @tool
 def work(what: str) -> str:
-    "Die in the middle of it, when the other call is recorded."
+    "Die in the middle of it, when the other call is recorded, and what LangGraph goes on from is saved."
     other = agentgit.open({database!r})
-    while "done" not in [c.status for c in other.tool_track("s")]:
+    while "done" not in [c.status for c in other.tool_track("s")] or agent.get_state().created_at is None:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 agent = agentgit.open({database!r}).wrap(GRAPHS[{kind!r}](says(killed_batch()), [add, work]), "s",
     effects={{"add": "irreversible", "work": "irreversible"}}, check_effects=False)
-agent.run("go")
+agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
 """
 
 

@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
+from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
 
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 from agentgit.agents.saver import SQLModelSaver
+from agentgit.agents.turn import Turn
 from agentgit.values import from_json, portable, to_json
 
 
@@ -207,6 +210,95 @@ async def test_d3_a_cancelled_turn_gives_the_branch_back(after, repo, world):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await agent.ainvoke(say("again"))
+    assert agent.branch.status == "open"
+
+
+def slow_to_begin(monkeypatch):
+    """Let turns take long to take their branch; give what is set when one begins, and what lets it go on."""
+    begins, go, plain = threading.Event(), threading.Event(), Turn.begin
+
+    def begin(self):
+        begins.set()
+        assert go.wait(60)
+        plain(self)
+
+    monkeypatch.setattr(Turn, "begin", begin)
+    return begins, go
+
+
+async def test_d3_a_turn_waits_for_a_cancelled_one_that_takes_the_branch_slowly(repo, monkeypatch):
+    """D3: where the database is slow, the next turn of the agent still finds the branch free."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+    task = asyncio.create_task(agent.ainvoke(say("hi")))
+    await asyncio.to_thread(begins.wait, 60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    asyncio.get_running_loop().call_later(0.5, go.set)
+    await agent.ainvoke(say("again"))
+    assert [m["content"] for m in agent.history()] == ["again", "one"]
+    assert agent.branch.status == "open"
+
+
+def test_d3_a_loop_that_ends_while_a_turn_takes_the_branch_gives_it_back(repo, monkeypatch):
+    """D3: Ctrl-C in `asyncio.run` at that moment leaves no branch that runs as long as the program."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+
+    async def broken_off():
+        task = asyncio.create_task(agent.ainvoke(say("hi")))
+        await asyncio.to_thread(begins.wait, 60)
+        task.cancel()
+        threading.Timer(0.1, go.set).start()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(broken_off())
+    assert agent.branch.status == "open"
+    assert agent.run("again") == "one"
+
+
+def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, monkeypatch):
+    """D3: at Ctrl-C in a chat, whose loop runs again with the next turn, the branch is free as soon as it was taken."""
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin(monkeypatch)
+
+    async def broken_off():
+        task = asyncio.create_task(agent.ainvoke(say("hi")))
+        await asyncio.to_thread(begins.wait, 60)
+        task.cancel()
+        await task
+
+    with asyncio.Runner() as runner:
+        with pytest.raises(asyncio.CancelledError):
+            runner.run(broken_off())
+        assert agent.branch.status == "open"  # it is not taken yet
+        go.set()
+        until = time.monotonic() + 60
+        while (ended := [e.kind for e in repo.events("s", kinds="turn.*")]) != ["turn.failed"]:
+            assert time.monotonic() < until, ended
+            time.sleep(0.01)
+        assert agent.branch.status == "open"
+        assert agent.run("again") == "one"
+
+
+async def test_d3_a_turn_waits_for_a_stream_that_is_slow_to_close(repo):
+    """D3: where what a stream was left in the middle of takes its time to end, the next turn waits for that."""
+
+    async def slow(state):
+        if state["messages"][-1].content == "hi":
+            get_stream_writer()("begun")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.5)
+        return {"messages": [("ai", "well")]}
+
+    graph = StateGraph(MessagesState).add_node("slow", slow).add_edge(START, "slow").compile()
+    agent = repo.wrap(graph, "s")
+    async for _ in agent.astream(say("hi"), stream_mode="custom"):
+        break
+    assert (await agent.ainvoke(say("again")))["messages"][-1].content == "well"
     assert agent.branch.status == "open"
 
 

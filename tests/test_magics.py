@@ -310,7 +310,7 @@ def test_d4_a_live_tree_needs_somebody_to_show_it(repo, world):
 def kernel(tmp_path_factory):
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(cwd=str(tmp_path_factory.mktemp("kernel")), kernel_name="python3")
+    manager, client = start_new_kernel(300, cwd=str(tmp_path_factory.mktemp("kernel")), kernel_name="python3")
     yield client
     client.stop_channels()
     manager.shutdown_kernel(now=True)

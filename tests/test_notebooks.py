@@ -51,7 +51,7 @@ def run(kernel: KernelManager, path: Path, folder: Path, *, times: int = 1) -> n
     notebook.cells = [deepcopy(cell) for cell in notebook.cells for _ in range(times)]
     fresh = nbformat.v4.new_code_cell(FRESH.format(folder=str(folder)))
     notebook.cells.insert(0, fresh)
-    client = NotebookClient(notebook, km=kernel, timeout=300)
+    client = NotebookClient(notebook, km=kernel, timeout=300, startup_timeout=300)
     try:
         client.execute()
     finally:

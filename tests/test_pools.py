@@ -209,13 +209,17 @@ async def test_d5_an_exhausted_pool_of_a_loop_says_what_to_do(postgres_url, monk
     with closing(Database(postgres_url, pool_size=1)) as database:
         assert len(await asyncio.gather(*(database.run(database.write, process) for _ in range(8)))) == 8
     monkeypatch.setattr(pools, "POOL_SECONDS", 0.05)
-    with closing(Database(postgres_url, pool_size=1)) as database:
-
-        def slow(connection):
-            connection.exec_driver_sql("SELECT pg_sleep(0.5)")
-
-        found = await asyncio.gather(*(database.run(database.write, slow) for _ in range(2)), return_exceptions=True)
-        assert [type(one) for one in found if one] == [Unavailable]
+    with closing(Database(postgres_url)) as other, closing(Database(postgres_url, pool_size=1)) as database:
+        lock = "SELECT pg_advisory_xact_lock(1)"
+        with other.reading() as holds:
+            holds.exec_driver_sql(lock)
+            work = [
+                asyncio.create_task(database.run(database.write, lambda connection: connection.exec_driver_sql(lock)))
+                for _ in range(2)
+            ]
+            (refused,), (waiting,) = await asyncio.wait(work, timeout=TIME, return_when=asyncio.FIRST_COMPLETED)
+            assert isinstance(refused.exception(), Unavailable)
+        await waiting
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -283,9 +287,20 @@ def pooled(postgres_url):
     """The database behind PgBouncer in transaction mode, with fewer connections than there are clients."""
     if POOLER is None:
         pytest.skip("left out: pgbouncer is not installed")
+    for _ in range(5):
+        bouncer, behind = started(postgres_url)
+        if bouncer is not None:
+            break  # else somebody has taken the port before it did
+    assert bouncer is not None, "pgbouncer did not start"
+    yield behind
+    bouncer.terminate()
+    bouncer.wait(TIME)
+
+
+def started(url):
+    """Start PgBouncer on a port that was free a moment ago; give the process, None if it has ended, and the way in."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         free = found.getsockname()[1]
-    url = postgres_url
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     with tempfile.TemporaryFile("w+") as said:
         said.write(
@@ -301,14 +316,11 @@ def pooled(postgres_url):
         bouncer = subprocess.Popen(command, **quiet)  # noqa: S603  # our own
         behind = url.set(host="127.0.0.1", port=free)
         until = time.monotonic() + TIME
-        while True:
+        while bouncer.poll() is None:
             with suppress(psycopg.OperationalError), psycopg.connect(full(behind.set(drivername="postgresql"))):
-                break
-            assert bouncer.poll() is None, "pgbouncer did not start"
+                return bouncer, behind
             assert time.monotonic() < until, "pgbouncer does not answer"
-        yield behind
-        bouncer.terminate()
-        bouncer.wait(TIME)
+        return None, behind
 
 
 def test_d5_turns_through_pgbouncer(pooled):

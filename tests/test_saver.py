@@ -381,7 +381,7 @@ def test_a_server_without_tables_says_what_to_run(postgres_url):
             saver.setup()
             put(saver, "t", {"a": 1})
             assert values(saver, on("t")) == {"a": 1}
-        connection.exec_driver_sql(f'DROP DATABASE "{empty.database}"')
+        connection.exec_driver_sql(f'DROP DATABASE "{empty.database}" WITH (FORCE)')
     server.close()
 
 

@@ -34,7 +34,7 @@ def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
         try:
             found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
-            with httpx.Client(follow_redirects=True, timeout=30) as client:
+            with httpx.Client(follow_redirects=True, timeout=120) as client:
                 page = client.get(found[0])
                 assert "support-42" in page.text
                 with client.stream("GET", str(page.url.join("/api/v1/events/live"))) as feed:
@@ -42,7 +42,7 @@ def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
                     assert next(lines).startswith("retry:")
                     server.send_signal(signal.SIGTERM)
                     assert [line for line in lines if line] == []  # it ends, and not by a cut
-            assert server.wait(30) == 0
+            assert server.wait(120) == 0
             assert "Traceback" not in server.stderr.read()
         finally:
             server.kill()

@@ -199,10 +199,10 @@ def test_d5_members_hear_of_shared_sessions_as_long_as_they_are(people):
     told = []
     with bob.on("tag.*", told.append) as subscription:
         ada.tag("main#1", "one", "s")
-        assert subscription.wait()
+        assert subscription.wait(60)
         ada.unshare("s", "bob")
         ada.tag("main#1", "two", "s")
-        assert subscription.wait()
+        assert subscription.wait(60)
     assert [one.detail["name"] for one in told] == ["one"]
     assert ([one.pending for one in bob.webhooks.list()], [one.pending for one in cy.webhooks.list()]) == ([1], [0])
     assert [one.kind for one in bob.events()] == ["webhook.added"]

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
+from datetime import timedelta
 
 import pytest
 from test_upkeep_cli import _run
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from agentgit.cli.app import app
 from agentgit.errors import AgentGitError
 from agentgit.sessions.webhooks import verify
+from agentgit.store.telling import outbox
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_w12_events_are_followed(at, tmp_path):
         at("tag", "HEAD", "v1")
         second = json.loads(follower.stdout.readline())
         follower.terminate()
-        _, err = follower.communicate(timeout=20)
+        _, err = follower.communicate(timeout=120)
     assert (first["kind"], second["kind"], second["detail"]["name"]) == ("turn.done", "tag.created", "v1")
     assert (follower.returncode, err) == (0, "")
 
@@ -90,8 +92,9 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     assert at("audit", "verify", "--against", "nothing.json")[0] == 3
 
 
-def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver):  # noqa: F811  # the fixture
+def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # noqa: F811  # the fixture
     """W12: added with a secret in a file, listed, delivered, retried, removed; the secret is never shown."""
+    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(hours=1))  # until the test says otherwise
     code, _, err = at("webhooks", "add", receiver.url)
     assert (code, "--secret-env" in err) == (2, True)
     made = json.loads(at("webhooks", "add", receiver.url, "-k", "tag.*", "--secret-file", "key", "--json")[1])
@@ -119,5 +122,5 @@ def test_w12_a_worker_goes_on_until_it_is_stopped(at, tmp_path, receiver):  # no
         at("tag", "HEAD", "v1")
         said = json.loads(worker.stdout.readline())
         worker.terminate()
-        _, err = worker.communicate(timeout=20)
+        _, err = worker.communicate(timeout=120)
     assert (said["sent"], worker.returncode, err) == (1, 0, "")

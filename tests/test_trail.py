@@ -278,7 +278,7 @@ def test_w12_another_process_follows(repo, agent):
     with agentgit.open(repo.store.database.url) as other:
         for name in ("a", "b", "last"):
             other.wrap(tool_node_graph(scripted("x"), []), "s").checkpoint(name)
-    thread.join(10)
+    thread.join(60)
     assert [event.detail.get("name") for event in got] == [None, "a", "b", "last"]
     assert [event.number for event in got] == [1, 2, 3, 4]
 

@@ -286,7 +286,7 @@ def test_d5_events_are_told_live_and_a_feed_goes_on_where_it_was_cut(repo, tmp_p
 
     with (
         served(app(repo)) as address,
-        httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=20) as client,
+        httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=60) as client,
     ):
         cut = known[-4]
         rest = kinds(client, 3, **{"last-event-id": str(cut.id)})

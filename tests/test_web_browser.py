@@ -18,6 +18,9 @@ from agentgit.web import Link, app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
+MILLISECONDS = 60_000
+"""How long a page may take to come to what is expected of it; a machine that does much else is slow."""
+
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="left out: there is no Chromium to look at the pages with")
 
 FINDINGS = """() => {
@@ -98,6 +101,7 @@ def browser() -> Iterator[Browser]:
     """Chromium, without anything to see."""
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        expect.set_options(timeout=MILLISECONDS)
         yield found
         found.close()
 
@@ -113,7 +117,7 @@ def pages(site: SimpleNamespace, browser: Browser):
         port = site.address.rpartition(":")[2]
         context.add_cookies([{"name": f"agentgit-{port}", "value": site.credential, "url": site.address}])
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(MILLISECONDS)
         page.on("console", lambda told: wrong.append(told.text) if told.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))

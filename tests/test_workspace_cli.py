@@ -11,6 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import processes
 import pytest
 
 from agentgit import cli
@@ -193,8 +194,7 @@ def test_a_terminal_shows_how_far_it_is(folder):
         )  # fmt: skip
     finally:
         os.close(theirs)
-    with os.fdopen(ours, "rb") as terminal:
-        assert b"saving" in terminal.read1(100_000)
+    assert b"saving" in processes.shown_on(ours)
     assert plainly(done.stdout) == "<short id>  <time>  manual  30 changed  all\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from time import monotonic
@@ -36,7 +37,10 @@ END = object()
 """What a stream gives when there is nothing more."""
 
 CLOSING_ROUNDS = 40
-"""How many times 5 ms a turn waits for the one before to be closed."""
+"""How many rounds of the event loop a turn waits until the one before is seen to be left."""
+
+LEAVING_SECONDS = 30.0
+"""How long it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
 
 
 class Runs(Runnable[Any, Any]):
@@ -67,6 +71,8 @@ class Runs(Runnable[Any, Any]):
         self.moved_at = 0.0
         """When it last began a turn or came to a branch, on this process's clock."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
+        self._is_leaving = False
+        """True while a turn on an event loop gives its branch back."""
         self._stand_on(branch_id)
 
     def _expect(self, connection: Connection, needs: str = EDITOR) -> None:
@@ -149,7 +155,7 @@ class Runs(Runnable[Any, Any]):
                 self.seen = turn.end(completed=completed)
             self.late = () if completed else (turn.head_id,)
         finally:
-            self._turn = None
+            self._turn, self._is_leaving = None, False
         # What a tool asked for beside one that waits for an answer is done when the answered turn has ended.
         self._asking = turn if completed and not turn.settled else None
         if completed and turn.settled and turn.afterwards is not None:
@@ -187,17 +193,19 @@ class Runs(Runnable[Any, Any]):
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._closing()
         LOOP.set(asyncio.get_running_loop())  # where async callbacks are called, of whatever this turn does
-        self._beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, value, config, traced))
+        taking = _Taking(self)
+        self._beginning = asyncio.ensure_future(asyncio.to_thread(taking.begin, value, config, traced))
         try:
             turn, filled = await asyncio.shield(self._beginning)
         except asyncio.CancelledError:
-            self._beginning.add_done_callback(self._give_back)
+            taking.leave()
             raise
         completed = False
         try:
             yield turn.given.value, filled
             completed = True
         finally:
+            self._is_leaving = True
             if completed:
                 await asyncio.shield(asyncio.to_thread(self._end, turn, completed=True))
             else:
@@ -208,14 +216,26 @@ class Runs(Runnable[Any, Any]):
 
         Python closes an abandoned stream when the loop comes to it, and the thread of a cancelled task runs on.
         """
-        for _ in range(CLOSING_ROUNDS):
-            if self._turn is None and (self._beginning is None or self._beginning.done()):
+        rounds, until = 0, monotonic() + LEAVING_SECONDS
+        while self._turn is not None or self._is_beginning():
+            is_known = self._is_leaving or self._is_beginning()
+            if monotonic() > until or (rounds >= CLOSING_ROUNDS and not is_known):
                 return
+            rounds += 1
             await asyncio.sleep(0.005)
 
-    def _give_back(self, begun: asyncio.Future[tuple[Turn, RunnableConfig]]) -> None:
-        if not begun.cancelled() and begun.exception() is None:
-            self._end(begun.result()[0], completed=False)
+    def _is_beginning(self) -> bool:
+        """Tell whether a thread takes the branch for a turn of this loop that was cancelled."""
+        begun = self._beginning
+        return begun is not None and not begun.done() and begun.get_loop() is asyncio.get_running_loop()
+
+    @contextmanager
+    def _left(self) -> Iterator[None]:
+        """Notice as early as possible that a stream is left; until the graph has stopped it may be long."""
+        try:
+            yield
+        finally:
+            self._is_leaving = True
 
     def _current(self) -> AbstractContextManager[None]:
         """Let what the graph itself traces be a part of the turn."""
@@ -253,8 +273,9 @@ class Runs(Runnable[Any, Any]):
             self._ataken(input, config) as (value, filled),
             aclosing(self._each(self._runs.astream(value, filled, **kwargs))) as chunks,
         ):
-            async for chunk in chunks:
-                yield chunk
+            with self._left():
+                async for chunk in chunks:
+                    yield chunk
 
     async def astream_events(  # type: ignore[override]  # LangChain types it as a coroutine in some versions
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
@@ -264,8 +285,9 @@ class Runs(Runnable[Any, Any]):
             self._ataken(input, config) as (value, filled),
             aclosing(self._each(self._runs.astream_events(value, filled, **kwargs))) as events,
         ):
-            async for event in events:
-                yield event
+            with self._left():
+                async for event in events:
+                    yield event
 
     async def _each(self, chunks: Any) -> AsyncGenerator[Any, None]:
         """Pass chunks on; each is made outside of the graph that this agent may be called from."""
@@ -346,6 +368,38 @@ class Runs(Runnable[Any, Any]):
             InvalidInput: the graph's state has no messages.
         """
         return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
+
+
+class _Taking:
+    """Takes the branch in a thread, and gives it back if nobody wants the turn any more.
+
+    That is not left to the event loop: it may end, or stand still, before the thread has come so far.
+
+    Args:
+        runs: whose branch.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._turn: Turn | None = None
+        self._is_left = False
+
+    def begin(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
+        """Begin a turn, in a thread."""
+        begun = self._runs._begin(value, config, traced)
+        with self._lock:
+            self._turn, is_left = begun[0], self._is_left
+        if is_left:
+            self._runs._end(begun[0], completed=False)
+        return begun
+
+    def leave(self) -> None:
+        """Want the turn no more; who comes second gives the branch back."""
+        with self._lock:
+            self._is_left, turn = True, self._turn
+        if turn is not None:
+            self._runs._end(turn, completed=False)
 
 
 def _configs(config: Any, count: int) -> list[Any]:
