@@ -144,7 +144,7 @@ def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, befor
         broken = update(BRANCH).where(BRANCH.c.id == left.branch.id).values(status=PARTIAL)
         repo.store.database.write(lambda c: c.execute(broken))
 
-    other = before(Sessions, "lock", Other(breaks_off))
+    other = before(Sessions, "lock", Other(breaks_off, patience=60))
     with pytest.raises(Conflict, match="its rollback was not finished"):
         repo.switch(left.branch.name, "s", sync="note")
     assert other.ends() is None
