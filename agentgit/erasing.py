@@ -12,7 +12,6 @@ from agentgit.handle import Handle
 from agentgit.sessions.upkeep import Erased
 from agentgit.store import erasure
 from agentgit.store.database import Database
-from agentgit.store.walls import EVERYBODY
 
 
 def erase(
@@ -55,7 +54,7 @@ def erase(
     snapshots, left = files.forsake(which)
     try:
         # Sessions of others may have begun as one of these, and say so in words.
-        gone, kept = handle._change(delete, scope=WRITE, on=store.database.bound(store.tenant_id, EVERYBODY))
+        gone, kept = handle._change(delete, scope=WRITE, on=store.everybodys)
     finally:
         files.hold_again(snapshots)  # of what was not erased after all, or what others have come to need
     if kept:

@@ -12,7 +12,6 @@ from agentgit.cli.options import AsJson, OfBranch, Target, Where, places_too, re
 from agentgit.cli.world import Force, Imports, Yes, agree, at_hand, carried, write
 from agentgit.render import log as logs
 from agentgit.render import records
-from agentgit.render.lines import Span
 from agentgit.render.sessions import branch_lines
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson =
         if not yes:
             output.confirm(f"Delete {reference}?", as_json)
         gone = repo.delete_checkpoint(found, session)
-        output.emit(as_json, lambda: records.of_checkpoint(gone), lambda _: [(Span(f"{reference} is deleted"),)])
+        output.line(as_json, lambda: records.of_checkpoint(gone), f"{reference} is deleted")
 
 
 def cleanup(
@@ -99,7 +98,7 @@ def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json:
 
 def _count(as_json: bool, count: int) -> None:
     text = f"{count} checkpoint{'' if count == 1 else 's'} deleted"
-    output.emit(as_json, lambda: {"deleted": count}, lambda _: [(Span(text),)])
+    output.line(as_json, lambda: {"deleted": count}, text)
 
 
 # -- branches

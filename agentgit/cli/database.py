@@ -123,7 +123,7 @@ def grant(
         count = grants.grant(found, role)
         data = {"database": found.name, "role": role, "tables": count}
         text = f"{role} may work on {count} tables of {found.name}"
-        output.emit(as_json, lambda: data, lambda _: [(Span(clean(text)),)])
+        output.line(as_json, lambda: data, clean(text))
 
 
 @app.command()
@@ -139,7 +139,7 @@ def partition(
         count = partitions.partition(found, parts)
         data = {"database": found.name, "divided": count, "parts": parts}
         text = f"{count} tables of {found.name} divided into {parts} parts"
-        output.emit(as_json, lambda: data, lambda _: [(Span(clean(text)),)])
+        output.line(as_json, lambda: data, clean(text))
 
 
 @app.command()
@@ -148,7 +148,7 @@ def train(db: Where = None, as_json: AsJson = False) -> None:
     with repository(db) as repo:
         made = repo.train_dictionary()
         text = f"dictionary {made.id}, {made.bytes} bytes, from {made.samples} values"
-        output.emit(as_json, made._asdict, lambda _: [(Span(text),)])
+        output.line(as_json, made._asdict, text)
 
 
 @app.command()
@@ -162,7 +162,7 @@ def keys(
 
     if new:
         made = Keyring.new_key()
-        output.emit(as_json, lambda: {"key": made}, lambda _: [(Span(made),)])
+        output.line(as_json, lambda: {"key": made}, made)
         return
     with repository(db) as repo:
         found = repo.encryption_keys()

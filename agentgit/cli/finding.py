@@ -67,7 +67,7 @@ def log(
         )  # fmt: skip
         if count:
             number = len(asked)
-            output.emit(as_json, lambda: {"count": number}, lambda _: [(Span(str(number)),)])
+            output.line(as_json, lambda: {"count": number}, str(number))
             return
         shown = _shown(asked, limit, _place(repo, found, branch, after))
         output.emit(
@@ -160,7 +160,7 @@ def tag(
     with repository(db) as repo:
         if delete is not None:
             gone = repo.untag(delete, session)
-            output.emit(as_json, gone.to_dict, lambda _: [(Span(f"{gone.reference} has that tag no more"),)])
+            output.line(as_json, gone.to_dict, f"{gone.reference} has that tag no more")
         elif len(given) > 1:
             made = repo.tag(given[-2], given[-1], session, description=description)
             output.emit(as_json, made.to_dict, lambda width: searches.tag_lines([made], width=width, zone=None))

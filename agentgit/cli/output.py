@@ -53,6 +53,11 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence
         show(lines(width()))
 
 
+def line(as_json: bool, data: Callable[[], Any], text: str) -> None:
+    """Write an answer that is one line for a person; see `emit`."""
+    emit(as_json, data, lambda _: [(Span(text),)])
+
+
 def page(title: str, content: str) -> None:
     """Write a page of HTML, in pure ASCII, which every browser reads alike.
 

@@ -74,7 +74,7 @@ def _emit(as_json: bool, found: Sequence[Any], lines: Callable[..., list[Line]],
 
 
 def _one(as_json: bool, found: Any, said: str) -> None:
-    output.emit(as_json, lambda: of_value(found), lambda _: [(Span(clean(said)),)])
+    output.line(as_json, lambda: of_value(found), clean(said))
 
 
 def _password() -> str:
@@ -241,7 +241,7 @@ def keys_create(
     """Make an API key; its text is shown once."""
     with repository(db) as repo:
         made = repo.keys.create(name, scope, time_of(expires), of)
-        output.emit(as_json, lambda: {**of_value(made.key), "secret": made.secret}, lambda _: [(Span(made.secret),)])
+        output.line(as_json, lambda: {**of_value(made.key), "secret": made.secret}, made.secret)
 
 
 @keys.command("list")

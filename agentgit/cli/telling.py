@@ -224,7 +224,7 @@ def remove(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
     """Send nothing more to a webhook, also not what waits."""
     with repository(db) as repo:
         gone = repo.webhooks.remove(webhook)
-    output.emit(as_json, gone.to_dict, lambda _: [(Span(f"nothing more is sent to {gone.url}"),)])
+    output.line(as_json, gone.to_dict, f"nothing more is sent to {gone.url}")
 
 
 @webhooks.command("retry")
@@ -232,7 +232,7 @@ def retry(webhook: OneHook, db: Where = None, as_json: AsJson = False) -> None:
     """Let what was given up be sent again, and what waits at once."""
     with repository(db) as repo:
         number = repo.webhooks.retry(webhook)
-    output.emit(as_json, lambda: {"count": number}, lambda _: [(Span(f"{number} to be sent"),)])
+    output.line(as_json, lambda: {"count": number}, f"{number} to be sent")
 
 
 @webhooks.command("deliver")

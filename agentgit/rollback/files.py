@@ -11,11 +11,9 @@ from sqlalchemy import Connection, Select
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
 from agentgit.rollback.keeper import reopen
-from agentgit.store.database import Database
 from agentgit.store.sessions import Found
 from agentgit.store.snapshots import files_of
 from agentgit.store.store import Store
-from agentgit.store.walls import EVERYBODY
 from agentgit.tools import RollbackPlan
 from agentgit.tools.files import FileChanges, FilesAt, Keeper
 from agentgit.tools.registry import Registry
@@ -151,7 +149,7 @@ class Files:
 
     def hold_again(self, let_go: Collection[FilesAt]) -> None:
         """Hold snapshots that a row has all the same: it came when they were let go of, or is another user's."""
-        with self._everybodys.reading() as connection:
+        with self.store.everybodys.reading() as connection:
             held = self.store.snapshots.held(connection, [at.snapshot for at in let_go])
         for at in let_go:
             if at.snapshot in held:
@@ -159,7 +157,7 @@ class Files:
 
     def forsake(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
         """Let go of the snapshots that only these sessions have; give them, and say which could not be reached."""
-        with self._everybodys.reading() as connection:  # also what sessions of others have
+        with self.store.everybodys.reading() as connection:  # also what sessions of others have
             found = self.store.snapshots.only_of(connection, sessions)
         gone, left, keepers = list[FilesAt](), list[str](), dict[str, Keeper]()
         for at in found:
@@ -173,10 +171,6 @@ class Files:
         for keeper in keepers.values():
             keeper.collect()
         return gone, left
-
-    @property
-    def _everybodys(self) -> Database:
-        return self.store.database.bound(self.store.tenant_id, EVERYBODY)
 
     def as_request(self, connection: Connection, session_id: int, at: FilesAt | None) -> dict[str, Any]:
         """Give what an operation keeps: the files to come to, None to leave them alone; and those that are there."""

@@ -102,6 +102,11 @@ class Store:
         made.database = self.database.bound(self.tenant_id, user_id)
         return made
 
+    @property
+    def everybodys(self) -> Database:
+        """The database with what all users of the tenant have, also behind row-level security."""
+        return self.database.bound(self.tenant_id, EVERYBODY)
+
     @contextmanager
     def at_work(self) -> Iterator[str]:
         """Give a name for one piece of work, which may take branches and operations until the block ends."""
