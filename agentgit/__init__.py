@@ -30,6 +30,7 @@ from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, compens
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
+    from agentgit.agents.not_done import NotDone
     from agentgit.agents.saver import SQLModelSaver
     from agentgit.repository import Repository, open
     from agentgit.sessions.events import Event
@@ -55,6 +56,7 @@ __all__ = [
     "Keyring",
     "MergeConflict",
     "NotAllowed",
+    "NotDone",
     "NotFound",
     "Repository",
     "RollbackAgent",
@@ -81,6 +83,7 @@ __all__ = [
 _LATE = {
     "Environment": "agentgit.workspace.environment",
     "Event": "agentgit.sessions.events",
+    "NotDone": "agentgit.agents.not_done",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "SQLModelSaver": "agentgit.agents.saver",

@@ -9,17 +9,21 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth import ApiKey, NewKey, User
-from agentgit.auth.passwords import expect_password, hash_password
-from agentgit.auth.scopes import ADMIN, READ, WRITE, widened
+from agentgit.auth.devices import device_token
+from agentgit.auth.passwords import expect_password, hash_password, is_password_of
+from agentgit.auth.scopes import ADMIN, READ, widened
 from agentgit.auth.sharing import end_of
 from agentgit.auth.user import LOCAL, expect_name
 from agentgit.erasing import erase
-from agentgit.errors import Conflict, InvalidInput, NotFound
+from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handle import Handle, UserRef
 from agentgit.sessions.upkeep import Erased
 from agentgit.store import erasure
 from agentgit.store.ids import is_id
 from agentgit.store.telling.trail import note
+
+KEY_LASTS = timedelta(days=90)
+"""How long an API key holds, unless somebody says otherwise."""
 
 
 class Users:
@@ -93,22 +97,50 @@ class Users:
 
         return self._handle._read(look)
 
-    def set_password(self, user: UserRef, password: str | None) -> User:
-        """Give a user another password, and end all that they are logged in by; for admins, and oneself.
+    def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
+        """Set another password for a user, and end all that they are logged in by; for admins, and oneself.
 
         Args:
             user: a User, a name or an id.
             password: as `add` takes it; None takes it away.
+            current: your password until now, if it is your own that you change and you came in by a credential: a
+                browser left open, or a key, is not enough to take an account over.
 
         Raises:
             InvalidInput: it can be no password, or it is of the local owner, as whom nobody logs in.
             NotFound: there is no such user.
-            NotAllowed: you are no admin, and it is not you.
+            NotAllowed: you are no admin, and it is not you; or `current` is missing or wrong.
+            TooManyAttempts: `current` was wrong too often.
         """
         stored = hash_password(expect_password(password)) if password is not None else None
-        return self._changed(
-            user, "set_password", "user.changed", lambda c, user_id: self._users.set_password(c, user_id, stored)
-        )
+        held = self._expect_current(user, current)
+
+        def change(connection: Connection, user_id: int) -> None:
+            if held is not None and self._users.password(connection, user_id) != held:
+                raise Conflict("The password was changed meanwhile. Give the new one as the current one.")
+            self._users.set_password(connection, user_id, stored)
+
+        return self._changed(user, "set_password", "user.changed", change)
+
+    def _expect_current(self, user: UserRef, current: str | None) -> str | None:
+        """Check the password that somebody has who changes their own; return its hash, None if none is needed."""
+        handle, me = self._handle, self._handle.user
+
+        def look(connection: Connection) -> str | None:
+            is_own = self._allowed(connection, user, "users.set_password").id == me.id
+            return self._users.password(connection, me.id) if is_own and handle.principal.since is not None else None
+
+        held = handle._read(look)
+        if held is None:
+            return None
+        if current is None:
+            raise NotAllowed("To change your password, give the current one, too.")
+        subjects = handle.store.failures.subjects(me.name, None)
+        handle.store.database.write(lambda c: handle.store.failures.attempt(c, subjects))
+        if not is_password_of(current, held):
+            raise NotAllowed("The current password is another one. Nothing was changed.")
+        handle.store.database.write(lambda c: handle.store.failures.succeeded(c, subjects))
+        return held
 
     def disable(self, user: UserRef) -> User:
         """Shut a user out at once, with all their keys and handles; their sessions stay. For admins.
@@ -234,7 +266,7 @@ class Keys:
         return f"Keys(for {self._handle.user.name!r})"
 
     def create(
-        self, name: str, scopes: str | Collection[str] = WRITE, expires_in: timedelta | None = None,
+        self, name: str, scopes: str | Collection[str] = READ, expires_in: timedelta | None = KEY_LASTS,
         user: UserRef | None = None,
     ) -> NewKey:  # fmt: skip
         """Make an API key.
@@ -242,7 +274,7 @@ class Keys:
         Args:
             name: what it is for.
             scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
-            expires_in: how long it holds; None is until it is revoked.
+            expires_in: how long it holds, 90 days if nothing is said; None is until it is revoked.
             user: for whom; None is yourself, others for admins.
 
         Returns:
@@ -274,6 +306,24 @@ class Keys:
             return self._keys.add(connection, of.id, name, wide, until, self._handle.user.id)
 
         return self._handle._change(make, scope=ADMIN)
+
+    def device(self) -> str:
+        """Give a token for the device from which you log in; `login(device=...)` takes it the next time.
+
+        It lets nobody in. Where it is shown, wrong passwords of others do not keep you out. It holds for a year and
+        until your password changes.
+
+        Raises:
+            InvalidInput: you have no password.
+        """
+
+        def read(connection: Connection) -> str:
+            stored = self._handle.store.users.password(connection, self._handle.user.id)
+            if stored is None:
+                raise InvalidInput("Who has no password logs in from no device.")
+            return device_token(stored, self._handle.user.id, datetime.now(UTC))
+
+        return self._handle._read(read)
 
     def all(self, user: UserRef | None = None) -> list[ApiKey]:
         """List the keys of a user, also those that have ended, the oldest first.

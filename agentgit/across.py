@@ -13,17 +13,23 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff, diff
 from agentgit.checkpoints.merge import MergePlan, Resolve
-from agentgit.errors import InvalidInput, NotFound, WorkspaceChanged
+from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
+from agentgit.rollback import Request
 from agentgit.sessions import ExternalSession
+from agentgit.sessions.operation import DONE
 from agentgit.store import templates
 from agentgit.store.comparing import Compared, Comparing
 from agentgit.store.lookup import Place
 from agentgit.store.sessions import Found
 from agentgit.tools import ToolInvocation
+from agentgit.tools.plan import EXECUTE
 from agentgit.verbs import BranchRef, SessionRef, Verbs
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
+
+FRESH = "template"
+"""The request that makes the calls of a template in the world of a session that began as it."""
 
 What = Place | ToolInvocation | Sequence[str]
 """What can be picked: the messages that a checkpoint added, a tool call with its result, or messages by their ids."""
@@ -249,14 +255,57 @@ class Across(Verbs):
             ) from error
         self._change(lambda c: templates.with_files(self.store, c, session.id))
 
+    def _run_template(self, template: Place, session: ExternalSession, *, force: bool) -> None:
+        """Make the calls of a template in the world of a session that began as it; once, however often it is asked for.
+
+        Raises:
+            RollbackBlocked: something that happened in the session meanwhile stands in the way.
+            RollbackIncomplete: a tool raised; `resume` goes on from there, and so does asking again.
+            Conflict: the session began without its calls.
+        """
+
+        def look(connection: Connection) -> tuple[Found | None, Found | None]:
+            begun = self.store.operations.requested(connection, session.id, FRESH)
+            if begun is not None:
+                return begun, None
+            point, _ = self._template(connection, template)
+            return None, templates.expect_to_run(self.store, connection, session.id, point)
+
+        begun, first = self._read(look)
+        if begun is not None and begun.status != DONE:
+            self.resume(begun.id, force=force)
+        if first is not None:
+            self._engine().run(self._fresh_request(first, force=force))
+
+    def _expect_runnable(self, connection: Connection, session_id: int) -> None:
+        """Make sure that the calls of a template can be made in a session that is being made.
+
+        Raises:
+            RollbackBlocked: one must not or cannot be made there.
+        """
+        (branch,) = self.store.sessions.branches(connection, session_id)
+        first = self.store.checkpoints.by_id(connection, branch.head_id)
+        plan = self._engine().planner.of(connection, self._fresh_request(first, force=False))
+        if not plan.is_admissible:
+            why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+            raise RollbackBlocked(
+                f"Nothing was done, and no session was made. {why}. force=True answers these from the record.", plan
+            )
+
+    def _fresh_request(self, first: Found, *, force: bool) -> Request:
+        return Request(
+            user_id=self.user.id, source_id=first.internal_session_id, target=first, label="the template",
+            replay=EXECUTE, on_drift="continue", force=force, request_id=FRESH,
+        )  # fmt: skip
+
     # -- both
 
     def _diff(self, one: Checkpoint, two: Checkpoint, folded: Compared) -> Diff:
         """Compare what two checkpoints do not share, and their files."""
         rests = (
             Checkpoint(
-                id=point.id, metadata=point.metadata, session_state=rest.state, conversation_history=rest.messages,
-                tool_invocations=rest.calls,
+                id=point.id, metadata={**point.metadata, "pending": rest.pending}, session_state=rest.state,
+                conversation_history=rest.messages, tool_invocations=rest.calls,
             )
             for point, rest in ((one, folded.a), (two, folded.b))
         )  # fmt: skip

@@ -17,6 +17,7 @@ from agentgit.sessions.session import RUNNING
 from agentgit.store import thinning
 from agentgit.store.checkpoints import Label, Snapshot, named
 from agentgit.store.lookup import Place
+from agentgit.store.pending_writes import NO_WRITES
 from agentgit.store.sessions import Found, expect_whole
 from agentgit.tools import RollbackPlan, RollbackReport
 from agentgit.tools.files import FilesAt
@@ -236,11 +237,11 @@ class Branching(Verbs):
             path = self.lookup.path(connection, row)
             names = self.store.snapshots.names(connection, [point.workspace_snapshot_id for point in path])
         last = files.snapshot if files is not None else None
-        here = (now.snapshot.state_hash, now.snapshot.position, last) if now.settled else None
+        here = (_where(now.snapshot), last) if now.settled else None
         found = 0
         for point in reversed(path):
             # Where no workspace was attached, its files say nothing.
-            there = (point.state_hash, point.position, names.get(point.workspace_snapshot_id, last))
+            there = (_where(point), names.get(point.workspace_snapshot_id, last))
             if there != here:
                 here, found = there, found + 1
             if found == steps:
@@ -325,5 +326,10 @@ class Branching(Verbs):
 
 def _stands_at(head: Found, now: Snapshot) -> bool:
     """Tell whether a branch stands where its head was made, with the same files."""
-    same = (head.graph_checkpoint_id, head.position) == (now.graph_checkpoint_id, now.position)
+    same = head.graph_checkpoint_id == now.graph_checkpoint_id and _where(head) == _where(now)
     return same and now.workspace_snapshot_id in (None, head.workspace_snapshot_id)
+
+
+def _where(point: Found | Snapshot) -> tuple[bytes, int, bytes]:
+    """Tell a point apart from others by its state, its track, and what waits there."""
+    return point.state_hash, point.position, point.pending or NO_WRITES

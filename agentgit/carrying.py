@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,13 +21,13 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.exports.carried import Carried
 from agentgit.exports.lines import Sealer
-from agentgit.exports.records import COUNTED, HEADER, PLAIN, WITH_FILES
+from agentgit.exports.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING
 from agentgit.exports.trajectory import steps
 from agentgit.exports.trees import NOT_WANTED
 from agentgit.rollback.keeper import attached
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.upkeep import Progress
-from agentgit.store.carry.export import Cut, export
+from agentgit.store.carry.export import Cut, export, keeping
 from agentgit.store.carry.import_ import Import, check
 from agentgit.store.explorations import mark_of
 from agentgit.store.graph import Place
@@ -64,8 +65,8 @@ class Carrying(Verbs):
             ref: a session, its name or id, None for the one that moved last; or an InternalSession; or a Checkpoint.
             path: the file, which is replaced in one step; or a binary stream.
             branch: one branch of that session; None for all.
-            files: True to take the files along that its checkpoints have. What cannot go along, such as the image of a
-                container, is counted in `left_out`.
+            files: True to take the files along that its checkpoints have. A snapshot that cannot go along, such as the
+                image of a container, is counted in `left_out`; a single path that cannot is named in `left_paths`.
             progress: told how many bytes are checked, and of how many, when all of it is written.
 
         Raises:
@@ -91,19 +92,19 @@ class Carrying(Verbs):
             with _target(path) as target:
                 shutil.copyfileobj(file, target)
         session = self._read(lambda c: self.lookup.session(c, whole.session["id"]))
-        return Carried.of_counts(session, header, whole.counts, whole.files.left)
+        return Carried.of_counts(session, header, whole.counts, whole.files.left, whole.files.left_paths)
 
     def _write(self, file: BinaryIO, ref: Exported, branch: BranchRef, *, files: bool) -> dict[str, Any]:
-        form = WITH_FILES if files else PLAIN
-        sealer, counts = Sealer(), dict.fromkeys(COUNTED[form], 0)
+        sealer, counts = Sealer(), Counter[str]()
 
         def write(record: dict[str, Any]) -> None:
             file.write(sealer.line(record))
-            if record["record"] in counts:
-                counts[record["record"]] += 1
+            counts[record["record"]] += 1
 
         def pour(connection: Connection) -> dict[str, Any]:
             cut = self._cut(connection, ref, branch)
+            cut = replace(cut, pending=keeping(self.store, connection, cut.session.id))
+            form = WITH_PENDING if cut.pending else WITH_FILES if files else PLAIN
             header = {
                 "record": HEADER, "format": form, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,
                 "made_at": datetime.now(UTC).isoformat(),
@@ -113,7 +114,7 @@ class Carrying(Verbs):
             return header
 
         header = self._read(pour, one_moment=True)
-        write({"record": "end", "counts": counts})
+        write({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED[header["format"]]}})
         return header
 
     def _cut(self, connection: Connection, ref: Exported, branch: BranchRef) -> Cut:
@@ -151,14 +152,15 @@ class Carrying(Verbs):
             session: what the session is called; None for its own name, or the next free one like it.
             workspace: the directory that its files are to belong to, or a Workspace. They go into the store of that
                 workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
-            progress: told how many bytes are read, and of how many; the file is read twice.
+            progress: told how many bytes are read, and of how many; the file is read twice. It is called inside of a
+                transaction, so it may read, but not write to this database.
 
         Raises:
             NotFound: there is no such file.
             InvalidInput: it is no export, or a newer one; or no session can be called so; or the workspace is none, or
                 has an environment of its own.
             Corrupt: a line is damaged or forged; the text says which one, and what is wrong.
-            Conflict: there is a session of that name.
+            Conflict: there is a session of that name; or `progress` wrote to this database, or read one in memory.
             Unavailable: files cannot be stored.
         """
         if session is not None:
@@ -178,7 +180,8 @@ class Carrying(Verbs):
         left = Counter(whole.files.left)
         if workspace is None and (more := whole.counts["snapshot"] - left.total()):
             left[NOT_WANTED] = more
-        return Carried.of_counts(made, whole.header, whole.counts, left)
+        paths = whole.files.left_paths if workspace is not None else {}
+        return Carried.of_counts(made, whole.header, whole.counts, left, paths)
 
     def _with_files(
         self, workspace: str | Path | Workspace, files: Incoming, store: Callable[[Mapping[int, FilesAt]], int]
@@ -274,10 +277,13 @@ class _Watched:
     def __init__(self, file: BinaryIO, progress: Progress, times: int) -> None:
         self._file = file
         self._progress = progress
-        self._total = times * file.seek(0, io.SEEK_END)
+        self._size, self._times, self._begun = file.seek(0, io.SEEK_END), times, 0
         self._done = self._told = 0
 
     def seek(self, offset: int) -> int:
+        # The last time may begin again, in a transaction that runs again.
+        self._begun = min(self._begun + 1, self._times)
+        self._done = self._told = (self._begun - 1) * self._size + offset
         return self._file.seek(offset)
 
     def readline(self, size: int) -> bytes:
@@ -285,7 +291,7 @@ class _Watched:
         self._done += len(line)
         if self._done - self._told >= STEP or not line:
             self._told = self._done
-            self._progress(self._done, self._total)
+            self._progress(self._done, self._times * self._size)
         return line
 
 

@@ -34,15 +34,19 @@ class Handle:
         store: the store of one tenant.
         principal: who it acts for; what belongs to others, and is not shared with them, is not found.
         effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
+        registry: the functions at hand, of the handle that this one comes from; None for a new one.
     """
 
-    def __init__(self, store: Store, principal: Principal, effects: Mapping[str, Effect] | None = None) -> None:
+    def __init__(
+        self, store: Store, principal: Principal, effects: Mapping[str, Effect] | None = None,
+        registry: Registry | None = None,
+    ) -> None:  # fmt: skip
         self.store = store.of(principal)
         self.principal = principal
         self.lookup = Lookup(self.store, principal)
         self.views = Views(self.store, self.lookup.admit)
         self.effects = effects or {}
-        self.registry = Registry(self.effects)
+        self.registry = registry or Registry(self.effects)
 
     @property
     def user(self) -> User:

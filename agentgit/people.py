@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from agentgit.accounts import Keys, Users
 from agentgit.auth import JWT, Member, Principal, ShareLink, User
+from agentgit.auth.devices import device_of
 from agentgit.auth.keys import key_parts
 from agentgit.auth.passwords import is_password_of, renewed
 from agentgit.auth.roles import OWNER, VIEWER, Role, expect_role
@@ -104,8 +105,8 @@ class People(Verbs):
 
     def _bound(self, principal: Principal) -> Repository:
         """Give a handle on the same database for another principal."""
-        made = type(self)(self.store, principal, self.effects)
-        made.registry, made.jwt, made.is_borrowed = self.registry, self.jwt, True
+        made = type(self)(self.store, principal, self.effects, self.registry)
+        made.jwt, made.is_borrowed = self.jwt, True
         return cast("Repository", made)
 
     def authenticate(self, credential: str, source: str | None = None) -> Repository:
@@ -158,6 +159,10 @@ class People(Verbs):
             return None
         with self.store.database.reading() as connection:
             user = self.store.users.named(connection, claims.user_name)
+            if self.store.users.is_of_erased(connection, claims.user_name, claims.issued_at):
+                return None
+        if jwt.id_claim is not None and (user is None or claims.user_id != user.id):
+            return None
         if user is None and jwt.create_users and is_name(claims.user_name):
             user = self.store.database.write(lambda c: self._made(c, claims.user_name))
         if user is None:
@@ -172,24 +177,27 @@ class People(Verbs):
         found = self.store.users.named(connection, name)
         return found or self.store.users.add(connection, name, by=self.user.id)
 
-    def login(self, name: str, password: str, source: str | None = None) -> Repository:
+    def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Repository:
         """Give a handle for the user who has this password; it ends when the user is disabled or gets another one.
 
         Args:
             name: the user's.
             password: theirs.
             source: the caller's address, to count failures by; None counts by the name alone.
+            device: what `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
+                count, and those of this device count for it alone.
 
         Raises:
             NotAllowed: nobody of that name has this password; the text is the same whatever the cause.
             TooManyAttempts: there were too many failures; `retry_after` says how many seconds to wait.
             Unavailable: argon2 is not installed.
         """
-        subjects = self.store.failures.subjects(str(name), source)
-        self.store.database.write(lambda c: self.store.failures.attempt(c, subjects))
         with self.store.database.reading() as connection:
             user = self.store.users.named(connection, name) if isinstance(name, str) else None
             stored = self.store.users.password(connection, user.id) if user is not None else None
+        known = device_of(device, stored, user.id, datetime.now(UTC)) if device and user and stored else None
+        subjects = self.store.failures.subjects(str(name), source, known)
+        self.store.database.write(lambda c: self.store.failures.attempt(c, subjects))
         # No transaction is open while this takes its time, and it takes as long for who is not there.
         if not is_password_of(password, stored) or user is None or stored is None or user.disabled_at is not None:
             raise self._unknown(user.id if user is not None else None)

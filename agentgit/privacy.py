@@ -40,7 +40,7 @@ class Privacy(Verbs):
         Raises:
             InvalidInput: the repository was opened without keys.
             NotAllowed: this is for admins.
-            Corrupt: a value does not open.
+            Corrupt: a value does not open, or is in clear where everything was encrypted.
         """
         self._expect_admin("rotate_keys")
         seal = self.store.database.seal

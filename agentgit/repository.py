@@ -25,6 +25,8 @@ from agentgit.privacy import Privacy
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.imports import ImportReport, Progress
 from agentgit.sessions.session import Branches, Sessions, expect_limit, place_of
+from agentgit.sessions.webhook_hosts import ENVIRONMENT as WEBHOOK_HOSTS
+from agentgit.sessions.webhook_hosts import WebhookHosts
 from agentgit.store import schema, templates
 from agentgit.store.database import Database
 from agentgit.store.encryption import keyring_from
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from agentgit.workspace.workspace import Workspace
 
 ENVIRONMENT = "AGENTGIT_DATABASE_URL"
+TRUST = "AGENTGIT_TRUST"
 DEFAULT = "agentgit.db"
 
 
@@ -65,6 +68,8 @@ def open(
     pool_size: int = POOL_SIZE,
     lease_seconds: float = LEASE_SECONDS,
     jwt: JWT | None = None,
+    trust: Sequence[str] | None = None,
+    webhook_hosts: Sequence[str] | None = None,
 ) -> Repository:
     """Open a database, making or upgrading it if it is SQLite.
 
@@ -82,13 +87,19 @@ def open(
         keyring: what the contents are encrypted with; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
             From the first time on, the database can only be opened with its keys.
         jwt: how `authenticate` verifies tokens; None takes none.
+        trust: your modules, like `shop.tools`, whose tools can be undone and run again in every session; None is
+            `$AGENTGIT_TRUST`, their names with commas between them. They are imported now. As `Repository.trust` takes
+            them.
+        webhook_hosts: host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
+            they are not public; None is `$AGENTGIT_WEBHOOK_ALLOW`, with commas between them.
 
     Raises:
         InvalidInput: `where` is empty, a number is too small, `effects` holds something that is no effect, a key is
-            not the right one, or no user or tenant can be called so.
+            not the right one, `trust` names no module, `webhook_hosts` no host, or no user or tenant can be called so.
         KeyMissing: the database is encrypted with a key that was not given.
         NotAllowed: the user is disabled.
-        NotFound: `create` is False and there is no such file, tenant or user; near names are told.
+        NotFound: `create` is False and there is no such file, tenant or user; near names are told. Or a module of
+            `trust` cannot be imported, or declares nothing.
         SchemaMismatch: it is older or newer than this library, or not agentgit's; the text has the command to run.
         Unavailable: it cannot be read or written.
 
@@ -99,7 +110,7 @@ def open(
     """
     if where == "":
         raise InvalidInput("An empty text names no database; give a path, a URL, or nothing at all.")
-    defaults = as_effects(effects)
+    defaults, hosts = as_effects(effects), WebhookHosts.of(_listed(webhook_hosts, WEBHOOK_HOSTS))
     database = Database(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
         pool_size=pool_size, lease_seconds=lease_seconds, keyring=keyring_from(keyring),
@@ -109,15 +120,35 @@ def open(
             _expect_file(database)
         schema.ready(database)
         tenant_id = ensure_tenant(database, tenant, create=create)
-        store = Store(database, tenant_id, compression)
+        store = Store(database, tenant_id, compression, hosts)
         unlock(store.database, tenant_id)
         found = _user(store, user or LOCAL, create=create or user in (None, LOCAL))
+        made = Repository(store, Principal(tenant_id=store.tenant_id, user=found), defaults)
+        made.trust(*trusted(trust))
     except BaseException:
         database.close()
         raise
-    made = Repository(store, Principal(tenant_id=store.tenant_id, user=found), defaults)
     made.jwt = jwt
     return made
+
+
+def trusted(named: Sequence[str] | None) -> list[str]:
+    """Give the modules to trust: those that are named, else those of the environment.
+
+    Raises:
+        InvalidInput: it is no list of names.
+    """
+    found = _listed(named, TRUST)
+    if isinstance(found, str) or not all(isinstance(name, str) for name in found):
+        raise InvalidInput(f"trust={named!r} is no list of modules; write trust=['shop.tools'].")
+    return list(found)
+
+
+def _listed(given: Sequence[str] | None, variable: str) -> Sequence[str]:
+    """Return what is given, else what an environment variable lists with commas."""
+    if given is not None:
+        return given
+    return [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]
 
 
 def _user(store: Store, name: str, *, create: bool) -> User:
@@ -150,6 +181,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         store: the store of one tenant.
         principal: who it acts for; what belongs to others, and is not shared with them, is not found.
         effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
+        registry: the functions at hand, of the handle that this one comes from; None for a new one.
     """
 
     def __repr__(self) -> str:
@@ -162,7 +194,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         self.close()
 
     def close(self) -> None:
-        """Give all connections back; the repository and its agents may not be used afterwards.
+        """Give all connections back. Whatever was made from this repository raises `Unavailable` from then on.
 
         What `as_user`, `login` and `authenticate` give shares the connections of the one that was opened, and closing
         it closes nothing.
@@ -197,6 +229,8 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         workspace: str | Path | Workspace | None = None,
         thread_id: str | None = None,
         template: Place | None = None,
+        replay: str = "record",
+        force: bool = False,
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
 
@@ -219,6 +253,10 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
             template: the checkpoint that a new session begins as: its conversation and state, and its files if a
                 workspace is given. A Checkpoint, its id, or text like `support-42` or `support-42@main#3`. What its
                 tools did is history: the new session has a world of its own, and never reverses it.
+            replay: `execute` to make the tool calls of the template again in the world of the new session: a new
+                sandbox, a test system. They run once, when the session is made, in order; `agent.report` has the
+                results that differ. Nothing of the session of the template is touched. `record`: no tool runs.
+            force: with `replay="execute"`, True to answer from the record the calls that must not or cannot run again.
 
         Raises:
             InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have, or names
@@ -228,6 +266,9 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
                 function of an effect cannot be imported.
             Conflict: the session has other content than the thread, or began otherwise than as the template.
             WorkspaceChanged: the template's files would take the place of others.
+            RollbackBlocked: with `replay="execute"`, a call of the template is irreversible, unknown, undeclared or
+                `once`, or its tool is not in the graph; nothing was done, and no session was made.
+            RollbackIncomplete: with `replay="execute"`, a tool raised; the same call of `wrap` goes on from there.
         """
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
@@ -243,6 +284,8 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
             workspace=workspace,
             thread_id=thread_id,
             template=template,
+            replay=replay,
+            force=force,
         )
         return made
 
@@ -290,6 +333,22 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
             NotFound: there is no such template.
             Conflict: there is a session of that name, which did not begin as the template.
         """
+        return self._ensure_session(name, template)
+
+    def _ensure_session(
+        self, name: str, template: Place | None, *, run: Callable[[int], None] | None = None, force: bool = False
+    ) -> ExternalSession:
+        """Do as `ensure_session`, for a session that is to make the calls of its template again.
+
+        Args:
+            name: the session's name.
+            template: as `wrap` takes it.
+            run: gets the id of a new session, and provides its tools; None if no calls come along.
+            force: True to make the session also if some of them cannot be made again.
+
+        Raises:
+            RollbackBlocked: one of them cannot; no session was made.
+        """
         self.expect_name(name)
 
         def find_or_make(connection: Connection) -> ExternalSession:
@@ -300,7 +359,13 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
                     templates.expect_same(self.store, connection, found[0].id, name, *point)
                 else:
                     self.lookup.expect_scope(connection, FORK)
-                    session_id = templates.begin(self.store, connection, self.user.id, name, *point)
+                    session_id = templates.begin(
+                        self.store, connection, self.user.id, name, *point, calls=run is not None
+                    )
+                    if run is not None:
+                        run(session_id)
+                        if not force:
+                            self._expect_runnable(connection, session_id)
             elif not found:
                 self.lookup.expect_scope(connection, WRITE)
                 session_id = self.store.sessions.create(connection, self.user.id, name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 
@@ -15,7 +16,7 @@ from agentgit.errors import InvalidInput, NotAllowed, NotFound
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
 from agentgit.sessions.session import expect_limit
 from agentgit.sessions.upkeep import Progress
-from agentgit.sessions.webhooks import FROM_ENVIRONMENT, Delivered, Webhook, expect_url, key_of, new_secret
+from agentgit.sessions.webhooks import Delivered, Webhook, expect_url, key_of, new_secret
 from agentgit.store.fsck import fsck
 from agentgit.store.ids import COUNTER_BITS, ID_LIMIT, new_id
 from agentgit.store.telling.bus import Callback, Subscription
@@ -65,6 +66,7 @@ class Tells(Verbs):
             main 1
             main 2
         """
+        self.store.database.expect_open()
         wanted = chosen(kinds)
         if not callable(callback):
             raise InvalidInput(f"{callback!r} cannot be called. Give a function that takes an event.")
@@ -185,27 +187,43 @@ class Tells(Verbs):
             return Whose(self.user.id, session_id=session_id)
         return Whose(self.user.id, self.store.visible.shared_ids(connection, self.user.id))
 
-    def audit_verify(self, known: Mapping[int, Tip] | None = None, *, progress: Progress | None = None) -> Verified:
+    def audit_verify(self, known: Collection[Tip] = (), *, progress: Progress | None = None) -> Verified:
         """Look whether the audit trail of this database is as it was written.
 
         A row that was changed, moved or taken out breaks the hashes after it. That rows were cut off at the end, or
         that all of it was written anew, only shows beside tips that were kept somewhere else.
 
         Args:
-            known: the `tips` of an earlier look: each trail must still lead through its own.
+            known: tips that were kept somewhere else: each trail must still lead through its own.
             progress: told how many rows are done, and of how many.
 
         Example:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
             >>> session = repo.ensure_session("support-42")
-            >>> before = repo.audit_verify()
-            >>> checkpoint = repo.tags()
-            >>> repo.audit_verify(before.tips).is_sound
+            >>> before = repo.audit_tips()
+            >>> other = repo.ensure_session("support-43")
+            >>> repo.audit_verify(before).is_sound
             True
         """
         self._expect_admin("audit_verify")
         return fsck.verify_trail(self.store, known, progress)
+
+    def audit_tips(self) -> list[Tip]:
+        """Give the last event of each trail of this database, to be kept somewhere else; `audit_verify` takes them.
+
+        Raises:
+            NotAllowed: you are no admin.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> session = repo.ensure_session("support-42")
+            >>> [tip.session_id == session.id for tip in repo.audit_tips()]
+            [True]
+        """
+        self._expect_admin("audit_tips")
+        return self._read(self.store.trail.tips)
 
     # -- webhooks
 
@@ -236,17 +254,17 @@ class Webhooks:
         """Send events to a URL from now on; they wait in the outbox until `deliver` sends them.
 
         Args:
-            url: http or https. Whoever may add webhooks can make this host send to it, so ask who that is.
+            url: http or https, of a host with public addresses, or of one that the operator allows
+                (`agentgit.open(webhook_hosts=...)`). Its addresses are resolved and checked at each delivery.
             kinds: as `Repository.on` takes them.
-            secret: signs the messages: at least 24 bytes, as text or as base64 after `whsec_`; or `env:NAME`, the
-                environment variable that has it where it is delivered. None makes one.
+            secret: signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
             session: only its events; None for all of the user's.
 
         Returns:
             The webhook; its `secret` is only here, and is not in its repr.
 
         Raises:
-            InvalidInput: the URL, a kind or the secret cannot be meant.
+            InvalidInput: the URL, a kind or the secret cannot be meant, or the URL has an address that is not public.
             NotFound: there is no such session.
 
         Example:
@@ -261,9 +279,8 @@ class Webhooks:
         if not chosen(patterns):
             raise InvalidInput("Say which events: '*' is all of them.")
         of, given = self._verbs._of(session), secret if secret is not None else new_secret()
-        if not given.startswith(FROM_ENVIRONMENT):
-            key_of(given)
-        expect_url(url)
+        key_of(given)
+        self.store.webhook_hosts.expect_written(urlsplit(expect_url(url)).hostname or "")
 
         def make(connection: Connection) -> int:
             self.store.users.expect(connection, self.user.id)
@@ -304,7 +321,7 @@ class Webhooks:
         Each event is sent at least once, with the same `webhook-id` each time. Several processes may deliver at once.
 
         Raises:
-            Unavailable: httpx is not installed.
+            Unavailable: httpcore is not installed.
         """
         self._verbs._expect_admin("webhooks.deliver")
         return deliver(self.store)

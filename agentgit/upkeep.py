@@ -166,6 +166,10 @@ class Upkeep(Verbs):
             shrink: False to keep the free space in the database, for what comes next.
             imports: True to also delete what imports have left half way.
             progress: told how much is done, and of how much: sessions, branches, rows and values that are looked at.
+                It is called inside of a transaction, so it may read, but not write to this database.
+
+        Raises:
+            Conflict: `progress` wrote to this database, or read one in memory; nothing of that transaction was stored.
         """
         self._expect_admin("gc")
         before = self.store.database.size()

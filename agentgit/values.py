@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -179,8 +181,15 @@ def _shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
+def is_of_database(error: BaseException | None) -> bool:
+    """Tell whether a database's driver, or SQLAlchemy, raised an exception."""
+    return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
+
+
 def told(error: BaseException) -> str:
     """Give the name and the text of an exception; the name alone if it cannot tell its text.
+
+    Of a database's only the first line: statement, parameters and the rows that were refused are in those below.
 
     Example:
         >>> told(ValueError("too late"))
@@ -188,7 +197,8 @@ def told(error: BaseException) -> str:
     """
     name = type(error).__name__
     try:
-        return f"{name}: {error}"
+        text = str(error)
+        return f"{name}: {text.partition(chr(10))[0] if is_of_database(error) else text}"
     except Exception:  # noqa: BLE001  # as the repr above
         return name
 
@@ -223,9 +233,37 @@ def from_json(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
 
 
 def as_object(data: bytes | None) -> dict[str, Any]:
     """Read a JSON object; nothing stored is the empty one."""
     return cast("dict[str, Any]", from_json(data)) if data else {}
+
+
+OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""The Unicode categories that a terminal obeys, reorders by, or cannot write."""
+
+JOINERS = "\u200c\u200d"
+"""Zero-width joiners hold words (Persian) and emoji together; they do nothing else."""
+
+
+def shown(path: str | bytes) -> str:
+    r"""Return the name of a file as it may be printed: controls, ends of lines and marks of direction are escaped.
+
+    Args:
+        path: as the system has it.
+
+    Example:
+        >>> print(shown("a\nb\x1b[31m\u202e.txt"))
+        a\nb\x1b[31m\u202e.txt
+    """
+    text = os.fsdecode(path)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(c: str) -> str:
+    return repr(c)[1:-1] if c not in JOINERS and unicodedata.category(c) in OBEYED else c

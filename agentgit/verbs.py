@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from sqlalchemy import Connection
@@ -31,9 +32,34 @@ __all__ = ["BranchRef", "SessionRef", "Verbs"]
 class Verbs(Handle):
     """What a repository can do to the world of a session.
 
-    The undo functions and tools at hand are those of the graphs that were wrapped here, and undo functions that were
-    declared by an import path or that have one.
+    The undo functions and tools at hand are those of the graphs that were wrapped here, and of the modules that
+    `agentgit.open(trust=...)` named. What a record says is never imported.
     """
+
+    # -- what tools can be undone and run again
+
+    def trust(self, *modules: str) -> None:
+        """Import modules of yours, so that calls of their tools can be undone and made again without a wrapped graph.
+
+        Known are then, in every session and to every handle that comes from this one: what the decorators in a module
+        say, what its mappings of tool names to effects say, and its tools, lists of tools and graphs. A call is undone
+        only by the function whose name it recorded. What is stored is never imported, whatever it says.
+
+        Args:
+            modules: `package.module`; or `package.module:name` for one list of tools or graph in it, or the function
+                that makes it.
+
+        Raises:
+            NotFound: one cannot be imported, or declares nothing.
+            InvalidInput: it is no name of a module, or an effect in it does not fit its tool.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> repo.trust("agentgit.demo.shop")
+        """
+        if modules:
+            importlib.import_module("agentgit.agents.modules").trust(self.registry, modules)  # late: it needs LangGraph
 
     # -- rollback
 
@@ -286,8 +312,8 @@ class Verbs(Handle):
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
         """Say what really happened, where the record could not know; give the invocation as it is then.
 
-        Of a call that is `unknown` it says whether the call happened; of one that is `reverse_failed` or
-        `reverse_unknown`, whether its reversal did.
+        Of a call that is `unknown`, because it was broken off or raised, it says whether the call happened; of one that
+        is `reverse_failed` or `reverse_unknown`, whether its reversal did.
 
         Args:
             invocation: the invocation or its id.
@@ -310,13 +336,16 @@ class Verbs(Handle):
             call = self._own_invocation(connection, invocation_id)
             decisions = DECISIONS.get(call.status)
             if decisions is None:
-                raise InvalidInput(f"{call} is {call.status}: there is nothing to decide about it.")
+                raise InvalidInput(
+                    f"{call} is {call.status}: there is nothing to decide about it. Only a call that is "
+                    f"{', '.join(DECISIONS)} can be resolved."
+                )
             if outcome not in decisions:
                 raise InvalidInput(f"outcome={outcome!r} means nothing; it can be {' or '.join(decisions)}.")
             if result is not None and decisions[outcome] != DONE:
                 raise InvalidInput(f"{call} is {call.status}; only a call that happened has a result. Leave it out.")
             if decisions[outcome] != call.status:
-                error = None if outcome == "happened" else call.error_message or "somebody saw that it did not happen"
+                error = None if outcome == "happened" else call.own_error or "somebody saw that it did not happen"
                 self.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
             note(
                 connection, self.store.tenant_id, "call.resolved", branch_id=branch.id, user_id=self.user.id,

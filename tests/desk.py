@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.tools import BaseTool, tool
 from scripted import Graph, World, call, calls, tool_node_graph
@@ -75,3 +76,15 @@ def _wanted(name: str = "", first: str = "", rest: str = ""):
     if name == "shell":
         return call("shell", command=f"{first} {rest}")
     return call("add", item=first) if name == "add" else None
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A desk of one's own."""
+    return Desk(tmp_path / "work")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the stores of workspaces in a folder of the test."""
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))

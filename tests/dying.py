@@ -91,19 +91,31 @@ REVERSAL: dict[str, Hook] = {
 
 AGAIN: dict[str, Hook] = CALLS | {"after the intent": before(Worker, "_run")}
 
+FRESH = {point: AGAIN[point] for point in ("in the tool", "before the record")}
+FRESH |= {point: REVERSAL[point] for point in ("before the operation", "before the publication")}
+"""In a fresh world nothing is reversed; the points of a call that ran again are those of `execute`."""
+
 VERBS: dict[str, Callable[[Any], Any]] = {
     "run": lambda agent: agent.invoke(wish([("order", "d"), ("pay", "e")])),
     "rollback": lambda agent: agent.rollback("start", request_id="r"),
     "switch": lambda agent: agent.switch("main", "world"),
-    "execute": lambda agent: agent.rollback("end", tools="keep", replay="execute", on_drift="continue", request_id="r"),
+    "execute": lambda agent: agent.rollback("end", replay="execute", on_drift="continue", request_id="r"),
+    "fresh": lambda agent: begun_afresh(agent.repository, verify=agent.rules.effects.tools["order"].verify is not None),
 }
 
-POINTS = {"run": TURN, "rollback": REVERSAL, "switch": REVERSAL | AGAIN, "execute": AGAIN}
+POINTS = {"run": TURN, "rollback": REVERSAL, "switch": REVERSAL | AGAIN, "execute": REVERSAL | AGAIN, "fresh": FRESH}
 
 
 def wrapped(repo: Any, *, verify: bool) -> Any:
     """Wrap the graph of the shop of this process, with functions that any process can import."""
     return repo.wrap(shop.here().graph(), "s", effects=shop.imported(verify=verify))
+
+
+def begun_afresh(repo: Any, *, verify: bool) -> Any:
+    """Begin another session in the shop of this process, and make the calls of the first one there."""
+    return repo.wrap(
+        shop.here().graph(), "fresh", effects=shop.imported(verify=verify), template="s@end", replay="execute"
+    )
 
 
 def main(url: str, path: str, verb: str, point: str, verify: bool) -> None:

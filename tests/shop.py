@@ -21,6 +21,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import BaseTool
 from scripted import Graph, call, quick_tool, tool_node_graph
 
+from agentgit import NotDone
 from agentgit.demo import ScriptedModel
 from agentgit.tools import Effect, ToolInvocation
 from agentgit.tools.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
@@ -30,8 +31,8 @@ DECLARED = ("order", "pay", "mail")
 
 UNDOABLE = ("order", "pay")
 
-BEFORE, AFTER = "before", "after"
-"""When a call that fails does so: without having acted, or having acted."""
+BEFORE, AFTER, REFUSED = "before", "after", "refused"
+"""When a call that fails does so: without having acted, having acted, or without and saying so."""
 
 
 class Broken(RuntimeError):
@@ -60,8 +61,10 @@ class Shop:
         """Do what a tool does; give its result."""
         fault = self.faults.pop(item, None)
         self._write("INSERT INTO asked VALUES (?, ?)", name, item)
+        if fault == REFUSED:
+            raise NotDone(f"{name} {item} was refused")
         if fault == BEFORE:
-            raise Broken(f"{name} {item} was refused")
+            raise Broken(f"the shop was not reached for {name} {item}")
         order = self._write("INSERT INTO orders (tool, item, standing) VALUES (?, ?, 1)", name, item)
         if fault == AFTER:
             raise Broken(f"the answer to {name} {item} was lost")

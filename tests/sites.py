@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
@@ -50,11 +49,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def repo(told: Path, tmp_path: Path) -> Iterator[Repository]:
-    """A repository of one's own with that story, as ada, who is an admin."""
+def repo(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """A repository of one's own with that story and a shop of one's own, as ada, who is an admin."""
     for file in ("agentgit.db", "shop.db"):
         shutil.copy(told / file, tmp_path)
-    with agentgit.open(tmp_path / "agentgit.db", user="ada") as repo:
+    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "shop.db"))
+    with agentgit.open(tmp_path / "agentgit.db", user="ada", trust=["agentgit.demo"]) as repo:
         yield repo
 
 
@@ -93,9 +93,8 @@ def hostile(repo: Repository, folder: Path) -> None:
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
     """Serve an application on a free port of this machine; give its address."""
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=5)
     listening = socket.create_server(("127.0.0.1", 0))
-    server = Server(config, app.state.site)
+    server = Server(app)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:

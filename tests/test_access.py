@@ -34,6 +34,7 @@ VERBS = {
     "add_checkpoint": (EDITOR, lambda r, w: r.add_checkpoint("more", S, branch="main", files=False)),
     "as_user": (ADMIN, lambda r, w: r.as_user("ada")),
     "audit": (ADMIN, lambda r, w: r.audit()),
+    "audit_tips": (ADMIN, lambda r, w: r.audit_tips()),
     "audit_verify": (ADMIN, lambda r, w: r.audit_verify()),
     "authenticate": (OWN, None),
     "branch": (VIEWER, lambda r, w: r.branch(S)),
@@ -99,6 +100,7 @@ VERBS = {
     "train_dictionary": (ADMIN, lambda r, w: too_few(r.train_dictionary)),
     "trajectories": (VIEWER, lambda r, w: list(r.trajectories(S))),
     "tree": (VIEWER, lambda r, w: r.tree(S)),
+    "trust": (OWN, None),
     "undo": (EDITOR, lambda r, w: r.undo(1, S, branch="main")),
     "unshare": (OWNER, lambda r, w: r.unshare(S, "guest")),
     "untag": (EDITOR, lambda r, w: r.untag("v1", S)),
@@ -127,6 +129,7 @@ VERBS = {
     "Users.set_password": (ADMIN, lambda r, w: r.users.set_password("guest", None)),
     "Keys.all": (ADMIN, lambda r, w: r.keys.all("ada")),
     "Keys.create": (ADMIN, lambda r, w: r.keys.create("a key", user="ada")),
+    "Keys.device": (OWN, None),
     "Keys.revoke": (OWN, None),
     "Webhooks.add": (VIEWER, lambda r, w: r.webhooks.add("https://example.com", "*", None, S)),
     "Webhooks.deliver": (ADMIN, lambda r, w: r.webhooks.deliver()),
@@ -254,7 +257,8 @@ def test_d5_every_verb_has_its_role():
     assert set(VERBS) == known
     twins = {f"a{name}" for name in AGENT}
     assert (
-        public(RollbackAgent, Runnable) - twins == set(AGENT) - {"abatch"} | {"apromote"} - twins | {"abatch"} - twins
+        public(RollbackAgent, Runnable) - twins - {"batch_as_completed", "abatch_as_completed"}  # as `batch`
+        == set(AGENT) - {"abatch"} | {"apromote"} - twins | {"abatch"} - twins
     )
 
 

@@ -141,14 +141,14 @@ def test_d3_an_interrupt_can_be_answered_otherwise_on_a_fork(repo, world):
 
 
 def test_errors_are_recorded_as_they_were(repo, world):
-    """D1: a tool that raised is failed with its error, whether the graph goes on or the turn ends."""
+    """D1: a tool that raised is on the track with its error; a reversible one is unknown, for it may have acted."""
     graph = tool_node_graph(
         scripted(calls(call("fail", why="no stock")), "sorry"), world.tools(), handle_tool_errors=True
     )
     agent = repo.wrap(graph, "s", effects=world.effects())
     assert agent.run("try") == "sorry"
     (only,) = agent.tool_track()
-    assert (only.status, only.error_message, only.result) == ("failed", "RuntimeError: no stock", None)
+    assert (only.status, only.error_message, only.result) == ("unknown", "RuntimeError: no stock", None)
 
 
 def test_a_turn_that_raised_leaves_the_branch_usable(repo, world):

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import processes
 import pytest
-from scripted import call, scripted, tool_node_graph
+from banking import says
+from scripted import call, tool_node_graph
 
 import agentgit
 from agentgit import cli
@@ -89,17 +90,18 @@ class Folder:
         replies = [reply for one in wanted for reply in (one, "ok")]
         with agentgit.open(self.path / "agentgit.db") as repo:
             tools = [self.shelf.put, self.shelf.shout, self.shelf.drop]
-            agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s")
+            agent = repo.wrap(tool_node_graph(says(*replies), tools), "s")
             for one in wanted:
                 agent.run(str(one["args"]))
 
-    def run(self, *words: str) -> Answer:
-        """Run a command in this process, on a repository of its own, and say nothing to what it asks."""
+    def run(self, *words: str, trust: str = "shelf") -> Answer:
+        """Run a command in this process, in which a module is trusted, and say nothing to what it asks."""
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
             patch.chdir(self.path)
             patch.setattr(sys, "argv", ["agentgit", *words])
             patch.setattr(sys, "stdin", io.StringIO())
             patch.setenv("COLUMNS", "100")
+            patch.setenv("AGENTGIT_TRUST", trust)
             with redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as stopped:
                 cli.main()
         return Answer(out.getvalue(), err.getvalue(), int(stopped.value.code or 0))
@@ -128,16 +130,17 @@ def golden(name: str) -> str:
 
 
 def test_w1_a_rollback_from_the_command_line(folder):
-    """W1, W2, W5: other processes plan, ask, and reverse by import path; another brings the world back."""
+    """W1, W2, W5: other processes that trust the module plan, ask and reverse; another brings the world back."""
     folder.play(call("put", item="a book"), call("put", item="a vase"), call("put", item="a lamp"))
     said = [
         folder.process("plan", "main#2"),
-        folder.process("rollback", "main#2", "--name", "retry", say="n\n"),
-        folder.process("rollback", "s@main", "main#2", "--name", "retry", say="y\n"),
+        folder.process("plan", "main#2", "--trust", "shelf"),
+        folder.process("rollback", "main#2", "--name", "retry", "--trust", "shelf", say="n\n"),
+        folder.process("rollback", "s@main", "main#2", "--name", "retry", "--trust", "shelf", say="y\n"),
         folder.process("track", "s@main"),
         folder.process("operations", "s"),
         folder.process("switch", "main", "--sync", "world", "--yes"),
-        folder.process("switch", "main", "--sync", "world", "--import", "shelf", say="y\n"),
+        folder.process("switch", "main", "--sync", "world", "--trust", "shelf", say="y\n"),
         folder.process("switch", "retry"),
     ]
     assert plainly("".join(said)) == golden("cli-world.txt")
@@ -217,8 +220,8 @@ def test_only_the_world_and_only_the_plan(folder):
         (["rollback", "main#99", "--yes"], NotFound.exit_code, "main#99"),
         (["rollback", "s@nothing", "main#1", "--yes"], NotFound.exit_code, "nothing"),
         (["rollback", "a", "b", "c"], 2, "quotes"),
-        (["plan", "main#1", "--import", "no.such"], NotFound.exit_code, "no.such"),
-        (["plan", "main#1", "--import", "shelf:nothing"], NotFound.exit_code, "shelf:nothing"),
+        (["plan", "main#1", "--trust", "no.such"], NotFound.exit_code, "no.such"),
+        (["plan", "main#1", "--trust", "shelf:nothing"], NotFound.exit_code, "shelf:nothing"),
         (["switch", "nothing"], NotFound.exit_code, "nothing"),
         (["switch", "main", "--sync", "x"], 2, "world, note, ignore"),
         (["resume", "1"], NotFound.exit_code, "no operation"),
@@ -246,9 +249,7 @@ def test_nobody_there_to_answer_is_a_no(folder):
 
 @pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
 def test_tools_are_found_in_a_module(folder, path):
-    """W5: tools, lists of tools, graphs, and functions that make them; each can run again from then on."""
-    from agentgit.agents.modules import provide
-
+    """W5: tools, lists of tools, graphs, and functions that make them; each can be undone and run again then."""
     (folder.path / "more.py").write_text(
         "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
         "TOOLS = [shelf.put]\n"
@@ -259,42 +260,35 @@ def test_tools_are_found_in_a_module(folder, path):
     sys.modules.pop("more", None)
     folder.play(call("put", item="a book"))
     with agentgit.open(folder.path / "agentgit.db") as repo:
+        assert repo.plan_rollback("main#1", "s").blockers
+        repo.trust(path)
         repo.rollback("main#1", "s")
         assert folder.items == []
-        assert repo.plan_switch("main", "s").blockers
-        provide(repo, repo.session("s").id, path)
         repo.switch("main", "s", sync="world")
     assert folder.items == ["a book"]
 
 
-def test_w5_tools_that_are_offered_are_there_for_every_session_and_user(folder):
-    """W5: what a server was told to import can be run again by any handle of it; it is asked for once a session."""
-    from agentgit.agents.modules import offer
-
+def test_w5_tools_of_trusted_modules_are_there_for_every_session_and_user(folder):
+    """W5: what a server was told to trust can be run again by any handle of it."""
     folder.play(call("put", item="a book"))
-    with agentgit.open(folder.path / "agentgit.db") as repo:
+    for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
+        with pytest.raises(NotFound, match=said):
+            agentgit.open(folder.path / "agentgit.db", trust=[wrong])
+    with agentgit.open(folder.path / "agentgit.db", trust=["shelf"]) as repo:
         repo.rollback("main#1", "s")
-        with pytest.raises(NotFound, match="nowhere cannot be imported"):
-            offer(repo, ["nowhere"])
-        with pytest.raises(NotFound, match="json has no tools"):
-            offer(repo, ["json"])
-        offer(repo, ["shelf"])
         repo.as_user(repo.user).switch("main", "s", sync="world")
     assert folder.items == ["a book"]
 
 
 def test_a_decorated_function_is_a_tool_too(folder):
     """W3: what a graph would make a tool of is one here as well."""
-    from agentgit.agents.modules import provide
-
     (folder.path / "plain.py").write_text(
         'from agentgit import effect\n\n\n@effect("irreversible")\n'
         'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
     )
     sys.modules.pop("plain", None)
-    with agentgit.open(":memory:") as repo:
+    with agentgit.open(":memory:", trust=["plain"]) as repo:
         session = repo.ensure_session("s")
-        provide(repo, session.id, "plain")
         ring = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="ring")
         assert repo.registry.runner(session.id, ring)({"bell": "loud"}, "thread") == "loud"
 
@@ -308,14 +302,33 @@ def test_c4_undo_and_points_from_another_process(folder):
     assert folder.items == ["cup", "jug"]
     assert json.loads(folder.run("undo", "--json", "--yes").stdout)["branch"] == "main-2"
     assert folder.items == ["cup"]
-    assert folder.run("redo", "--yes", "--import", "shelf").returncode == 0
+    assert folder.run("redo", "--yes", "--trust", "shelf").returncode == 0
     assert folder.items == ["cup", "jug"]
     assert json.loads(folder.run("fork", "two", "--name", "side", "--json").stdout)["name"] == "side"
     assert folder.run("checkpoint", "delete", "two").returncode == 1
     assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").stdout) == {"deleted": 2}
 
 
+def test_t2_a_path_is_made_again_from_another_process(folder):
+    """T2: the command line obeys the same rules: no tools here, no second run; what stands is reversed first."""
+    folder.play(call("put", item="cup"), call("put", item="jug"))
+    again = ("rollback", "main#3", "--replay", "execute", "--yes")
+    assert folder.run(*again, trust="").returncode == RollbackBlocked.exit_code
+    assert folder.run(*again, "--tools", "keep").returncode == InvalidInput.exit_code
+    assert folder.items == ["cup", "jug"]
+    report = json.loads(folder.run(*again, "--trust", "shelf", "--json", trust="").stdout)
+    assert [item["invocation"]["args"]["item"] for item in report["reversed"]] == ["jug", "cup"]
+    assert [item["invocation"]["args"]["item"] for item in report["redone"]] == ["cup"]
+    assert folder.items == ["cup"]
+    folder.play(call("shout", text="hi"))
+    again = ("rollback", "HEAD", "--replay", "execute", "--yes")
+    assert folder.run(*again).returncode == RollbackBlocked.exit_code
+    report = json.loads(folder.run(*again, "--force", "--json").stdout)
+    assert [item["invocation"]["tool_name"] for item in report["answered"]] == ["shout"]
+    assert folder.items == ["cup"]
+
+
 def test_a_function_that_needs_arguments_is_no_source_of_tools(folder):
-    """Bad input: `--import MODULE:NAME` of a function that cannot be called is said, not raised."""
+    """Bad input: `--trust MODULE:NAME` of a function that cannot be called is said, not raised."""
     folder.play(call("put", item="cup"))
-    assert folder.run("plan", "main#1", "--import", "shelf:take").returncode == InvalidInput.exit_code
+    assert folder.run("plan", "main#1", "--trust", "shelf:take").returncode == InvalidInput.exit_code

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
@@ -117,6 +118,77 @@ def test_d5_a_new_password_and_disabling_end_open_handles_at_once(repo, ada):
     assert repo.login("ada", "another horse").session("s").is_own
 
 
+def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
+    """Q6: neither an open browser nor a key takes an account over; an admin and the operator need none."""
+    key = repo.keys.create("all", "admin", user="ada")
+    for handle in (repo.login("ada", PASSWORD), repo.authenticate(key.secret)):
+        for user in (ada, "ada", ada.id, str(ada.id)):
+            for current in (None, "", "wrong horse", PASSWORD[:-1], 7):
+                with pytest.raises(NotAllowed) as caught:
+                    handle.users.set_password(user, "another horse", current=current)
+                if isinstance(caught.value, TooManyAttempts):
+                    repo.store.database.write(lambda c: repo.store.failures.forget(c, "ada"))
+    assert repo.login("ada", PASSWORD).user == ada
+    repo.login("ada", PASSWORD).users.set_password("ada", "another horse", current=PASSWORD)
+    repo.users.set_password("ada", PASSWORD)
+    root = repo.users.add("root", PASSWORD, is_admin=True)
+    repo.login("root", PASSWORD).users.set_password("ada", "another horse")
+    with pytest.raises(NotAllowed):
+        repo.login("root", PASSWORD).users.set_password(str(root.id), "another horse")
+    assert repo.login("ada", "another horse").user == ada
+
+
+def test_q6_the_current_password_cannot_be_guessed_in_the_form_that_changes_it(repo, ada):
+    """Q6: wrong ones are counted, and after ten one has to wait; the login from elsewhere still works."""
+    inside = repo.login("ada", PASSWORD, source="192.0.2.1")
+    for _ in range(11):
+        with pytest.raises(NotAllowed):
+            inside.users.set_password("ada", "another horse", current="wrong horse")
+    with pytest.raises(TooManyAttempts):
+        inside.users.set_password("ada", "another horse", current=PASSWORD)
+    assert repo.login("ada", PASSWORD, source="192.0.2.1").user == ada
+
+
+def test_q6_a_key_reads_only_and_ends_unless_asked_otherwise(repo, ada):
+    """Q6: a key of which nothing is said reads for 90 days; one that holds for ever is asked for."""
+    made = repo.keys.create("ci", user="ada").key
+    assert made.scopes == {"read"}
+    assert abs(made.expires_at - made.created_at - timedelta(days=90)) < timedelta(minutes=1)
+    assert repo.keys.create("for ever", "write", None, user="ada").key.expires_at is None
+
+
+@pytest.mark.parametrize("makes_users", [False, True])
+def test_q6_a_token_of_an_erased_user_is_not_the_next_users_of_that_name(repo, ada, makes_users):
+    """Q6: a token from before a user was erased opens nothing of a new user of that name; a later one does."""
+    repo.jwt = replace(RULES, create_users=makes_users)
+    early = token(), token(iat=None)
+    handles = [repo.authenticate(one) for one in early]
+    assert [handle.user for handle in handles] == [ada, ada]
+    repo.users.delete("ada")
+    for one in early:
+        with pytest.raises(NotAllowed):
+            repo.authenticate(one)  # also where tokens make users: the erased one does not come back by it
+    new = repo.users.add("ada")
+    for one in early:
+        with pytest.raises(NotAllowed):
+            repo.authenticate(one)
+    for handle in handles:
+        with pytest.raises(NotAllowed):
+            handle.sessions()
+    assert repo.authenticate(token(iat=datetime.now(UTC) + timedelta(seconds=1))).user == new
+
+
+@pytest.mark.parametrize("said", [None, 7, "7", "", "x", [], {}, 1.5, "9" * 5000, True])
+def test_q6_a_token_may_have_to_carry_the_users_id(repo, ada, said):
+    """Q6: with id_claim a token holds for the user of that name and that id, and for nobody without it."""
+    repo.jwt = replace(RULES, id_claim="uid")
+    with pytest.raises(NotAllowed):
+        repo.authenticate(token(uid=said))
+    assert repo.authenticate(token(uid=ada.id)).user == repo.authenticate(token(uid=str(ada.id))).user == ada
+    with pytest.raises(InvalidInput, match="id_claim or create_users"):
+        replace(RULES, id_claim="uid", create_users=True)
+
+
 def test_d5_a_key_reaches_no_further_than_its_scope(repo, ada):
     """D5: a handle made from a key has its scope of its user's rights, and never makes keys that reach further."""
     read, write, admin = (
@@ -201,7 +273,7 @@ def test_w12_a_right_is_not_changed_without_being_written_down(repo, ada, monkey
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "write_notes", broken)
+        patch.setattr(database, "end_notes", broken)
         with pytest.raises(ZeroDivisionError):
             CHANGES[verb](repo)
     assert everything(repo) == before

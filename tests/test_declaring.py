@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from scripted import World, call, calls, functional_graph, nested_graph, scripted, tool_node_graph
 
 import agentgit
-from agentgit import InvalidInput, NotFound, RollbackBlocked, compensable, effect, reversible
+from agentgit import InvalidInput, NotDone, NotFound, RollbackBlocked, compensable, effect, reversible
 from agentgit.tools.identity import identity
 
 
@@ -96,7 +96,7 @@ def test_w3_undeclared_tools_are_seen_everywhere(repo, world):
     assert "undeclared=['note', 'send']" in repr(agent)
     plan = agent.plan_rollback("main#1")
     assert [step.invocation.tool_name for step in plan.kept] == ["note"]
-    assert "nothing was declared" in str(plan)
+    assert "not declared when it was called" in str(plan)
     assert [item.invocation.tool_name for item in agent.rollback("main#1").report.kept] == ["note"]
 
 
@@ -277,7 +277,7 @@ def test_w5_a_failure_is_raised_and_not_explained(repo):
     agent = wrapped(repo, refuse)
     with pytest.raises(ToolException, match="no"):
         the_runner(agent, "refuse")({"n": 1})
-    with pytest.raises(ValueError, match="n"):
+    with pytest.raises(NotDone, match="its tool was not called: ValidationError"):
         the_runner(agent, "refuse")({"n": "x"})
     assert refuse.handle_tool_error is True
 

@@ -102,7 +102,7 @@ def test_a_tool_that_raises_is_told_and_changes_nothing(clerk: Any, shop: str):
 
 
 def test_undo_needs_only_the_record_and_happens_once(shop: str):
-    """W1: an order is cancelled from its recorded result, by its import path, and a second time raises."""
+    """W1: an order is cancelled from its recorded result by its declared function; a second time raises."""
     order = demo.tools(shop)[1].invoke({"item": "chair", "quantity": 2})
     effect = as_effect(demo.EFFECTS["create_order"])
     assert effect.undo_path is not None
@@ -219,9 +219,9 @@ def test_d2_the_story_leaves_both_branches_readable(told: Told):
     assert [name for name, _ in tracks["main-2"]] == ["create_order", "create_order", "charge_card", "send_mail"]
 
 
-def test_w1_after_a_restart_the_undo_functions_are_found_by_their_paths(told: Told):
-    """W1: an agent that was told of no effects goes back behind the story's second half, with what the record says."""
-    with agentgit.open(told.database) as repo:
+def test_w1_after_a_restart_the_undo_functions_are_those_of_a_trusted_module(told: Told):
+    """W1: an agent that was told of no effects goes back behind the story's second half, as the module declares."""
+    with agentgit.open(told.database, trust=["agentgit.demo"]) as repo:
         agent = repo.wrap(demo.build(told.shop), session="demo")
         with pytest.raises(agentgit.RollbackBlocked):
             agent.rollback("before the table")

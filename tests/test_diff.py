@@ -175,7 +175,7 @@ def test_w6_a_diff_is_json():
     assert set(data) == {
         "from_id", "to_id", "from_reference", "to_reference", "state", "common_messages", "removed_messages",
         "added_messages", "removed_tokens", "added_tokens", "common_calls", "removed_calls", "added_calls",
-        "added_files", "modified_files", "deleted_files", "diff_content",
+        "removed_pending", "added_pending", "added_files", "modified_files", "deleted_files", "diff_content",
     }  # fmt: skip
 
 

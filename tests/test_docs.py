@@ -60,6 +60,7 @@ def test_every_command_answers_programs(path, command):
     """A script can read what each command says: all take --json but those that talk or write SQL."""
     talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
     talk |= {"agentgit db sql", "agentgit db grant", "agentgit db partition"}  # these write SQL
+    talk |= {"agentgit audit tips"}  # it writes nothing else
     assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
 
 

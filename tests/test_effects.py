@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.tools import Effect, ToolInvocation, compensable, effect, reversible
 from agentgit.tools.declared import Declared, as_effects, recorded
-from agentgit.tools.effects import KINDS, UNDOABLE
+from agentgit.tools.effects import KINDS, UNDOABLE, declared_by_name
 from agentgit.tools.hints import Hints, hints_in, stricter
 from agentgit.tools.identity import identity
 from agentgit.tools.registry import Registry
@@ -51,10 +51,11 @@ def test_w3_a_declaration_is_a_value():
     assert reversible(undo, once=True) != reversible(undo)
 
 
-def test_w3_functions_are_known_by_path_where_they_have_one():
-    """W3: verify and precheck are recorded by import path like an undo function; a local function has none."""
+def test_w3_functions_are_recorded_by_their_names():
+    """W3: verify and precheck are recorded by their qualified names like an undo function, a lambda too."""
     declared = reversible(HERE, verify=look, precheck=lambda invocation: None)
-    assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", None)
+    local = f"{__name__}:test_w3_functions_are_recorded_by_their_names.<locals>.<lambda>"
+    assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", local)
 
 
 @pytest.mark.parametrize(
@@ -265,11 +266,11 @@ def test_w3_what_was_declared_stays_when_it_becomes_stricter():
 
 def test_w3_a_tool_out_of_sight_has_what_its_decorator_says_else_the_default():
     """W3: of a tool that the graph does not show, the decorator wins over the repository, and a name over `*`."""
-    effect("idempotent")(named("decorated_far_away"))
-    defaults = {"decorated_far_away": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
+    defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
     found = Declared({"seen": None}, defaults)
-    kinds = {name: found.get(name) for name in ("seen", "decorated_far_away", "named", "unknown")}
-    assert [kind and kind.kind for kind in kinds.values()] == [None, "idempotent", "read_only", "reversible"]
+    said = {"decorated": effect("idempotent")}
+    kinds = [found.get(name, None, said.get(name)) for name in ("seen", "decorated", "named", "unknown")]
+    assert [kind and kind.kind for kind in kinds] == [None, "idempotent", "read_only", "reversible"]
     assert found.get("named", {"readOnlyHint": False}) is None
     assert found.kinds() == {"seen": "undeclared"}
 
@@ -284,22 +285,28 @@ def test_w3_a_wrong_mapping_is_refused(wrong):
 # -- the registry
 
 
-def test_w1_what_was_declared_here_wins_over_the_record():
-    """W1: the function of this process comes before the import path, which may be older; other sessions are others."""
+def test_t3_a_record_chooses_among_what_is_declared_here():
+    """T3: the recorded name finds its function among those that were declared of the session's tool, and no other."""
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
-    assert registry.undo(1, call) is undo
-    assert (registry.verify(1, call), registry.precheck(1, call)) == (look, None)
+    assert "is not declared here" in registry.missing(1, call)
+    registry.declare(1, "pay", reversible(undo, verify=look))
+    assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
     registry.declare(1, "pay", reversible(other, precheck=look))
-    assert (registry.undo(1, call), registry.precheck(1, call)) == (other, look)
+    assert registry.undo(1, call) is undo
+    assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
     assert registry.verify(1, call) is look  # what a later declaration leaves out stays
-    assert registry.undo(2, call) is undo
+    assert registry.precheck(1, call) is look
+    assert "is not declared here" in registry.missing(2, call)
 
 
-def test_w1_the_record_wins_over_defaults():
-    """W1: a default is meant for all tools that say nothing themselves."""
+def test_t3_another_function_than_the_recorded_one_is_refused_with_both_names():
+    """T3: where the name recorded and the name declared differ, nothing is called, and both are named."""
     registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
-    assert registry.undo(1, invoked("pay_by_name")) is other
+    assert registry.undo(1, invoked("pay_by_name")) is other  # nothing was recorded that says otherwise
+    why = registry.missing(1, invoked("pay_by_name", undo="shop:cancel"))
+    assert "shop:cancel" in why
+    assert f"{__name__}:other" in why
     assert registry.undo(1, invoked("pay_by_name", undo=HERE)) is undo
     assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
 
@@ -313,7 +320,7 @@ def test_w1_the_undo_of_another_tool_of_the_same_name_is_never_taken():
 
 
 def test_w3_two_tools_of_one_name_say_nothing_of_a_third():
-    """W3: where decorators of two tools of one name do not agree, a tool out of sight is undeclared until wrap says."""
+    """W3: where decorators of two tools of one name do not agree, a tool known by its name alone is undeclared."""
 
     def one():
         def twice_decorated(x): ...
@@ -327,19 +334,20 @@ def test_w3_two_tools_of_one_name_say_nothing_of_a_third():
 
     effect("idempotent")(one())
     effect("idempotent")(another())
-    assert Declared().get("twice_decorated").kind == "idempotent"
+    assert declared_by_name("twice_decorated").kind == "idempotent"
     effect("irreversible")(one())
-    assert Declared().get("twice_decorated") is None
+    assert declared_by_name("twice_decorated") is None
     effect("irreversible")(another())  # as when a cell of a notebook runs again
-    assert Declared().get("twice_decorated").kind == "irreversible"
+    assert declared_by_name("twice_decorated").kind == "irreversible"
 
 
 def test_w1_what_is_missing_is_said():
     """W1: without an undo function, a path that leads somewhere, or a tool, the text tells what to do next."""
     registry = Registry()
     assert "wrap the graph" in registry.missing(1, invoked("nobody"))
-    assert "no.such:thing" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
-    assert registry.missing(1, invoked(undo=HERE)) is None
+    assert "no.such:thing is not declared here" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
+    registry.declare(1, "nobody", reversible("no.such:thing"))
+    assert "cannot be imported" in registry.missing(1, invoked("nobody", undo="no.such:thing"))
     with pytest.raises(NotFound, match="ToolNode"):
         registry.runner(1, invoked())
     registry.provide(1, "pay", "only its graph can call it")
@@ -350,7 +358,8 @@ def test_w1_what_is_missing_is_said():
 
 
 def test_w1_a_module_that_raises_is_not_found(tmp_path, monkeypatch):
-    """W1: importing somebody's module may raise anything; a plan goes on and says what is missing."""
+    """W1: importing a module that was declared may raise anything; a plan goes on and says what is missing."""
     (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "no key" in Registry().missing(1, invoked(undo="broken_shop:cancel"))
+    registry = Registry({"pay": reversible("broken_shop:cancel")})
+    assert "no key" in registry.missing(1, invoked(undo="broken_shop:cancel"))

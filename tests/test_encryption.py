@@ -15,7 +15,8 @@ from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
 from agentgit.store import encryption
 from agentgit.store.blobs import Blobs, leaf
 from agentgit.store.encryption import ENVIRONMENT, MAGIC, key_of
-from agentgit.store.rotation import Rotation, _raw, sealed_columns
+from agentgit.store.rotation import Rotation
+from agentgit.store.sealed import raw, sealed_columns
 from agentgit.store.tables import METADATA
 
 MARK = "zebrafish"
@@ -42,7 +43,7 @@ def as_stored(repo):
     found = []
     with repo.store.database.reading() as connection:
         for table in METADATA.sorted_tables:
-            for row in connection.execute(select(_raw(table.name))).all():
+            for row in connection.execute(select(raw(table.name))).all():
                 found += [value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in row]
     return "\n".join(found)
 
@@ -128,7 +129,7 @@ def test_d5_what_was_changed_is_named_and_never_shown(sqlite_template, tmp_path,
         agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
         agent.checkpoint("one")
         repo.tag("HEAD", "t", session="s", description=MARK)
-        table = _raw(name)
+        table = raw(name)
         changed = 0
         for column in sealed_columns()[name]:
             query = select(table.c[column], *table.primary_key).where(table.c[column].is_not(None))
@@ -174,7 +175,7 @@ def test_d5_a_value_opens_only_where_it_was_sealed(url):
         blobs, value = repo.store.graphs.content.blobs, leaf("json", b'"hello"')
         write = repo.store.database.write
         write(lambda c: blobs.put_many(c, [value]))
-        table = _raw("blob")
+        table = raw("blob")
         this = table.c.hash == value.hash
         with repo.store.database.reading() as connection:
             bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())

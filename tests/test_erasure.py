@@ -70,7 +70,7 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
     done = two.delete_session(MARK)
     assert done.rows["checkpoint"] > 3
     assert done.values > 0
-    assert done.events == before.tips[session.id].number
+    assert done.events == next(tip.number for tip in before.tips if tip.session_id == session.id)
     assert done.snapshots > 0
     assert done.left == []
     assert MARK not in dumped(two)
@@ -88,7 +88,7 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
 
 
 def test_d5_the_trail_lets_only_erased_sessions_go(two):
-    """D5: nobody deletes other events, edits what says that a session was erased, or makes it up unnoticed."""
+    """D5: nobody deletes other events, edits what says that a session was erased, or makes it up."""
     two.delete_session(MARK)
     write = two.store.database.write
     for statement in (delete(EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
@@ -98,10 +98,13 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
     other = two.session("other").id
     with two.store.database.reading() as connection:
         row = dict(connection.execute(select(ERASURE)).mappings().one())
-    write(lambda c: c.execute(insert(ERASURE), {**row, "external_session_id": other}))
-    write(lambda c: c.execute(delete(EVENT).where(EVENT.c.external_session_id == other)))
-    (finding,) = two.audit_verify().findings
-    assert finding.row == f"erasure {other}"
+    for statement in (
+        insert(ERASURE).values(**{**row, "external_session_id": other}),
+        delete(EVENT).where(EVENT.c.external_session_id == other),
+    ):
+        with pytest.raises(NotAllowed):
+            write(lambda c, s=statement: c.execute(s))
+    assert two.audit_verify().is_sound
 
 
 def test_d5_a_session_that_somebody_runs_is_not_erased(two):

@@ -44,8 +44,8 @@ def test_w10_ways_are_gone_judged_and_one_is_promoted(run, tmp_path):
     assert open_orders(tmp_path) == []
     found = json.loads(run("explore", *WITH, "--step", "order a chair", "--choices", "1", "--json")[1])
     assert [one["name"] for one in found["branches"]] == ["explore-2/1"]
-    assert run("promote", "s", "explore/2", "--json", "--import", "agentgit.demo:build")[0] == 2  # it needs --yes
-    code, out, _ = run("promote", "s", "explore/2", "--yes", "--import", "agentgit.demo:build")
+    assert run("promote", "s", "explore/2", "--json", "--trust", "agentgit.demo:build")[0] == 2  # it needs --yes
+    code, out, _ = run("promote", "s", "explore/2", "--yes", "--trust", "agentgit.demo:build")
     assert (code, out.splitlines()[0]) == (0, "Switch done: branch explore/2.")
     assert open_orders(tmp_path) == ["lamp"]
     assert "branch   explore/2" in run("status")[1]

@@ -16,7 +16,7 @@ from io import BytesIO
 
 import pytest
 from carrying import everything, forged, of, rows, written
-from desk import Desk
+from desk import Desk, desk, home
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,16 +26,7 @@ from agentgit.exports import paths, trees
 from agentgit.exports.trees import Item, Tree
 from agentgit.store.carry.import_ import check
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """The stores of workspaces are here."""
-    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def desk(tmp_path):
-    return Desk(tmp_path / "work")
+__all__ = ["desk", "home"]  # the fixtures
 
 
 @pytest.fixture
@@ -156,7 +147,7 @@ def test_b8_without_a_workspace_files_are_left_out_and_counted(repo, agent, othe
     assert other.diff("main#1", "HEAD", "s").added_files == []
     assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
     plain = json.loads(written(repo, "s").splitlines()[0])
-    assert (plain["format"], json.loads(data.splitlines()[0])["format"]) == (1, 2)
+    assert (plain["format"], json.loads(data.splitlines()[0])["format"]) == (1, 3)
 
 
 def test_s6_files_that_are_there_are_not_touched(repo, agent, other, desk, tmp_path):
@@ -267,9 +258,22 @@ def test_b8_a_snapshot_that_is_gone_is_counted(repo, agent, other, desk, tmp_pat
     assert not os.path.exists(store.storage_dir)
 
 
-@pytest.mark.parametrize("name", ["Icon\r", ".GIT", "con.txt", "A.TXT", "out", "s"])
-def test_b8_what_is_not_for_every_system_stays_and_is_counted(repo, desk, other, tmp_path, name):
-    """B8: a snapshot with such a path is left out whole, and the ones before and after it go along."""
+ODD = {
+    "Icon\r": "has control characters",
+    "a\nb": "has control characters",
+    ".GIT": "is of a git repository",
+    "con.txt": "is a device or another path on some systems",
+    "aux.py": "is a device or another path on some systems",
+    "A.TXT": "is the same as 'a.txt' on some systems",
+    "out": "is a link that may lead out of the workspace",
+    "s": "has a mode with which it would run as its owner, or another special bit",
+}
+"""Paths that not every system can have beside `a.txt`, and why."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_f5_a_path_that_cannot_travel_is_left_out_alone_and_named(repo, desk, other, tmp_path, name):
+    """F5: an export leaves out this path, names it in its report and the file, and carries all else; the import too."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     odd = desk.root / name
@@ -281,12 +285,88 @@ def test_b8_what_is_not_for_every_system_stays_and_is_counted(repo, desk, other,
     agent.run("write c.txt three")
     data = BytesIO()
     made = repo.export("s", data, files=True)
-    assert made.left_out == {trees.ODD: 2}
-    assert made.snapshots == 4
-    other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
+    assert (made.left_out, made.left_paths, made.snapshots) == ({}, {name: ODD[name]}, 6)
+    records = [json.loads(line) for line in data.getvalue().splitlines()]
+    named = [(one["path"], one["why"]) for one in records if one["record"] == "left"]
+    assert named == [(name, ODD[name]), (name, None)]
+    assert "x" not in [one["text"] for one in records if one["record"] == "file"]
+    back = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
+    assert (back.left_paths, back.to_dict()["left_paths"]) == (made.left_paths, {name: ODD[name]})
     new = Desk(tmp_path / "there")
-    wrapped(other, new).rewind_files("HEAD")
-    assert new.files == {"a.txt": "one", "b.txt": "two", "c.txt": "three"}
+    there = wrapped(other, new)
+    for place, files in (("main#4", ["a.txt", "b.txt"]), ("HEAD", ["a.txt", "b.txt", "c.txt"])):
+        done = there.rewind_files(place)
+        assert sorted(new.files) == files
+        missing = [(one.path, one.why) for one in done.changes if one.action == "missing"]
+        assert missing == ([(name, f"left out of the snapshot ({ODD[name]})")] if place == "main#4" else [])
+
+
+def test_f5_of_two_names_that_are_one_elsewhere_the_first_travels_until_it_goes(repo, desk, other, tmp_path):
+    """F5: of `Makefile` and `makefile` one travels; once the other is alone, it does."""
+    agent = wrapped(repo, desk)
+    agent.run("write Makefile big; write makefile small; write a.txt one")
+    agent.run("delete Makefile")
+    made = moved(repo, other, tmp_path / "there")
+    assert made.left_paths == {"makefile": "is the same as 'Makefile' on some systems"}
+    new = Desk(tmp_path / "there")
+    there = wrapped(other, new)
+    there.rewind_files("main#2")
+    assert new.files == {"Makefile": "big", "a.txt": "one"}
+    there.rewind_files("HEAD")
+    assert new.files == {"makefile": "small", "a.txt": "one"}
+
+
+def test_f5_a_path_that_becomes_one_that_cannot_travel_goes_from_the_export(repo, desk, other, tmp_path):
+    """F5: a link that cannot travel is left out of its snapshot alone; a restore leaves what stands at its path."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one; write b.txt two")
+    agent.run("shell rm a.txt && ln -s /etc/passwd a.txt")
+    agent.run("shell rm a.txt && echo -n three > a.txt")
+    made = moved(repo, other, tmp_path / "there")
+    assert made.left_paths == {"a.txt": ODD["out"]}
+    new = Desk(tmp_path / "there")
+    there = wrapped(other, new)
+    for place, files in (
+        ("main#2", {"a.txt": "one", "b.txt": "two"}), ("main#4", {"a.txt": "one", "b.txt": "two"}),
+        ("HEAD", {"a.txt": "three", "b.txt": "two"}),
+    ):  # fmt: skip
+        there.rewind_files(place)
+        assert new.files == files
+
+
+def test_f5_an_export_of_an_import_names_the_same_paths(repo, desk, other, tmp_path):
+    """F5: what an import did not bring is named again when the session is exported from there."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    (desk.root / "aux.py").write_text("x")
+    agent.run("write b.txt two")
+    moved(repo, other, tmp_path / "there")
+    assert other.export("s", BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
+
+
+def run(monkeypatch, capsys, *words):
+    """Run a command; give what it says."""
+    monkeypatch.setattr(sys, "argv", ["agentgit", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def test_f5_names_of_left_out_paths_cannot_write_to_a_terminal(desk, tmp_path, monkeypatch, capsys):
+    """F5: the command line names such paths without the control characters in them, and JSON has them all."""
+    monkeypatch.chdir(tmp_path)
+    with agentgit.open("a.db") as there:
+        agent = wrapped(there, desk)
+        (desk.root / "a\x1b[2Jb").write_text("x")
+        (desk.root / "aux.py").symlink_to("/dev/null")
+        agent.run("write a.txt one")
+    said = run(monkeypatch, capsys, "export", "s", "x", "--files", "--db", "a.db")
+    assert "\x1b[2J" not in said
+    assert "left out: aux.py is a device or another path on some systems" in said
+    assert "[2Jb has control characters" in said
+    said = run(monkeypatch, capsys, "import", "x", "--db", "b.db", "--workspace", "there", "--json")
+    assert sorted(json.loads(said)["left_paths"]) == ["a\x1b[2Jb", "aux.py"]
 
 
 # -- hostile files
@@ -331,8 +411,36 @@ def drop(kind, which=0):
     return lambda found: found.remove(of(found, kind)[which])
 
 
+def left(path, why="x", after="tree"):
+    """Say that the first tree leaves out a path."""
+    return lambda found: found.insert(
+        found.index(of(found, after)[0]) + 1, {"record": "left", "path": path, "why": why}
+    )
+
+
+def test_f5_an_export_of_the_second_format_is_still_read(export, target):
+    """F5: an export that was written before single paths were left out has the same files."""
+
+    def before(found):
+        found[0]["format"] = 2
+        del found[-1]["counts"]["left"]
+
+    repo, workspace = target
+    made = repo.import_(forged(export, before), workspace=workspace)
+    assert (made.snapshots, made.left_paths) == (3, {})
+
+
 LONG = "x" * 256
 LIES = {
+    "a path left out that leads out": (left("../a"), "leads out"),
+    "an absolute path left out": (left("/etc/passwd"), "leads out"),
+    "a path left out with an end of the text": (left("a\0b"), "leads out"),
+    "no path left out": (left(""), "no text of 1"),
+    "a path left out that is carried": (left("a.txt"), "carried and left out"),
+    "a path that was not left out": (left("new", None), "was not left out"),
+    "a path left out for a long reason": (left("new", LONG), "no text of 1 to 200"),
+    "a path left out too late": (left("new", after="path"), "comes too late"),
+    "a path left out of no tree": (left("new", after="checkpoint"), "is of no tree"),
     "a way out": (put("../x"), "leads out"),
     "a way out on the way": (put("d/../../x"), "leads out"),
     "an absolute path": (put("/etc/passwd"), "leads out"),
@@ -351,11 +459,11 @@ LIES = {
     "a path of Windows": (put("..\\..\\x"), "another path"),
     "a long name": (put(LONG), "more than 255 bytes"),
     "a long path": (put("/".join(["x" * 99] * 50)), "no text of 1 to 4096"),
-    "a case clash": (put("A.TXT"), "same as another path"),
-    "a case clash of folders": (put("D/x"), "same as another path"),
+    "a case clash": (put("A.TXT"), "is the same as"),
+    "a case clash of folders": (put("D/x"), "is the same as"),
     "a clash of accents": (
         lambda found: [put("\u00e9")(found), put("e\u0301", mode=0o600)(found)],
-        "same as another path",
+        "is the same as",
     ),
     "an absolute link": (put("out", link="/etc"), "lead out"),
     "a link that goes up": (put("out", link="../x"), "lead out"),

@@ -116,7 +116,7 @@ def test_b8_what_is_no_export_is_refused(target, data):
 
 def test_b8_a_newer_export_says_what_to_do(export, target):
     """B8: a file of a later release says to upgrade the library."""
-    newer = forged(export, lambda found: found[0].update(format=3))
+    newer = forged(export, lambda found: found[0].update(format=5))
     refused(target, newer, "pip install --upgrade", error=InvalidInput)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from desk import Desk
+from desk import Desk, desk, home
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from scripted import call, calls, scripted, tool_node_graph
@@ -29,16 +29,7 @@ from agentgit import (
 )
 from agentgit.demo import ScriptedModel
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """The stores of workspaces are here."""
-    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def desk(tmp_path):
-    return Desk(tmp_path / "work")
+__all__ = ["desk", "home"]  # the fixtures
 
 
 class Counter:
@@ -320,7 +311,7 @@ def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, des
     keeper = agent.rules.keeper
     plain = type(keeper).bring
 
-    def fail(self, at):
+    def fail(self, at, known=None):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(keeper), "bring", fail)

@@ -257,7 +257,7 @@ def test_w13_a_damaged_list_stops_a_collection(repo):
 
 def fill(repo, start):
     """Say so much that a dictionary can be trained."""
-    saver = agentgit.SQLModelSaver(repo.store.database)
+    saver = agentgit.SQLModelSaver(repo.store.database, sessions=True)
     graph = tool_node_graph(scripted("ok"), [], checkpointer=saver)
     text = "a chair, a table, two lamps and a sofa were ordered by somebody who lives in {} and asked for {}"
     messages = [HumanMessage(text.format(n, n * n), id=str(n)) for n in range(start, start + 150)]

@@ -54,7 +54,7 @@ def test_w1_what_a_tool_that_cannot_look_left_is_told(tmp_path):
         told = Counter(
             (step.invocation.tool_name, step.invocation.args["step"])
             for step in agent.plan_rollback("main#1").steps
-            if step.invocation.status in ("done", "failed")
+            if step.invocation.status in ("done", "unknown")
         )
         assert Counter(world.orders.values()) <= told
 

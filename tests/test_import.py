@@ -47,7 +47,7 @@ def any_origin(request, tmp_path):
 def tuples(repo, session):
     """Read a session's graph checkpoints through our saver, newest first."""
     store = repo.store
-    saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+    saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
     return list(saver.list(on(repo.branch(session, "main").langgraph_session_id)))
 
 
@@ -166,7 +166,7 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
 
     with pytest.raises(KeyboardInterrupt):
         repo.import_langgraph(origin.url, progress=stop)
-    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id)
+    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id, sessions=True)
     assert saver.gc().values == 0
     counted = saver.gc(dry_run=True, imports=True)
     assert counted.values > 16
@@ -180,7 +180,7 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
 def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
     """W13: an import under which everything is taken away makes no session, and says to try again; that works."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
-    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id)
+    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id, sessions=True)
 
     def collect(now):
         if now.done == 16:

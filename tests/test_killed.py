@@ -7,6 +7,7 @@ Real processes are killed, and the world is a shop that outlives them. Without `
 from __future__ import annotations
 
 import functools
+import json
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,9 @@ from agentgit.store.sessions import BRANCH
 HAPPENED, NOT = "happened", "did_not_happen"
 
 UNCLEAR = {"unknown", "reverse_unknown"}
+
+SOLD = {"order", "pay", "mail", "note"}
+"""The tools of the shop; a tool that has another agent use them is none of its own."""
 
 
 @pytest.fixture
@@ -89,10 +93,11 @@ def kill(repo, verify):
 
 
 def journal(repo):
-    """Every call that was ever recorded."""
+    """Every call of a tool of the shop that was ever recorded."""
     with repo.store.database.reading() as connection:
         query = select(INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(INVOCATION.c.id)
-        return repo.store.journal.own_values(connection, connection.execute(query).all())
+        calls = repo.store.journal.own_values(connection, connection.execute(query).all())
+    return [call for call in calls if call.tool_name in SOLD]
 
 
 def told(repo, shop):
@@ -116,6 +121,12 @@ def is_true(repo, shop):
     assert set(shop.standing) <= may_stand
     assert max(shop.standing.values(), default=0) <= 1
     assert max(shop.asked("cancelled").values(), default=0) <= 1
+
+
+def known(agent, shop):
+    """Give what each call of a track must have returned; None where a person told that it happened, and not what."""
+    results = [{"order": shop.orders(item)[0], "item": item} for item in "abc"]
+    return [None if call.result is None else result for call, result in zip(agent.tool_track(), results, strict=True)]
 
 
 def finished(repo, shop, operation, verify):
@@ -201,15 +212,54 @@ def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, age
 
 
 @pytest.mark.parametrize("point", POINTS["execute"])
-def test_w1_a_track_that_runs_again_is_finished_once(point, repo, agent, verify, kill, tmp_path, monkeypatch):
-    """W1: killed while the calls of the past run again in a fresh world, each of them is there once in the end."""
-    monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
-    fresh = Shop(tmp_path / "fresh.db")
-    kill(fresh, "execute", point)
+def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent, verify, kill):
+    """T2: killed anywhere, each order is there at most once, the branch that was left is as before, resume finishes."""
+    how = {"replay": "execute", "on_drift": "continue", "request_id": "r"}
+    history = agent.history()
+    kill(shop, "execute", point)
     repo, agent = reopened(repo, verify)
     with repo:
-        finished(repo, fresh, repo.operations("s")[0], verify)
-        assert fresh.standing == dict.fromkeys("abc", 1)
-        back = repo.wrap(agent.graph, "s", effects=dying.shop.imported(verify=verify)).rollback("start")
-        assert fresh.standing == {"a": 1}
-        assert len(back.tool_track()) == 1
+        is_true(repo, shop)
+        if point == "before the operation":
+            assert not repo.operations("s")
+            agent.rollback("end", **how)
+        report = finished(repo, shop, repo.operations("s")[0], verify)
+        assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
+        assert shop.standing == dict.fromkeys("abc", 1)
+        assert shop.asked("cancelled") == dict.fromkeys("abc", 1)
+        fresh = wrapped(repo, verify=verify)
+        assert fresh.branch.name == report.branch == "main-2"
+        assert [call.result for call in fresh.tool_track()] == known(fresh, shop)
+        answers = [json.loads(m["content"])["order"] for m in fresh.history() if m["role"] == "tool"]
+        then = [1, 2, 3]  # what is said of a call of which nobody knows what it returned
+        now = [call.result["order"] if call.result else old for call, old in zip(fresh.tool_track(), then, strict=True)]
+        assert answers == now
+        asked = shop.asked("order")
+        left = repo.wrap(agent.graph, "s", branch="main", effects=dying.shop.imported(verify=verify))
+        assert left.rollback("end", **how).branch.name == "main-2"
+        assert shop.asked("order") == asked
+        is_true(repo, shop)
+        assert not repo.fsck().findings
+        fresh.rollback("main#1")
+        assert shop.standing == {}
+
+
+@pytest.mark.parametrize("point", POINTS["fresh"])
+def test_t2_a_fresh_world_is_finished_once(point, repo, shop, agent, verify, kill, tmp_path, monkeypatch):
+    """T2: killed while a new session makes the calls of its template, the same call of wrap, or resume, finishes it."""
+    before = shop.standing, shop.asked("order")
+    monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
+    there = Shop(tmp_path / "fresh.db")
+    kill(there, "fresh", point)
+    repo, _ = reopened(repo, verify)
+    with repo:
+        with suppress(RollbackIncomplete):
+            dying.begun_afresh(repo, verify=verify)
+        told(repo, there)
+        fresh = dying.begun_afresh(repo, verify=verify)
+        assert there.standing == dict.fromkeys("abc", 1)
+        assert [call.result for call in fresh.tool_track()] == known(fresh, there)
+        assert (shop.standing, shop.asked("order")) == before
+        assert not repo.fsck().findings
+        fresh.rollback("main#1")
+        assert there.standing == {}

@@ -104,10 +104,15 @@ def test_d5_a_turn_whose_lease_ended_saves_nothing_more(repo, world):
     agent = wrapped(repo, world)
     agent.run("add chair")
 
-    def take_over():
-        assert let_end(repo) == 1
+    def run():
         with agentgit.open(repo.store.database.url) as other:
             wrapped(other, world).run("look")
+
+    def take_over():
+        assert let_end(repo) == 1
+        other = threading.Thread(target=run)  # it is in no turn, as another process
+        other.start()
+        other.join()
 
     world.then = take_over
     with pytest.raises(Conflict, match="taken over"):  # sync: no step is saved late, while the other one looks

@@ -80,7 +80,7 @@ def _set(repo, connection, invocation_id, status):
     from agentgit.store.journal import INVOCATION
 
     row = INVOCATION.c.id == invocation_id
-    connection.execute(INVOCATION.update().where(row).values(status=status, result=None))
+    connection.execute(INVOCATION.update().where(row).values(status=status, result=None, ended_at=None))
 
 
 @pytest.mark.parametrize("there", [True, {"item": "table", "number": 2}, False, None], ids=str)

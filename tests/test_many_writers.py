@@ -110,7 +110,8 @@ def test_eight_threads_with_their_own_connections(database, how):
 def run_processes(url, turns):
     """Run eight processes that talk at once, and look that no turn was lost."""
     done = processes.run("import sys, echoes; sys.exit(echoes.main(sys.argv[1], 8, int(sys.argv[2])))", url, turns)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     names = [f"p{n}" for n in range(8)]
     found = [conversation(url, HOW[n % 2], name) for n, name in enumerate(names)]
     assert found == [whole(name, turns) for name in names]

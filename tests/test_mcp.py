@@ -37,6 +37,7 @@ from langchain_core.tools import tool
 from agentgit import reversible
 
 FILE = pathlib.Path(__file__).with_name("shelf.json")
+print("nor is this one")
 
 def items():
     return json.loads(FILE.read_text()) if FILE.exists() else []
@@ -81,7 +82,7 @@ def agent(repo, world):
 @asynccontextmanager
 async def client(repo, session=None, *, read_only=False, may_force=False):
     """Connect a real client to a server in this process; gives what calls a tool."""
-    tools = Moves(repo, session, lambda session_id: None, may_force=may_force)
+    tools = Moves(repo, session, may_force=may_force)
     server = made(tools, bound=session is not None, read_only=read_only)
     async with create_connected_server_and_client_session(server) as connected:
 
@@ -116,7 +117,10 @@ async def test_a7_a_client_goes_back_over_stdio(tmp_path, monkeypatch):
         model = scripted(call("put", item="cup"), "ok", call("put", item="jug"), "ok")
         agent = repo.wrap(tool_node_graph(model, [shelf.put]), "s")
         agent.run("a cup")
-        async with stdio_client(parameters(tmp_path, "s")) as streams, ClientSession(*streams) as server:
+        async with (
+            stdio_client(parameters(tmp_path, "s", "--trust", "shelf")) as streams,
+            ClientSession(*streams) as server,
+        ):
             hello = await server.initialize()
             assert (hello.serverInfo.name, hello.serverInfo.version) == ("agentgit", agentgit.__version__)
             await server.call_tool("create_checkpoint", {"name": "one cup"})
@@ -197,7 +201,7 @@ async def test_a_server_shows_what_it_is_bound_to(repo, agent):
 @pytest.mark.parametrize("read_only", [True, False])
 def test_what_a_server_says_of_itself_is_what_it_offers(repo, read_only):
     """D5: who may only read is not told of tools that are not there."""
-    server = made(Moves(repo, None, print, may_force=False), bound=False, read_only=read_only)
+    server = made(Moves(repo, None, may_force=False), bound=False, read_only=read_only)
     told = server.create_initialization_options().instructions
     assert ("rollback_to_checkpoint" in told) is not read_only
 

@@ -80,6 +80,16 @@ def test_d5_who_is_shut_out_is_no_user_of_the_command_line_either(agentgit):
     assert agentgit("--user", "ada", "sessions")[0] == 0
 
 
+def test_q6_a_key_of_the_command_line_reads_only_and_ends_unless_asked_otherwise(agentgit):
+    """Q6: without options a key reads for 90 days; --expires never and --scope say otherwise."""
+    agentgit("users", "add", "ada")
+    made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--json")[1])
+    assert (made["scopes"], made["expires_at"] is None) == (["read"], False)
+    words = ("--scope", "write", "--expires", "never")
+    made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", *words, "--json")[1])
+    assert (made["scopes"], made["expires_at"]) == (["fork", "read", "write"], None)
+
+
 def test_w12_the_trail_says_who_did_it(agentgit):
     """W12: in what an admin reads each event has the name of who did it and of whom it concerns; erased ones an id."""
     for name in ("ada", "bob"):

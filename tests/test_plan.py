@@ -102,13 +102,13 @@ def test_w2_a_plan_reads_as_text_and_as_data():
 def undo_in_module(args, result): ...
 
 
-def test_effects_know_whether_another_process_can_find_their_undo():
-    """W1: a module's function has an import path; a local one has none, and nobody pretends."""
+def test_t3_effects_know_the_names_of_their_functions():
+    """T3: a call records the qualified name of its undo, a local function's too; nothing is found by it alone."""
 
     def local(args, result): ...
 
     assert reversible(undo_in_module).undo_path == f"{__name__}:undo_in_module"
-    assert reversible(local).undo_path is None
+    assert reversible(local).undo_path == f"{__name__}:{local.__qualname__}"
     assert reversible("pkg.mod:f").undo_path == "pkg.mod:f"
     assert resolve(f"{__name__}:undo_in_module") is undo_in_module
 

@@ -425,7 +425,7 @@ def test_an_exception_without_a_text_is_journaled_all_the_same(repo):
     agent.run("put it")
     with pytest.raises(Mute):
         agent.run("put it")
-    assert [(c.status, c.error_message) for c in agent.tool_track()] == [("done", None), ("failed", "Mute")]
+    assert [(c.status, c.error_message) for c in agent.tool_track()] == [("done", None), ("unknown", "Mute")]
     with pytest.raises(RollbackIncomplete, match="its undo raised Mute"):
         agent.rollback("main#1")
     assert agent.tool_track()[0].status == "reverse_failed"
@@ -450,8 +450,12 @@ def test_a_running_branch_is_not_rolled_back_under_its_turn(repo, world):
 
 
 def undo_file(args, result):
-    """Undo of `touch` below: found by its import path."""
+    """Undo of `touch` below."""
     Path(result["path"]).unlink()
+
+
+TOUCHING = {"touch": reversible(undo_file)}
+"""What who trusts this module knows of it."""
 
 
 CHILD = """
@@ -487,13 +491,16 @@ def run_child(database, folder: Path, second: str) -> int:
     return processes.run(code, cwd=folder).returncode
 
 
-def test_w1_another_process_reverses_by_the_import_path(repo, database, tmp_path, monkeypatch):
-    """W1: after a restart, without the graph and without effects=, a rollback finds the undo function by its path."""
+def test_w1_another_process_reverses_with_a_trusted_module(repo, database, tmp_path, monkeypatch):
+    """W1: after a restart, without the graph and without effects=, a rollback has the undo of a trusted module."""
     folder = tmp_path / "work"
     folder.mkdir()
     assert run_child(database, folder, "b") == 0
     monkeypatch.chdir(folder)
     agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
+    with pytest.raises(RollbackBlocked, match="test_rollback:undo_file is not declared here"):
+        agent.rollback("main#2")
+    repo.trust(__name__)
     retry = agent.rollback("main#2")
     assert [item.invocation.args["name"] for item in retry.report.reversed] == ["b"]
     assert (folder / "a").exists()
@@ -506,7 +513,7 @@ def test_w1_without_its_undo_function_a_reversible_effect_blocks(repo, world):
     agent.run("and a table")
     with agentgit.open(repo.store.database.url) as later:
         again = later.wrap(tool_node_graph(scripted("hi"), []), "s")
-        with pytest.raises(RollbackBlocked, match="wrap the graph with effects"):
+        with pytest.raises(RollbackBlocked, match="wrap the graph again"):
             again.rollback(before)
     assert world.undone == []
 
@@ -536,16 +543,17 @@ sys.path[:0] = [{tests!r}]
 import agentgit, test_rollback
 from scripted import World, scripted, tool_node_graph
 world = World()
-def undo(args, result):
+def undo(world, args, result):
     print(args["item"], flush=True)
     if args["item"] == "table" and {die!r} == "inside":
         os.kill(os.getpid(), signal.SIGKILL)
+undo.__module__, undo.__qualname__ = "scripted", "World.remove"
+World.remove = undo
 repo = agentgit.open({database!r})
 if {die!r} == "publish":
     from agentgit.rollback.publish import Publishing
     Publishing.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
-agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s",
-                  effects=world.effects(add=agentgit.reversible(undo)))
+agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s", effects=world.effects())
 agent.rollback("before", request_id="r")
 """
 

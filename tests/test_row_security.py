@@ -133,8 +133,10 @@ def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(o
         statements = [] if row is None else [insert(table).values(dict(row))]
         if mine[table.name] and table.name not in trail:
             statements.append(update(table).values({of.name: theirs}))
+        # Where a trigger looks first, it finds nothing there that tells of the erasure.
+        said = "cannot be changed" if table.name == "erasure" else "row-level security"
         for statement in statements:
-            with pytest.raises(NotAllowed, match="row-level security"):
+            with pytest.raises(NotAllowed, match=said):
                 database.write(lambda c, statement=statement: c.execute(statement))
     for table in reversed(TABLES):
         if table.name not in {*trail, "tenant"}:

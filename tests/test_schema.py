@@ -86,7 +86,12 @@ def test_d5_the_schema_can_be_spread_over_servers(postgres_url):
     across = {name for name, first in leads.items() if first != "tenant_id"}
     assert across == {*ACROSS, "pk_tenant"}
     assert {(first, to) for table, _, first, to in found["references"] if table in ours} == {("tenant_id", "tenant_id")}
-    assert {name for _, name in found["triggers"]} == {"audit_event_stays", "audit_event_goes", "erasure_stays"}
+    assert {name for _, name in found["triggers"]} == {
+        "audit_event_stays",
+        "audit_event_goes",
+        "erasure_stays",
+        "erasure_is_told",
+    }
     assert found["sequences"] == []
     assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]
 

@@ -539,3 +539,15 @@ def test_w9_a_database_of_tables_only_is_searched(database):
     with agentgit.open(database.url) as repo, pytest.raises(NotFound, match="no session"):
         repo.search("x")
     assert isinstance(database, Database)
+
+
+def test_w9_merged_messages_are_found_as_new_as_the_merge(repo):
+    """W9: what a merge brought counts from then on: before what the branch said earlier, after what it says later."""
+    agent = chat(repo)
+    agent.run("needle one")
+    theirs = agent.fork(name="theirs")
+    theirs.run("needle two")
+    agent.run("needle three")
+    agent.merge("theirs")
+    agent.run("needle four")
+    assert [hit.snippet for hit in agent.search("needle")] == [f"needle {n}" for n in ("four", "two", "three", "one")]

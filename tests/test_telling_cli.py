@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pytest
 from test_upkeep_cli import _run
-from test_webhooks import receiver  # noqa: F401  # a fixture
+from test_webhooks import allowed, receiver  # noqa: F401  # fixtures
 from typer.testing import CliRunner
 
 from agentgit.cli.app import app
@@ -79,17 +79,17 @@ def test_w12_the_trail_is_verified_against_what_was_kept(at, tmp_path):
     """W12: a whole trail is said to be whole; one that was cut is found by an earlier answer."""
     code, out, _ = at("audit", "verify")
     assert (code, out.startswith("the trail is as it was written")) == (0, True)
-    (tmp_path / "tips.json").write_text(at("audit", "verify", "--json")[1])
+    (tmp_path / "tips.json").write_text(at("audit", "tips")[1])
     with closing(sqlite3.connect(tmp_path / "agentgit.db")) as connection:
         connection.execute("DROP TRIGGER audit_event_no_delete")
         connection.execute("DELETE FROM audit_event WHERE seq = (SELECT max(seq) FROM audit_event)")
         connection.commit()
     assert at("audit", "verify")[0] == 0
-    code, out, _ = at("audit", "verify", "--against", "tips.json")
+    code, out, _ = at("audit", "verify", "--tips", "tips.json")
     assert (code, "is not there now" in out) == (12, True)
     (tmp_path / "tips.json").write_text("[]")
-    assert at("audit", "verify", "--against", "tips.json")[0] == 2
-    assert at("audit", "verify", "--against", "nothing.json")[0] == 3
+    assert at("audit", "verify", "--tips", "tips.json")[0] == 2
+    assert at("audit", "verify", "--tips", "nothing.json")[0] == 3
 
 
 def test_w12_a_webhook_from_the_command_line(at, tmp_path, receiver, monkeypatch):  # noqa: F811  # the fixture

@@ -1,18 +1,14 @@
 """Templates: a checkpoint of one session starts another session (W11)."""
 
 import pytest
-from desk import Desk
+from desk import Desk, home
 from langgraph.types import Command
 from scripted import World, call, nested_graph, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, NotFound, WorkspaceChanged
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """The stores of workspaces are here."""
-    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+__all__ = ["home"]  # the fixtures
 
 
 @pytest.fixture

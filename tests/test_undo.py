@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import threading
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
-from agentgit.workspace import beneath, single_files, undo_rows
-from agentgit.workspace.beneath import CHUNK
+from agentgit.workspace import beneath, renaming, single_files, undo_rows
+from agentgit.workspace.contents import CHUNK
 from agentgit.workspace.lock import exclusive
 from agentgit.workspace.single_files import Files
 from agentgit.workspace.undo import Undone, UndoStack
@@ -406,7 +407,7 @@ def broken_off(*_):
 def die_in(work, store, where, point):
     """Run in another process: be killed when something is about to be done for the given time."""
     stack, seen = UndoStack(work, store), []
-    owner, name = {"put": (Files, "put"), "rename": (os, "rename"), "evict": (stack._rows, "evict")}[where]
+    owner, name = {"put": (Files, "put"), "rename": (renaming, "system_call"), "evict": (stack._rows, "evict")}[where]
     plain = getattr(owner, name)
 
     def hooked(*args, **how):
@@ -421,7 +422,10 @@ def die_in(work, store, where, point):
     stack.undo()
 
 
-@pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), ("rename", 1), ("rename", 2), ("evict", 1)])
+RENAMES = [("rename", number) for number in range(1, 7)]
+
+
+@pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("evict", 1)])
 def test_kill_9_leaves_it_whole(work, tmp_path, where, point):
     """C8: killed in mid undo, the next use finishes it; killed in mid snapshot, the stack is as before."""
     for name in "012":
@@ -471,9 +475,20 @@ def test_many_threads_and_handles_at_once(work, tmp_path):
 def test_waiting_for_others_has_an_end(work, stack, tmp_path, monkeypatch):
     """C8: while another process uses the stack, one waits, and then gets a typed error; its end frees the stack."""
     monkeypatch.setattr(undo_rows, "PATIENCE", 0.01)
-    busy = pytest.raises(Unavailable, match="Another process uses the undo stack")
-    with exclusive(tmp_path / "store/undo.lock", patience=0, what="it"), busy:
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with exclusive(tmp_path / "store/undo.lock", patience=0, what="it"):
+            held.set()
+            over.wait(60)
+
+    other = threading.Thread(target=hold)  # of whose locks this thread knows as little as of another process's
+    other.start()
+    assert held.wait(60)
+    with pytest.raises(Unavailable, match="Another process uses the undo stack"):
         stack.snapshot("edit", ["file"])
+    over.set()
+    other.join()
     stack.snapshot("edit", ["file"])
     with pytest.raises(Unavailable, match="cannot be locked"), exclusive(work / "no/lock", patience=0, what="it"):
         pass
@@ -551,25 +566,18 @@ def test_asking_again_undoes_no_second_entry(work, stack, monkeypatch):
     stack.snapshot("second", ["a"])
     (work / "a").write_text("3")
     with monkeypatch.context() as broken:
-        broken.setattr(os, "rename", Broken())
+        broken.setattr(renaming, "system_call", lambda *_: errno.ENOSPC)
         with pytest.raises(Unavailable):
             stack.undo()
     assert stack.undo().labels == ("second",)
     assert (work / "a").read_text() == "2"
     with monkeypatch.context() as broken:
-        broken.setattr(os, "rename", Broken())
+        broken.setattr(renaming, "system_call", lambda *_: errno.ENOSPC)
         with pytest.raises(Unavailable):
             stack.redo()
     assert stack.redo().labels == ("second",)
     assert (work / "a").read_text() == "3"
     assert [entry.label for entry in stack.history] == ["first", "second"]
-
-
-class Broken:
-    """What finds no space."""
-
-    def __call__(self, *_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(work):
@@ -588,3 +596,26 @@ def test_a_workspace_that_is_gone_is_not_said_to_be_full(work, stack):
     work.rename(work.with_name("elsewhere"))
     with pytest.raises(Unavailable, match="See what is wrong there, then do the same again"):
         stack.snapshot("write", ["a"])
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_directory_that_became_a_link_is_not_followed(tmp_path, above):
+    """Root: a link that took the place of the directory of a stack, or of one above it, is not followed."""
+    work = tmp_path / "above" / "work"
+    work.mkdir(parents=True)
+    (work / "a").write_text("1")
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        stack.snapshot("edit", ["a"])
+        (work / "a").write_text("2")
+        place = work.parent if above else work
+        place.rename(tmp_path / "moved")
+        theirs = tmp_path / "theirs" / ("work" if above else "")
+        theirs.mkdir(parents=True)
+        (theirs / "a").write_text("2")
+        place.symlink_to(tmp_path / "theirs")
+        with pytest.raises(Unavailable, match="behind a symbolic link"):
+            stack.undo()
+        assert (theirs / "a").read_text() == "2"
+        place.unlink()
+        (tmp_path / "moved").rename(place)
+        assert stack.undo().restored == ("a",)

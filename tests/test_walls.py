@@ -36,6 +36,7 @@ def filled(world):
     ada.tag("main#1", "more", "s")
     ada.ensure_session("gone")
     ada.delete_session("gone")
+    repo.users.delete(repo.users.add("gone"))
     with pytest.raises(NotAllowed):
         repo.authenticate("x", source="10.0.0.1")
     return key, hook, ada.share_link("s", "editor")

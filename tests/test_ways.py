@@ -9,7 +9,7 @@ from scripted import World, obedient, tool_node_graph
 from sqlalchemy import delete, func, insert, select
 
 import agentgit
-from agentgit import Unavailable
+from agentgit import AgentGitError
 from agentgit.store import batch
 from agentgit.store.database import Database
 from agentgit.store.prepared import Prepared
@@ -44,12 +44,15 @@ def of_last_turn(postgres_url, sent, said):
     return list(sent)
 
 
-@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 14, 58), ("add chair", 29, 92)])
+@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 13, 53), ("add chair", 27, 84)])
 def test_d5_a_turn_asks_the_server_seldom(postgres_url, sent, said, most, statements):
     """D5: a turn needs few ways to the server, and few statements; one with a tool call some more."""
     ways = of_last_turn(postgres_url, sent, said)
-    assert 0 < len(ways) <= most
-    assert 0 < sum(map(len, ways)) <= statements
+    # LangGraph saves a task's writes in another thread than their checkpoint. Those that come before it cost one way
+    # and three statements more.
+    early = sum(any("INSERT INTO graph_write" in sql for sql in way) for way in ways)
+    assert 0 < len(ways) <= most + early
+    assert 0 < sum(map(len, ways)) <= statements + 3 * early
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -70,7 +73,7 @@ def test_d5_a_failed_pipeline_says_its_own_failure_and_logs_nothing(postgres_url
         return asyncio.run(database.run(work)) if is_async else work()
 
     with closing(Database(postgres_url)) as database:
-        with pytest.raises(Unavailable, match="pk_tenant"):
+        with pytest.raises(AgentGitError, match="pk_tenant"):
             write(database, 7, 8, 8, 9)
         with database.reading() as connection:
             before = connection.execute(count).scalar_one()

@@ -94,6 +94,22 @@ def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
     assert (switched["branch"]["is_current"], switched["report"]) == (True, None)
 
 
+def test_t2_a_path_that_cannot_run_again_is_refused_or_answered_from_the_record(ask, repo):
+    """T2: the API obeys the same rules: a server without the tools runs none, and force answers from the record."""
+    at = f"/sessions/{repo.session('support-42').id}"
+    place = repo.checkpoints("support-42", "main")[-1].metadata["reference"]
+    track = repo.tool_track("support-42", "main")
+    plan = ask("GET", f"{at}/plan?to={place.replace('#', '%23')}&branch=main&replay=execute")
+    assert {step["otherwise"] for step in plan["steps"] if step["action"] == "block"} <= {"answer", "gone", "keep"}
+    assert ask("POST", f"{at}/rollbacks", 409, to=place, replay="execute")["plan"]["is_admissible"] is False
+    assert "twice" in ask("POST", f"{at}/rollbacks", 422, to=place, replay="execute", tools="keep")["detail"]
+    report = ask("POST", f"{at}/rollbacks", 201, to=place, replay="execute", force=True)
+    assert (report["redone"], report["status"]) == ([], "done")
+    told = [*report["answered"], *report["gone"]]
+    assert [item["invocation"]["id"] for item in told] == [call.id for call in track]
+    assert [call.replay_of for call in repo.tool_track("support-42")] == [call.id for call in track]
+
+
 def test_w1_a_rollback_that_stops_half_way_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
     """W1: a failed reversal is a 409 with the operation and the report so far; resolve and resume finish it."""
     at = f"/sessions/{repo.session('support-42').id}"

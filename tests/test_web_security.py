@@ -61,17 +61,25 @@ def log_in(client: TestClient, name: str = "ada", password: str = PASSWORD, **mo
 # -- coming in
 
 
-def test_d5_the_link_lets_one_browser_in_and_only_once(repo):
-    """D5: the link of `agentgit serve` works once; its browser stays in, and another one does not come in with it."""
+def test_q6_the_link_works_until_it_ends_and_a_preview_spends_nothing(repo, monkeypatch):
+    """Q6: the link may be opened again, by another browser and after a preview; after 12 hours it lets nobody in."""
     link = Link(repo)
     made = app(repo, link=link)
-    one, other = (TestClient(made, base_url="http://localhost:8700", follow_redirects=False) for _ in range(2))
-    assert one.get(f"/enter?token={link.token}").headers["location"] == "/"
-    assert one.get("/sessions").status_code == 200
-    assert one.get(f"/enter?token={link.token}").status_code == 303  # it is in already
-    late = other.get(f"/enter?token={link.token}")
-    assert (late.status_code, "set-cookie" in late.headers) == (403, False)
-    assert other.get("/sessions").headers["location"] == "/login?next=/sessions"
+    preview, one, other, late = (
+        TestClient(made, base_url="http://localhost:8700", follow_redirects=False) for _ in range(4)
+    )
+    for client in (preview, one, one, other):
+        assert client.get(f"/enter?token={link.token}").headers["location"] == "/"
+    assert [client.get("/sessions").status_code for client in (one, other)] == [200, 200]
+    assert len({client.cookies.get("agentgit-8700") for client in (preview, one, other)}) == 3  # each has its own
+    one.post("/logout", data={"csrf": mark(one.get("/sessions"))}, headers={"origin": "http://localhost:8700"})
+    assert other.get("/sessions").status_code == 200
+    ends = time.monotonic() + HOURS * 3600
+    monkeypatch.setattr(time, "monotonic", lambda: ends)
+    refused = late.get(f"/enter?token={link.token}")
+    assert (refused.status_code, "set-cookie" in refused.headers) == (403, False)
+    for client in (other, late):
+        assert client.get("/sessions").headers["location"] == "/login?next=/sessions"
 
 
 def test_d5_the_cookie_is_kept_from_scripts_other_sites_and_open_lines(repo):

@@ -31,10 +31,10 @@ class Receiver(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self):
+    def __init__(self, at=("127.0.0.1", 0)):
         self.got, self.answers, self.headers, self.hold = [], deque(), {}, None
         self.now, self.most = 0, 0
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(at, Handler)
 
     @property
     def url(self):
@@ -66,6 +66,12 @@ def receiver():
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch):
+    """Let this machine's own servers be sent to, as an operator does, before a test opens anything."""
+    monkeypatch.setenv("AGENTGIT_WEBHOOK_ALLOW", "127.0.0.1")
 
 
 @pytest.fixture(autouse=True)
@@ -247,7 +253,7 @@ def test_w12_each_user_has_his_own(database, receiver):
         assert [event.kind for event in ann.events()][-1] == "webhook.removed"
 
 
-def test_w12_secrets_are_not_shown(repo, receiver, monkeypatch):
+def test_w12_secrets_are_not_shown(repo, receiver):
     """W12: a secret is told once, by `add`; neither reprs, lists, events nor failures have it, nor tokens in a URL."""
     hook = repo.webhooks.add(receiver.url + "?token=hidden", "session.*")
     assert len(key_of(hook.secret)) == 32
@@ -255,17 +261,6 @@ def test_w12_secrets_are_not_shown(repo, receiver, monkeypatch):
     said = repr(hook) + json.dumps(hook.to_dict()) + repr(repo.webhooks.list()) + repr(list(repo.events()))
     assert hook.secret not in said
     assert "hidden" not in said
-    repo.webhooks.add(receiver.url, "session.*", "env:AGENTGIT_TEST_SECRET")
-    with repo.store.database.reading() as connection:
-        stored = [row.secret for row in connection.execute(HOOK.select().order_by(HOOK.c.id))]
-    assert stored == [hook.secret, "env:AGENTGIT_TEST_SECRET"]
-    repo.ensure_session("s")
-    assert repo.webhooks.deliver().failed == 1
-    assert "AGENTGIT_TEST_SECRET has no secret" in repo.webhooks.list()[1].last_error
-    monkeypatch.setenv("AGENTGIT_TEST_SECRET", SECRET)
-    due_now(repo)
-    assert repo.webhooks.deliver().sent == 1
-    verify(SECRET, *receiver.got[-1])
 
 
 @pytest.mark.parametrize(
@@ -315,7 +310,7 @@ def test_w12_fsck_counts_the_outbox(repo):
 
 
 def test_w12_nothing_secret_is_logged_or_told_by_failures(repo, receiver, caplog):
-    """W12: neither httpx nor a failed statement shows what follows a `?` in a URL, or a secret."""
+    """W12: neither httpcore nor a failed statement shows what follows a `?` in a URL, or a secret."""
     caplog.set_level("DEBUG")
     repo.webhooks.add(f"{receiver.url}?token=hush", "session.*", SECRET)
     repo.ensure_session("s")

@@ -5,34 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from folders import kind, work, workspace
 from trees import CASES, picture
 
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace, WorkspaceChanged
 
-
-@pytest.fixture
-def work(tmp_path):
-    """An empty workspace's directory."""
-    made = tmp_path / "work"
-    made.mkdir()
-    return made
-
-
-@pytest.fixture(params=["git", "directory"])
-def kind(request):
-    """Which environment."""
-    return request.param
-
-
-@pytest.fixture
-def workspace(work, tmp_path, kind):
-    """A workspace."""
-    return Workspace(work, tmp_path / "store", environment=kind)
+__all__ = ["kind", "work", "workspace"]  # the fixtures
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -686,3 +670,39 @@ def test_a_callback_may_look_at_the_undo_stack(workspace, work):
     workspace.undo_stack.snapshot("bash: make")
     assert seen == [0]
     assert workspace.undo_stack.depth == 1
+
+
+def test_p5_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path, kind, monkeypatch):
+    """P5: what is listed survives a loss of power: contents and names are on the disk before that."""
+    (work / "a.txt").write_text("one")
+    flushed, plain = [], os.fsync
+
+    def fsync(file):
+        flushed.append((Path(os.readlink(f"/proc/self/fd/{file}")).name, len(workspace.list())))
+        plain(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    workspace.save("one")
+    assert len(workspace.list()) == 1
+    assert {count for _, count in flushed} == {0}
+    names = {name for name, _ in flushed}
+    # The pack itself is flushed by git, which is told to.
+    assert ({"a.txt", "tree.json", "files", "directory"} if kind == "directory" else {"pack", "agentgit"}) <= names
+
+
+def test_a_callback_that_opens_the_workspace_again_is_told_at_once(workspace, work, kind):
+    """A callback that would wait for its own thread gets an error at once that says so; the save is done."""
+    (work / "a").write_text("1")
+    other, told = Workspace(work, workspace.storage_dir, environment=kind), []
+
+    def call(*_):
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"from inside a use of the workspace .*callback"):
+            other.save()
+        told.append(time.monotonic() - began)
+
+    first = workspace.save(progress=call)
+    assert told
+    assert max(told) < 5
+    assert other.changed() == ()
+    assert [one.id for one in other.list()] == [first.id]

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import textwrap
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import processes
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trees import both, folder, gone, link, picture, write
 
 from agentgit import Unavailable, Workspace
-from agentgit.workspace import disk
+from agentgit.workspace import renaming
 from agentgit.workspace.disk import Disk
 
 
@@ -49,7 +49,7 @@ CHANGE = both(
 
 POINTS = {
     "before the snapshot": ("git_trees.GitTrees.write", 1),
-    "in the snapshot": ("scan.digest", 5),
+    "in the snapshot": ("scan.digest_of", 5),
     "before the catalog": ("catalog.Catalog.enter", 1),
     "before the restore": ("catalog.Catalog.begin", 1),
     "after its beginning": ("restore.Restore.run", 1),
@@ -57,7 +57,8 @@ POINTS = {
     "at a later removal": ("disk.Disk.unlink", 2),
     "at the first file": ("disk.Disk.put", 1),
     "at a later file": ("disk.Disk.put", 9),
-    "while a file is written": ("disk.os.rename", 3),
+    "before a file takes its place": ("renaming.system_call", 10),
+    "after a file took its place": ("place.remove_file", 14),
     "at a directory": ("disk.Disk.make_folder", 14),
     "before the end": ("catalog.Catalog.end", 1),
 }
@@ -113,6 +114,141 @@ def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
     again.gc()
     again.restore(first.id)
     assert picture(work) == was
+
+
+KILLED_AT = """
+    import os, signal, sys
+    from agentgit import Workspace
+    from agentgit.workspace import renaming
+    work, store, ref, last = sys.argv[1:]
+    calls = 0
+    def counted(plain):
+        def call(*arguments, **named):
+            global calls
+            calls += 1
+            if calls == int(last):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*arguments, **named)
+        return call
+    workspace = Workspace(work, store)
+    workspace.initialize()
+    for name in ("unlink", "rename", "symlink", "mkdir", "rmdir", "chmod", "fchmod"):
+        setattr(os, name, counted(getattr(os, name)))
+    renaming.system_call = counted(renaming.system_call)
+    workspace.restore(ref)
+    print(calls)
+"""
+"""Restores, and dies before the given one of all calls that change the disk."""
+
+
+def linked(work, outside):
+    """Make files with several names, in the workspace and outside; give what makes them otherwise."""
+    for name, bits in (("a", 0o600), ("b", 0o644), ("c", 0o644)):
+        write(name, b"same", bits)(work)
+    os.link(work / "a", outside / "a")
+    os.link(work / "c", work / "d")
+
+    def change():
+        gone("b")(work)
+        os.link(work / "a", work / "b")  # now with the mode of a
+        os.link(work / "d", outside / "d")
+        (work / "d").chmod(0o640)
+        (work / "c").write_bytes(b"through both names")
+        gone("d0")(work)
+        write("d0", b"in the way")(work)
+        os.link(work / "d0", outside / "d0")
+
+    return change
+
+
+def kill_once(place, number):
+    """Kill a restore at its so manieth change of the disk, finish it, and go both ways; True if it was killed."""
+    work, outside = place / "work", place / "outside"
+    work.mkdir(parents=True)
+    outside.mkdir()
+    BEFORE(work)
+    change = linked(work, outside)
+    workspace = Workspace(work, place / "store")
+    first, was = workspace.save("before"), picture(work)
+    change()
+    changed, elsewhere = picture(work), picture(outside)
+    done = run(KILLED_AT, work, place / "store", first.id, number)
+    again = Workspace(work, place / "store")
+    again.initialize()
+    assert picture(work) in (was, changed)
+    again.restore(first.id)
+    assert (picture(work), again.changed()) == (was, ())
+    again.restore(next(one.id for one in again.list() if one.kind == "safety"))
+    assert picture(work) == changed
+    assert picture(outside) == elsewhere
+    assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
+    return done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [2, 9, 16, 23, 30, 37])
+def test_f2_a_killed_restore_of_linked_files_changes_nothing_outside(tmp_path, number):
+    """F2, P2: killed before any change of the disk, it is finished or never began; other names stay as they are."""
+    assert kill_once(tmp_path, number)
+
+
+@pytest.mark.soak
+def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
+    """F2, P2: the same for each of all its changes of the disk."""
+    number = 1
+    while kill_once(tmp_path / str(number), number):
+        number += 1
+    assert number > 30
+
+
+WRITTEN_BETWEEN = """
+    import os, signal, sys
+    from agentgit import Workspace
+    from agentgit.workspace import place, renaming
+    work, store, ref, when = sys.argv[1:]
+    hide, call, acted = place.Place._hide, renaming.system_call, []
+    def hiding(self, name):
+        if self.path == b"d0/0" and not acted:
+            acted.append(self.path)
+            with open(os.path.join(work, "mine"), "w") as file:
+                file.write("mine")
+            os.replace(os.path.join(work, "mine"), os.path.join(work, "d0/0"))
+        hide(self, name)
+    def calling(*arguments):
+        if acted and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = call(*arguments)
+        if acted and (arguments[-1] == renaming.EXCHANGE or when == "hidden"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    place.Place._hide, renaming.system_call = hiding, calling
+    Workspace(work, store).restore(ref)
+"""
+
+
+@pytest.mark.parametrize("kind", ["change", "removal"])
+@pytest.mark.parametrize("when", ["before", "hidden", "exchanged"])
+def test_f4_what_somebody_wrote_into_a_restore_that_was_killed_is_kept(tmp_path, kind, when):
+    """F4, P2: killed while it holds what somebody else wrote, whoever finishes it says where that is."""
+    work = tmp_path / "work"
+    work.mkdir()
+    BEFORE(work)
+    workspace = Workspace(work, tmp_path / "store")
+    if kind == "removal":
+        gone("d0/0")(work)
+    first = workspace.save("before")
+    write("d0/0", b"changed")(work)
+    died = run(WRITTEN_BETWEEN, work, tmp_path / "store", first.id, "hidden" if kind == "removal" else when)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    told = []
+    again = Workspace(work, tmp_path / "store")
+    again.on("restored", told.append)
+    again.initialize()
+    there = work / "d0" / "0"
+    kept = [there.read_text()] if there.exists() else []
+    kept += [Path(to).read_text() for path, to in told[0].moved_aside if path == "d0/0"]
+    assert "mine" in kept
+    assert [path for path, _ in told[0].conflicts] == ["d0/0"]
+    assert not [name for name in os.listdir(work / "d0") if name.startswith(".agentgit-")]
 
 
 def test_a_change_while_a_restore_lies_broken_is_left_and_told(work, tmp_path):
@@ -210,17 +346,15 @@ def test_a_full_disk_is_told_and_can_be_gone_on_from(work, tmp_path, monkeypatch
     was = picture(work)
     CHANGE(work)
     changed = picture(work)
-    plain = disk.os.rename
+    plain = renaming.system_call
     calls = []
 
-    def full(*arguments, **named):
+    def full(*arguments):
         calls.append(1)
-        if len(calls) == 4:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return plain(*arguments, **named)
+        return errno.ENOSPC if len(calls) == 14 else plain(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk.os, "rename", full)
+        patch.setattr(renaming, "system_call", full)
         with pytest.raises(Unavailable, match=r"/\d+: No space left on device"):
             workspace.restore(first.id)
     safety = next(one for one in workspace.list() if one.kind == "safety")
@@ -286,10 +420,11 @@ def test_a_change_while_a_restore_goes_on_is_left_and_told(work, tmp_path, monke
         (work / path).write_text("unwanted")
     put = Disk.put
 
-    def put_and_write(disk, path, entry, data):
-        put(disk, path, entry, data)
+    def put_and_write(disk, path, *what):
+        done = put(disk, path, *what)
         if path == b"000":
             (work / "019").write_text("somebody's")
+        return done
 
     monkeypatch.setattr(Disk, "put", put_and_write)
     done = workspace.restore(wanted.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from langchain_core.messages import BaseMessage, messages_from_dict
+from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
@@ -58,6 +58,8 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
     """
 
     def __repr__(self) -> str:
+        if self.store.database.is_closed:
+            return f"RollbackAgent(branch_id={self.branch_id}, closed)"
         unsaid = [name for name, kind in self.effects.items() if kind == UNDECLARED]
         undeclared = f", undeclared={unsaid}" if unsaid else ""
         return f"RollbackAgent(session={self.session.session_name!r}, branch={self.branch.name!r}{undeclared})"
@@ -111,8 +113,17 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             return self._engine().reports.read(connection, moved[-1]) if moved else None
 
     def messages(self) -> list[BaseMessage]:
-        """List the conversation as LangChain messages, oldest first."""
-        return messages_from_dict(self._stored())
+        """List the conversation as LangChain messages, oldest first: the same objects as in `state`.
+
+        Raises:
+            InvalidInput: a message was written with another serializer.
+        """
+        with self._reading() as connection:
+            graphs = self.store.graphs
+            at = graphs.newest(connection, self._thread_id)
+            hashes = graphs.message_hashes(connection, at) if at is not None else ()
+            leaves = graphs.content.blobs.get_many(connection, hashes)
+        return cast("list[BaseMessage]", self._saver.codec.decode([leaves[key] for key in hashes]))
 
     def history(self) -> list[dict[str, Any]]:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""

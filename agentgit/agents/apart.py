@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agentgit.agents.recorder import Recorder
+from agentgit.agents.refusals import unswallowed
+from agentgit.errors import InvalidInput
 
 OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """What LangGraph's own keys say about the run that a config comes from."""
 
 
+def expect_apart(config: RunnableConfig | None) -> None:
+    """Make sure that no turn of another wrapped graph is at work around a turn that is about to begin.
+
+    Args:
+        config: as a user gave it, or as a node of another graph got it.
+
+    Raises:
+        InvalidInput: one is; what this turn does would be in no plan of that one.
+    """
+    around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
+    handlers = [one for given in around for one in getattr(given, "handlers", given or ())]
+    if any(isinstance(one, Recorder) for one in handlers):
+        raise unswallowed(
+            InvalidInput(
+                "This agent was called in a turn of another wrapped graph, and nothing was run: what it does would be "
+                "in its own session alone, and no rollback of that turn would know of it. Call the graph itself there, "
+                "agent.graph: its calls are then recorded with that turn. Or leave one of the two unwrapped."
+            )
+        )
+
+
 def alone(config: RunnableConfig | None) -> RunnableConfig:
-    """Take from a config what belongs to a graph that is running: its place, and the recorder of its agent.
+    """Take from a config what belongs to a graph that is running: its place in that.
 
     A graph that is called inside of another one takes itself for its subgraph, and keeps its state there.
 
@@ -27,21 +50,11 @@ def alone(config: RunnableConfig | None) -> RunnableConfig:
     made: RunnableConfig = {**(config or {})}
     if made.get("callbacks") is None and outer.get("callbacks") is not None:
         made["callbacks"] = outer["callbacks"]
-    if isinstance(manager := made.get("callbacks"), BaseCallbackManager):
-        made["callbacks"] = _without_recorders(manager)
     given = made.get("configurable", {})
     if any(key.startswith("__pregel_") for key in given):
         given = {k: v for k, v in given.items() if not k.startswith("__pregel_") and k not in OF_A_RUN}
     made["configurable"] = dict(given)
     return made
-
-
-def _without_recorders(manager: BaseCallbackManager) -> BaseCallbackManager:
-    copy = manager.copy()
-    for handler in [*copy.handlers, *copy.inheritable_handlers]:
-        if isinstance(handler, Recorder):
-            copy.remove_handler(handler)
-    return copy
 
 
 @contextmanager

@@ -8,6 +8,7 @@ checkpoint; killed before that, the branch is as before.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -20,12 +21,13 @@ from sqlalchemy import Connection
 from agentgit.agents.apart import by_itself
 from agentgit.agents.merging import Coming
 from agentgit.agents.saver import SQLModelSaver
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, Corrupt
 from agentgit.rollback.takeover import take_back
 from agentgit.sessions.session import RUNNING
 from agentgit.store import staging
 from agentgit.store.checkpoints import Label
 from agentgit.store.graph import GraphStore, Place
+from agentgit.store.pending_writes import NO_WRITES
 from agentgit.store.sessions import Found, expect_whole
 from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.telling.trail import note
@@ -72,8 +74,8 @@ class Arriving:
             )
         return row, moment
 
-    def publish(self, coming: Coming, label: Label, kind: str, facts: Mapping[str, Any]) -> int:
-        """Write what comes, and make a checkpoint of it; give its id.
+    def publish(self, coming: Coming, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
+        """Write what comes, and make a checkpoint of it; return its id, and the graph checkpoint it stands at.
 
         Args:
             coming: what comes.
@@ -89,9 +91,10 @@ class Arriving:
         staged = staging.name(self.agent.rules.user_id, WRITER, uuid4().hex)
         try:
             made = self._write(staged, place, values)
-            return self.store.database.write(
+            checkpoint_id = self.store.database.write(
                 lambda connection: self._publish(connection, staged, made, place, label, kind, facts), durable=True
             )
+            return checkpoint_id, made
         finally:
             self.store.database.write(lambda connection: self.store.graphs.delete_thread(connection, staged))
 
@@ -99,7 +102,7 @@ class Arriving:
         """Write values on a copy of where the branch stands; give the id of the graph checkpoint."""
         # Of its own, without a memory of threads that are gone, and without the turn of an agent around it.
         graphs = GraphStore(self.store.tenant_id, self.store.compression, counts=False)
-        saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs)
+        saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs, sessions=True)
         saver.channels = self.agent.graph.channels
         if place is not None:
             self.store.database.write(lambda c: graphs.fork(c, place.thread, place.checkpoint_id, staged))
@@ -134,19 +137,15 @@ class Arriving:
         if at is None or not is_whole or not staging.move_new(connection, self.store.tenant_id, staged, row.thread_id):
             raise Conflict("A collection of what imports have left took this away. Nothing was changed; try again.")
         files = self.store.snapshots.of_branch(connection, row)
-        snapshot = snapshot_of(at, moment.snapshot.position)
+        snapshot = snapshot_of(at, moment.snapshot.position, NO_WRITES)
         if files is not None:
             snapshot = replace(snapshot, workspace_snapshot_id=files.id)
         checkpoint_id = self.store.checkpoints.add(connection, row.id, snapshot, label)
+        with suppress(Corrupt):  # what is damaged is no reason to lose what came
+            self.store.texts.follow(connection, row.id)
         note(
             connection, self.store.tenant_id, kind, branch_id=row.id, user_id=label.user_id, made=checkpoint_id,
             source=facts,
         )  # fmt: skip
         sessions.touch(connection, row.external_session_id)
-        self._made = made
         return checkpoint_id
-
-    @property
-    def made(self) -> str:
-        """The graph checkpoint that the branch stands at since `publish`."""
-        return self._made

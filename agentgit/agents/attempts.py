@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.errors import ParentCommand
@@ -53,17 +53,23 @@ class Attempt:
         self._was_broken_off = False
         self.is_unsure = False
         """True if it raised, and its tool could not see whether it happened all the same."""
+        self.used: dict[str, Any] | None = None
+        """Which numbers of its task it has used up; see `Questions.skip`."""
 
     @property
     def answer(self) -> Answer:
         """What a second run of the call gets."""
         return Answer(self._future)
 
+    @property
+    def has_failed(self) -> bool:
+        """True if it raised or was broken off: the next equal call is another attempt at the same."""
+        error = self._future.exception() if self._future.done() else None
+        return error is not None and not isinstance(error, ParentCommand)  # by that a tool hands over
+
     def is_over(self, *, is_harmless: bool) -> bool:
         """Tell whether the call may be made again: it failed; or it was broken off, and that does no harm."""
-        error = self._future.exception() if self._future.done() else None
-        failed = error is not None and not isinstance(error, ParentCommand)  # by that a tool hands over
-        return failed and (is_harmless or not self._was_broken_off)
+        return self.has_failed and (is_harmless or not self._was_broken_off)
 
     def end(self, value: Any) -> None:
         """Note what the tool returned."""
@@ -78,3 +84,59 @@ class Attempt:
         self._future.set_exception(
             unswallowed(broken_off(self.intent, invocation_id)) if self._was_broken_off else error
         )
+
+
+@dataclass
+class Slot:
+    """One call among those of one run of a task.
+
+    Args:
+        name: what tells it from the others, the same each time that the task runs.
+        identity: what it has in common with its repetitions.
+        keys: the idempotency keys that it has, or had when it was made.
+        attempt: the newest attempt at it.
+    """
+
+    name: str
+    identity: str
+    keys: set[str] = field(default_factory=set)
+    attempt: Attempt | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """True if the next equal call is this one again."""
+        return self.attempt is not None and self.attempt.has_failed
+
+
+class Slots:
+    """The calls of one run of a task, in their order.
+
+    LangGraph's ids of calls are not enough: a node's own code has none, or makes new ones each time; and middleware may
+    make a call several times under one id. So equal calls are counted. Who comes again after an error is the same call.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Slot] = []
+
+    def take(self, call_id: str | None, identity: str) -> Slot:
+        """Give a call its slot.
+
+        Args:
+            call_id: its id in the AI message that asked for it; None if none did.
+            identity: what it has in common with its repetitions.
+        """
+        equal = [slot for slot in self.all if slot.identity == identity]
+        slot = next((slot for slot in equal if slot.is_free), None)
+        if slot is None:
+            slot = Slot(self._name(call_id, identity, len(equal)), identity)
+            self.all.append(slot)
+        return slot
+
+    def _name(self, call_id: str | None, identity: str, number: int) -> str:
+        if call_id is None:
+            return f"#{identity}#{number}"
+        if not self.all:
+            return call_id  # what was asked for; what comes then is middleware's doing
+        if self.all[0].identity == identity:
+            return f"{call_id}#{number}"
+        return f"{call_id}#{identity}#{number}"

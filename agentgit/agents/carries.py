@@ -197,7 +197,6 @@ class Carries:
                 raise Conflict(f"Nothing of {plan.source} can come: {plan.left_out[0].why}.")
             if agent.head is not None:
                 return agent.head
-        arriving = Arriving(agent)
-        checkpoint_id = arriving.publish(coming, label, TOLD[how], facts)
-        agent.seen, agent.late = arriving.made, ()
+        checkpoint_id, made = Arriving(agent).publish(coming, label, TOLD[how], facts)
+        agent.seen, agent.late = made, ()
         return agent.repository.checkpoint(checkpoint_id)

@@ -125,26 +125,29 @@ class Explorer:
             )
         take_back_all(self.store, self.agent._session_id)
         files = self.agent._files("before an exploration")
-        begin = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
+        found = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
+        self.name, self._known, begin = found
         self._moves_world = self._expect_world(begin, touching)
         self.is_begun = True
         yield from self._all_at_once(begin.id) if self.together else self._one_by_one(begin.id, ())
         # Another agent on this branch: this one is not to take for seen what somebody may have said here meanwhile.
         self._bring_world(self.agent._on(self.agent.branch_id))
 
-    def _begin(self, connection: Connection, files: FilesAt | None) -> Found:
-        """Find the checkpoint where everything begins, and what was explored from there before."""
+    def _begin(self, connection: Connection, files: FilesAt | None) -> tuple[str, dict[str, Found], Found]:
+        """Return the name, the branches that were explored before, and the checkpoint where everything begins."""
         session_id = self.agent._session_id
         self.agent._expect(connection)
         name = self.name or self.explorations.free_name(connection, session_id)
         rows = self.explorations.rows(connection, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.agent.branch_id:
             raise Conflict(f"There is an exploration {name!r} from another branch already. Choose another name.")
-        self.name, self._known = name, {row.name: row for row in rows}
         # One that goes on begins where it once began, wherever the branch has gone since.
-        if rows:
-            return self.agent._found(connection, rows[0].branch_point_id)
-        return self.agent.repository._here(connection, self.agent.branch_id, files)
+        begin = (
+            self.agent._found(connection, rows[0].branch_point_id)
+            if rows
+            else self.agent.repository._here(connection, self.agent.branch_id, files)
+        )
+        return name, {row.name: row for row in rows}, begin
 
     # -- the order
 

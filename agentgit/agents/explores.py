@@ -98,6 +98,7 @@ class Explores:
     ) -> Exploration:
         """Go the same steps in several ways, as `explore`; asynchronous undo functions and scores run on this loop."""
         at_once = _at_once(parallel)
+        await self._here_agent._closing()
         explorer = self._explorer(
             steps, choices, on_this_loop(), score=score, name=name, config=config, together=bool(parallel)
         )
@@ -142,6 +143,7 @@ class Explores:
 
     async def apromote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
         """Continue on an explored branch, as `promote`; asynchronous tools and undo functions run on this loop."""
+        await self._here_agent._closing()
         switch = self._here_agent._switch
         return await asyncio.to_thread(switch, _known(branch), on_this_loop(), sync="world", force=force)
 

@@ -18,6 +18,7 @@ from agentgit.store.snapshots import files_of
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan
 from agentgit.tools.files import FileChanges, FilesAt, Keeper
+from agentgit.values import shown
 
 LOG = logging.getLogger("agentgit")
 
@@ -82,14 +83,15 @@ class TurnFiles:
         # Most turns find the log as their branch left it, and need not look who made it longer.
         plan = planner.divergence(connection, branch) if last != branch.world_seen else None
         back = self._back
-        if back is None or not (back.changes or back.problem):
+        if back is None or not back.is_needed:
             return plan
         return replace(plan or planner.switch(connection, branch), files=back)
 
     @staticmethod
     def changes(plan: RollbackPlan) -> list[str]:
         """Say which files a plan would bring back."""
-        return [] if plan.files is None else [plan.files.problem or ", ".join(c.path for c in plan.files.changes[:5])]
+        back = plan.files
+        return [] if back is None else [back.problem or ", ".join(shown(c.path) for c in back.changes[:5])]
 
     def see(self, connection: Connection, branch: Found, batch: int | None = None) -> int | None:
         """Write down which files the branch has; give the id of the row.

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from sqlalchemy import Connection
 
 from agentgit.agents.answers import Unreadable, given_back
-from agentgit.agents.attempts import Answer, Attempt
-from agentgit.agents.refusals import expect_same, refusal, standing_already, unreachable, unreadable
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.agents.attempts import Answer, Attempt, Slot, Slots
+from agentgit.agents.refusals import expect_same, refusal, standing_already, unmatched, unreachable, unreadable
+from agentgit.agents.scopes import scope_of
+from agentgit.errors import NotFound
 from agentgit.rollback import wait
 from agentgit.rollback.looks import Looks
 from agentgit.store.fences import ANSWERS
@@ -35,6 +38,7 @@ from agentgit.tools.invocation import (
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
+    STANDING,
     UNKNOWN,
 )
 from agentgit.tools.registry import Registry
@@ -53,6 +57,9 @@ FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
 HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
 """The effects that may run again where the record cannot answer: nothing is lost by it, or nobody said so."""
 
+LEFT = STANDING - {FAILED}
+"""The statuses in which a call that is not made again has happened, or may have."""
+
 NOWHERE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 """The statuses from which a call can be neither answered nor made again."""
 
@@ -62,23 +69,36 @@ class Asked:
     """A call that is about to begin.
 
     Args:
-        intent: what would be recorded of it.
+        intent: what would be recorded of it; its idempotency key is the gate's to make.
         task: the task of the graph that makes it.
-        place: what makes it another call than one of the same id: its AI message, or else the task.
+        place: where it is made, the same each time: its AI message, or else the task.
+        run: the run of the task or of the tool that makes it.
+        same: the hash of what it has in common with its repetitions.
+        is_named: True if its id is the same each time: an AI message asked for it.
+        is_in_batch: True if a ToolNode makes it, beside others.
         once: True if its tool happens at most once in a session.
-        is_reachable: True if the tool can be answered for: it is one of our clones.
+        is_reachable: True if the tool can be answered for: it runs as a copy of ours.
     """
 
     intent: Intent
     task: str
     place: str
+    run: UUID | None
+    same: str
+    is_named: bool
+    is_in_batch: bool
     once: bool
     is_reachable: bool
 
     @property
-    def slot(self) -> tuple[str, str, int]:
+    def call_id(self) -> str | None:
+        """Its id, if that is the same each time."""
+        return self.intent.tool_call_id if self.is_named else None
+
+    @property
+    def again(self) -> tuple[str, str, int]:
         """What is the same when LangGraph runs the call once more in this turn."""
-        return self.intent.idempotency_key, self.task, self.intent.batch
+        return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
 
     @property
     def is_harmless(self) -> bool:
@@ -95,12 +115,18 @@ class Call:
         id: its row, once that is on disk.
         answer: what it gets instead of running; the row is then a replay, if there is one.
         attempt: by which it is known again, if LangGraph runs it once more in this turn.
+        used: if it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
+        name: what tells it from the other calls of its place, the same each time.
+        scope: the name of what is called in it, the same each time.
     """
 
     intent: Intent
     id: int | None
     answer: Answer | None = None
     attempt: Attempt | None = None
+    used: dict[str, Any] | None = None
+    name: str = ""
+    scope: str = ""
 
 
 class Gate:
@@ -117,6 +143,8 @@ class Gate:
         self.store = turn.agent.store
         self.fence = turn.agent.rules.fence
         self._attempts: dict[tuple[str, str, int], Attempt] = {}
+        self._slots: dict[tuple[UUID | None, str, str | None, str], Slots] = defaultdict(Slots)
+        self._runs: dict[str, set[UUID | None]] = defaultdict(set)
         self._lock = threading.Lock()
 
     def admit(self, asked: Asked) -> Call:
@@ -127,60 +155,98 @@ class Gate:
             Conflict: nobody knows whether it is done; or this turn was taken over.
             WorldDiverged: another branch has changed the world while this turn ran.
         """
-        if asked.intent.tool_call_id is None:
-            return self._pass(asked)
         with self._lock:
-            earlier = self._attempts.get(asked.slot)
+            slots = self._slots[asked.run, asked.place, asked.call_id, asked.intent.tool_name]
+            slot = slots.take(asked.call_id, asked.same)
+            asked = self._keyed(asked, slot)
+            earlier = self._attempts.get(asked.again)
             holds = earlier is not None and not earlier.is_over(is_harmless=asked.is_harmless)
-            if earlier is not None and holds and self._answers(asked, earlier.intent.args):
-                return Call(asked.intent, None, earlier.answer)
-            attempt = self._attempts[asked.slot] = Attempt(asked.intent)
+            scope = scope_of("call", asked.place, slot.name, asked.intent.tool_name)
+            if earlier is not None and holds and self._answers(asked, slot, earlier.intent.args):
+                slot.attempt = earlier
+                return Call(asked.intent, None, earlier.answer, None, earlier.used, slot.name, scope)
+            attempt = self._attempts[asked.again] = slot.attempt = Attempt(asked.intent)
+            is_known = earlier is not None and not asked.is_harmless
+            is_begun = self._is_begun(asked, slots, slot) or is_known
         try:
-            is_unsure = earlier is not None and earlier.is_unsure
-            return replace(self._decide(asked, is_begun=is_unsure or not self.turn.given.is_new), attempt=attempt)
+            found = self._again(asked, slots, slot) if is_begun else asked
+            call = found if isinstance(found, Call) else self._pass(found)
+            return replace(call, attempt=attempt, name=slot.name, scope=scope)
         except BaseException as error:
             attempt.fail(error)
             raise
 
-    def _decide(self, asked: Asked, *, is_begun: bool) -> Call:
-        if is_begun:
-            found = self._again(asked)
-            if isinstance(found, Call):
-                return found
-            asked = found
-        return self._pass(asked)
+    def _keyed(self, asked: Asked, slot: Slot) -> Asked:
+        """Give a call the idempotency key of its slot."""
+        key = call_key(asked.intent.branch_id, asked.place, slot.name, asked.intent.tool_name)
+        slot.keys.add(key)
+        return replace(asked, intent=replace(asked.intent, idempotency_key=key))
+
+    def _is_begun(self, asked: Asked, slots: Slots, slot: Slot) -> bool:
+        """Tell whether a call, or one that it stands for, may have been made before."""
+        if not asked.is_named:
+            runs = self._runs[asked.place]
+            runs.add(asked.run)
+            return not asked.is_harmless and (len(runs) > 1 or not self.turn.given.is_new)
+        # Middleware may make a call with other arguments after it has raised.
+        raised = any(other.is_free for other in slots.all if other is not slot)
+        return not self.turn.given.is_new or (raised and not asked.is_harmless)
 
     # -- a call of a batch that was begun before
 
-    def _answers(self, asked: Asked, args: Any) -> bool:
+    def _answers(self, asked: Asked, slot: Slot, args: Any) -> bool:
         """Tell whether a call that is done is answered; False if it runs again.
 
         Raises:
             Fenced: it can be neither answered nor run again.
         """
-        intent = asked.intent
-        expect_same(intent, args)
+        if slot.name == asked.call_id:
+            expect_same(asked.intent, args)
+        if asked.is_harmless and not asked.is_named:
+            return False
         if asked.is_reachable or asked.is_harmless:
             return asked.is_reachable
-        raise unreachable(intent)
+        raise unreachable(asked.intent)
 
-    def _again(self, asked: Asked) -> Asked | Call:
-        """Answer a call that an earlier turn has begun; or say how it is made again."""
-        attempt, key = self._attempt(asked)
+    def _again(self, asked: Asked, slots: Slots, slot: Slot) -> Asked | Call:
+        """Answer a call that was begun before; or say how it is made again."""
+        made = self._made(asked)
+        attempt, key = self._attempt(asked, slot, made)
         asked = replace(asked, intent=replace(asked.intent, idempotency_key=key))
+        slot.keys.update({key} if attempt is None else {key, attempt.idempotency_key})
         if attempt is not None and attempt.status == UNKNOWN and self._verified(attempt):
-            attempt, key = self._attempt(asked)
-        if attempt is None or attempt.status not in ANSWERS | NOWHERE | {UNKNOWN}:
+            attempt, key = self._attempt(asked, slot, self._made(asked))
+        if attempt is None or attempt.may_be_repeated or attempt.status not in ANSWERS | NOWHERE | {UNKNOWN}:
+            self._expect_none_left(asked, slots, made)
             return asked
         if attempt.status in ANSWERS:
-            return self._from_record(asked, attempt) or asked
-        expect_same(asked.intent, attempt.args)
+            return self._from_record(asked, slot, attempt) or asked
+        if slot.name == asked.call_id:
+            expect_same(asked.intent, attempt.args)
         if attempt.status in NOWHERE or not asked.is_harmless:
             raise refusal(attempt, "This turn goes on with it, and it was not made again.")
         return asked
 
-    def _from_record(self, asked: Asked, attempt: ToolInvocation) -> Call | None:
-        if not self._answers(asked, attempt.args):
+    def _expect_none_left(self, asked: Asked, slots: Slots, made: Sequence[ToolInvocation]) -> None:
+        """Make sure that a call with other arguments than before is really another one.
+
+        Raises:
+            Fenced: nobody can tell, because one that it may stand for has happened, or may have.
+        """
+        if asked.is_named:
+            raised = {key for slot in slots.all if slot.is_free for key in slot.keys}
+            for call in made:
+                unsure = call.idempotency_key in raised and call.status == UNKNOWN and not call.may_be_repeated
+                if unsure and not self._verified(call):
+                    raise refusal(call, "This would be the same call with other arguments, and it was not made.")
+        elif asked.intent.effect in FENCED and self.fence != OFF:
+            matched = {key for slot in slots.all for key in slot.keys}
+            for call in made:
+                if call.idempotency_key not in matched and call.effect == IRREVERSIBLE and call.status in LEFT:
+                    raise unmatched(call, asked.intent)
+
+    def _from_record(self, asked: Asked, slot: Slot, attempt: ToolInvocation) -> Call | None:
+        if not self._answers(asked, slot, attempt.args):
             return None
         try:
             value = given_back(attempt.result, asked.intent.tool_call_id)
@@ -188,18 +254,32 @@ class Gate:
             if asked.is_harmless:
                 return None
             raise unreadable(attempt, error) from error
-        return Call(asked.intent, None, Answer.of(value))
+        return Call(asked.intent, None, Answer.of(value), used=self._used(asked, attempt))
 
-    def _attempt(self, asked: Asked) -> tuple[ToolInvocation | None, str]:
-        """Find the earlier attempt at a call that counts, and the idempotency key that the call has now."""
-        intent = asked.intent
-        call_id, name = intent.tool_call_id or "", intent.tool_name
+    def _used(self, asked: Asked, attempt: ToolInvocation) -> dict[str, Any] | None:
+        """Read which numbers of its task a call has used up; a ToolNode has numbers of its own."""
+        if asked.is_in_batch:
+            return None
+        with self.store.database.reading() as connection:
+            used = self.store.fences.answers(connection, attempt.id)
+        return used if used and not used["task"] else None
+
+    def _made(self, asked: Asked) -> list[ToolInvocation]:
+        """Read what was called before in the place of a call, newest first."""
         with self.store.database.reading() as connection:
             path = self.store.parts(connection, self.turn.branch)
-            attempts = self.store.fences.attempts(connection, path, call_id, name)
-            for branch_id, maker in _makers(path, attempts):
-                first = call_key(maker, asked.place, call_id, name)
-                found, key = self._counting(connection, attempts, first)
+            return self.store.fences.attempts(
+                connection, path, asked.intent.tool_name, asked.call_id, None if asked.is_named else asked.place
+            )
+
+    def _attempt(self, asked: Asked, slot: Slot, made: Sequence[ToolInvocation]) -> tuple[ToolInvocation | None, str]:
+        """Find the earlier attempt at a call that counts, and the idempotency key that the call has now."""
+        intent = asked.intent
+        with self.store.database.reading() as connection:
+            path = self.store.parts(connection, self.turn.branch)
+            for branch_id, maker in _makers(path, made):
+                first = call_key(maker, asked.place, slot.name, intent.tool_name)
+                found, key = self._counting(connection, made, first)
                 if found is not None or key != first:
                     # What has not happened on an earlier branch may happen on each that comes from it.
                     shared = branch_id == intent.branch_id or found is None or found.status == UNKNOWN
@@ -310,7 +390,7 @@ class Gate:
             return False
         try:
             return self._registry.verify(self.turn.branch.external_session_id, self._invocation(call.id)) is not None
-        except (NotFound, InvalidInput):
+        except NotFound:
             return True  # there is one; that it is not here leaves the call unknown
 
     def look(self, call: Call) -> None:

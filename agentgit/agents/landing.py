@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -154,7 +155,7 @@ class Landing:
         branch = self._branch(connection, session_id, arrival)
         if staging.move(connection, self.store.tenant_id, staged, branch.thread_id) != added:
             raise self.overtaken()
-        calls = self._add_calls(connection, branch, past, arrival.calls if arrival else 0)
+        calls = self._add_calls(connection, branch, past)
         checkpoints = self._add_points(connection, branch, past, roots, arrival)
         facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(past.calls)}
         self.store.sessions.note(connection, branch.id, {IMPORTED: facts})
@@ -175,15 +176,22 @@ class Landing:
             )
         return branch
 
-    def _add_calls(self, connection: Connection, branch: Found, past: Past, known: int) -> int:
+    def _add_calls(self, connection: Connection, branch: Found, past: Past) -> int:
+        """Put the calls on the track that are not there; those of an unfinished batch may have come out of turn."""
         batches: dict[int, int] = {}
         for call in past.calls:
             batches.setdefault(call.message, len(batches))
-        for call in past.calls[known:]:
+        known = Counter(one.tool_call_id for one in self.store.track(connection, branch))
+        added = 0
+        for call in past.calls:
+            if known[call.id]:
+                known[call.id] -= 1
+                continue
             intent, outcome = self._record(branch, call, batches[call.message])
             invocation_id = self.store.journal.intend(connection, intent)
             self.store.journal.end(connection, invocation_id, outcome, is_past=True)
-        return len(past.calls) - known
+            added += 1
+        return added
 
     def _record(self, branch: Found, call: PastCall, batch: int) -> tuple[Intent, Outcome]:
         key = sha256(f"{branch.id}\0{call.id}\0{call.name}\0{batch}".encode(errors="surrogatepass")).hexdigest()[:32]

@@ -1,12 +1,16 @@
-"""What is found in a module of the user: tools, to run again and be undone without a wrapped graph, and graphs."""
+"""What is found in a module of the user: what it declares of its tools, the tools themselves, and graphs."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import StateGraph
@@ -14,59 +18,56 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.capture import tools_of
 from agentgit.agents.checkpoint_tools import is_ours
-from agentgit.agents.tools import declared_of
-from agentgit.agents.wrap import register
+from agentgit.agents.tools import expect_fit, forward
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
-from agentgit.tools.declared import Declared
-from agentgit.tools.effects import declared_on
+from agentgit.tools.effects import KINDS, Effect, as_effect, declared_on
+from agentgit.tools.naming import MAIN
+from agentgit.tools.registry import EVERYWHERE, Registry
+from agentgit.values import told
 
-if TYPE_CHECKING:
-    from agentgit.repository import Repository
 
+def trust(registry: Registry, paths: Sequence[str]) -> None:
+    """Make what modules declare known for the calls of every session.
 
-def provide(repository: Repository, session_id: int, path: str) -> None:
-    """Make the tools in a module known for a session.
-
-    These are its LangChain tools, lists of them, functions with a decorator of ours, and the tools of its graphs.
+    That is what their decorators say, what their mappings of tool names to effects say, and their tools: LangChain
+    tools, lists of them, functions with a decorator, and the tools of their graphs. A module that is being run now,
+    like the program itself, is looked into when something of it is first needed, and never run a second time.
 
     Args:
-        repository: where.
-        session_id: the external session.
-        path: `package.module`, or `package.module:name` for one thing in it; a function is called for what it gives.
+        registry: of the repository.
+        paths: `package.module`, or `package.module:name` for one source of tools in it; a function is called for what
+            it gives.
 
     Raises:
-        NotFound: it cannot be imported, or a function of an effect cannot; or there are no tools.
-        InvalidInput: an effect does not fit its tool.
+        NotFound: a module cannot be imported, or a function of an effect cannot; or it declares nothing.
+        InvalidInput: it is no path, or an effect does not fit its tool.
     """
-    _provide(repository, session_id, _found(path))
+    later = [path for path in paths if _is_running(_expect_module(path))]
+    _take(registry, [path for path in paths if path not in later])
+    if later:
+        registry.offer(lambda: _take(registry, later))
 
 
-def _provide(repository: Repository, session_id: int, of_module: list[BaseTool]) -> None:
+def _take(registry: Registry, paths: Sequence[str]) -> None:
+    found = [_found(path) for path in paths]
     tools: dict[str, list[BaseTool]] = {}
-    for found in of_module:
-        if not is_ours(found) and not any(found is other for other in tools.get(found.name, ())):
-            tools.setdefault(found.name, []).append(found)
-    effects = declared_of(tools, {}, repository.effects, check=False)
-    register(repository.registry, session_id, tools, Declared(effects, repository.effects))
+    for one in (one for named, _ in found for one in named if not is_ours(one)):
+        if not any(_body(one) is _body(other) for other in tools.get(one.name, ())):
+            tools.setdefault(one.name, []).append(one)
+    said: list[tuple[str, Effect, list[BaseTool]]]
+    said = [(name, effect, []) for _, effects in found for name, effect in effects.items()]
+    said += [(one.name, own, [one]) for same in tools.values() for one in same if (own := declared_on(one))]
+    for name, effect, same in said:
+        expect_fit(name, effect, same)
+    for name, effect, _ in said:
+        registry.declare(EVERYWHERE, name, effect)
+    for name, same in tools.items():
+        registry.provide(EVERYWHERE, name, forward(same))
 
 
-def offer(repository: Repository, paths: Sequence[str]) -> None:
-    """Make the tools in modules known for every session whose calls are looked at from now on.
-
-    Args:
-        repository: where, and in all handles that come from it.
-        paths: as `provide` takes them.
-
-    Raises:
-        NotFound: one cannot be imported, or has no tools.
-    """
-    modules = [_found(path) for path in paths]
-
-    def ask(session_id: int) -> None:
-        for found in modules:
-            _provide(repository, session_id, found)
-
-    repository.registry.offer(ask)
+def _body(tool: BaseTool) -> Any:
+    """Give what tells two tools apart: of one function a module may make several."""
+    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
 
 
 def graph_in(path: str) -> Any:
@@ -131,24 +132,76 @@ def imported(path: str) -> list[Any]:
         path: `package.module`, or `package.module:name`.
 
     Raises:
+        InvalidInput: it is no path.
         NotFound: it cannot be imported.
     """
-    module, _, name = path.partition(":")
+    name = path.partition(":")[2]
+    found = _module(path)
+    if name and not hasattr(found, name):
+        raise NotFound(f"{path} cannot be imported here: the module has no {name}.")
+    return [getattr(found, name)] if name else list(vars(found).values())
+
+
+def _module(path: str) -> ModuleType:
+    module = _expect_module(path)
+    if _is_main(module):
+        return sys.modules[MAIN]
     try:
-        found = importlib.import_module(module)
-        return [getattr(found, name)] if name else list(vars(found).values())
-    except (ImportError, AttributeError, ValueError) as error:
-        raise NotFound(f"{path} cannot be imported here: {error}. Is its folder in PYTHONPATH?") from error
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
+        raise NotFound(f"{path} cannot be imported here: {told(error)}. Is its folder in PYTHONPATH?") from error
 
 
-def _found(path: str) -> list[BaseTool]:
-    named = imported(path)
-    found = [one for value in named for one in _tools(value)]
-    found = found or [one for value in named if ":" in path and callable(value) for one in _tools(called(value, path))]
-    if not found:
-        name = "" if ":" in path else f" Name the list, the graph, or the function that makes it: {path}:NAME"
-        raise NotFound(f"{path} has no tools.{name}")
-    return found
+def _expect_module(path: str) -> str:
+    """Give the module of a path.
+
+    Raises:
+        InvalidInput: it is no path.
+    """
+    module, colon, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
+        raise InvalidInput(f"{path!r} names no module; write package.module, or package.module:NAME.")
+    return module
+
+
+def _is_running(module: str) -> bool:
+    """Tell whether a module is still being run, so that what it declares may not be there yet."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return _is_main(module) or bool(getattr(spec, "_initializing", False))
+
+
+def _is_main(module: str) -> bool:
+    """Tell whether a module is the program itself: imported under its own name, it would run once more."""
+    program = getattr(sys.modules.get(MAIN), "__file__", None)
+    if module in sys.modules or program is None:
+        return module == MAIN
+    try:
+        origin = getattr(find_spec(module), "origin", None)
+    except Exception:  # noqa: BLE001  # it imports what the module is in; importing the module says what is wrong
+        return False
+    return origin is not None and os.path.realpath(origin) == os.path.realpath(program)
+
+
+def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
+    """Find the tools that are named, and what mappings of the module say of tools."""
+    named, whole = imported(path), list(vars(_module(path)).values())
+    tools = [one for value in named for one in _tools(value)]
+    effects = {name: effect for value in whole for name, effect in _effects(value)}
+    if ":" in path and not tools and not any(dict(_effects(value)) for value in named):
+        tools = [one for value in named if callable(value) for one in _tools(called(value, path))]
+        effects = effects if tools else {}
+    if not tools and not effects:
+        hint = "" if ":" in path else f" Name the list, the graph, or the function that makes it: {path}:NAME"
+        raise NotFound(f"{path} has no tools and declares no effects.{hint}")
+    return tools, effects
+
+
+def _effects(value: Any) -> Iterator[tuple[str, Effect]]:
+    """Visit what a value says of tools, if it is a mapping like the one that `wrap` takes."""
+    if not isinstance(value, Mapping) or not any(isinstance(one, Effect) for one in value.values()):
+        return
+    if all(isinstance(name, str) and (isinstance(one, Effect) or one in KINDS) for name, one in value.items()):
+        yield from ((name, as_effect(one)) for name, one in value.items())
 
 
 def _tools(value: Any) -> Iterator[BaseTool]:
@@ -159,5 +212,5 @@ def _tools(value: Any) -> Iterator[BaseTool]:
         yield from tools_of(value)
     elif isinstance(value, (list, tuple)):
         yield from (one for one in value if isinstance(one, BaseTool))
-    elif callable(value) and declared_on(value) is not None:
+    elif inspect.isroutine(value) and declared_on(value) is not None:
         yield tool(value)

@@ -94,7 +94,7 @@ class _Checker(SQLModelSaver):
     """Reads what was stored as a source is read: unknown types stay bytes, so that both sides can be compared."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
         self._kept = Codec(KeptTypes())
 
     @property
@@ -125,7 +125,7 @@ class ThreadImport:
     def __post_init__(self) -> None:
         store = self.repository.store
         self.store = store
-        self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs)
+        self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
         self.saver.channels = self.channels
         # Of its own, without a memory of what was staged and taken away before under the same name.
         self.graphs = GraphStore(store.tenant_id, store.compression)

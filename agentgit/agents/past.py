@@ -5,7 +5,7 @@ Read from what was stored, never from live objects, so that it is the same howev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,8 +14,12 @@ from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.sessions.history import from_stored, text_of
+from agentgit.store import pending_writes
 from agentgit.store.checkpoints import Label, Snapshot
+from agentgit.store.content import Body
 from agentgit.store.graph import Found, Place
+from agentgit.store.graph_rows import is_shown
+from agentgit.store.plain import MESSAGES, show_message
 from agentgit.store.store import Store, snapshot_of
 from agentgit.tools.invocation import DONE, FAILED
 
@@ -105,6 +109,7 @@ class PastReader:
             last = at
         if last is not None:
             self._end(connection, number, last)
+            self._take_pending(connection, last)
         return self.past
 
     def _step(self, connection: Connection, number: int, at: Found, last: Found | None) -> None:
@@ -124,6 +129,20 @@ class PastReader:
         fresh = [key for key in hashes if key not in self._known]
         self._known.update(fresh)
         return self.store.graphs.messages_of(connection, fresh)
+
+    def _take_pending(self, connection: Connection, at: Found) -> None:
+        """Take the calls of a batch that is not finished: what its tasks wrote lies beside the newest graph checkpoint.
+
+        In a subgraph that waits, and whose messages come to the graph only when it ends, also those before them.
+        """
+        graphs = self.store.graphs
+        places = pending_writes.below(connection, self.store.tenant_id, at.place).items()
+        nested = (graphs.find(connection, at.place._replace(ns=ns, checkpoint_id=id)) for ns, id in places)
+        for below in (at, *filter(None, nested)):
+            self._take(self._new_messages(connection, below), _time(below))
+            writes = [one for one in graphs.writes(connection, below.place) if is_shown(one.channel)]
+            bodies = graphs.content.get(connection, [one.value for one in writes])
+            self._take([m for one in writes for m in _messages(bodies[one.value])], _time(below))
 
     # -- turns
 
@@ -188,6 +207,14 @@ class PastReader:
         failed = data.get("status") == "error"
         status = FAILED if failed else DONE
         self.past.calls.append(replace(asked, status=status, answer=data.get("content"), answered_at=at))
+
+
+def _messages(body: Body) -> Iterator[dict[str, Any]]:
+    """Give the messages among what a task wrote, in LangChain's stored form."""
+    for part in body.values() if isinstance(body, dict) else (body,):
+        for item in part if isinstance(part, list) else (part,):
+            if item.type in MESSAGES:
+                yield show_message(item)
 
 
 def _time(at: Found) -> datetime:

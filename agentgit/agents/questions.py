@@ -4,14 +4,18 @@ A ToolNode runs all calls of an AI message in one task, and LangGraph numbers th
 which `interrupt()` is called there. That order changes from one attempt to the next: calls run in parallel, and one
 that is done does not ask again. So each call gets a view of the answers: those that it took before come again, in its
 own order; a new one goes to the call whose question was shown to the person; any other call asks again.
+
+A node's own code calls one tool after the other, and asks between them. There LangGraph's numbers are right, as long as
+a call that the record answers uses up as many of them as it did when it ran: `Questions.skip`.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -44,12 +48,37 @@ class Share:
         taken: the numbers of the answers that it took, in the order in which it asked.
         graphs: the numbers of the graphs that it ran, under which these find their state again.
         question: the hash of what it waits to be told, as LangGraph stores that; None if it does not wait.
+        calls: the numbers of the `@task`s that it called.
     """
 
     place: int
     taken: list[int] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
     question: str | None = None
+    calls: list[int] = field(default_factory=list)
+
+
+_batch: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
+"""The task whose ToolNode runs a batch of calls here."""
+
+
+@contextmanager
+def in_batch(config: RunnableConfig) -> Iterator[None]:
+    """Say that a ToolNode runs a batch of calls in this block.
+
+    Args:
+        config: what the node got.
+    """
+    token = _batch.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
+    try:
+        yield
+    finally:
+        _batch.reset(token)
+
+
+def is_in_batch(task: str) -> bool:
+    """Tell whether a call is made by the ToolNode of a task, beside others."""
+    return bool(task) and _batch.get() == task
 
 
 class TaskAnswers:
@@ -159,24 +188,77 @@ class Questions:
         self._codec = codec
         self._tasks: dict[str, TaskAnswers] = {}
         self._shares: dict[UUID, tuple[str, str, Share]] = {}
+        self._own: dict[UUID, tuple[Share, PregelScratchpad]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def asking(self, run_id: UUID, call_id: str, place: int) -> Iterator[None]:
+    def asking(self, run_id: UUID, call_id: str, place: int | None) -> Iterator[None]:
         """Let a call see its own answers, until the block ends.
 
         Args:
             run_id: the run of its tool.
-            call_id: its id in the AI message.
-            place: its place there.
+            call_id: what tells it from the others of its task.
+            place: its place in the AI message; None if a node's own code makes it.
         """
         config = var_child_runnable_config.get()
-        view = self._view(config, run_id, call_id, place) if config else None
+        view = None
+        if config is not None:
+            view = self._counted(config, run_id) if place is None else self._view(config, run_id, call_id, place)
         token = var_child_runnable_config.set(view or config)
+        # A tool that calls tools does so by its own code.
+        batch = _batch.set(None)
         try:
             yield
         finally:
+            _batch.reset(batch)
             var_child_runnable_config.reset(token)
+
+    def _counted(self, config: RunnableConfig, run_id: UUID) -> RunnableConfig | None:
+        """Let a call of a node's own code have LangGraph's numbers, and note which it uses up."""
+        conf = config.get("configurable", {})
+        pad = conf.get(CONFIG_KEY_SCRATCHPAD)
+        if not isinstance(pad, PregelScratchpad):
+            return None
+        share = Share(0)
+        self._own[run_id] = share, pad
+
+        def noting(count: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
+            def counted() -> int:
+                numbers.append(number := count())
+                return number
+
+            return counted
+
+        view = replace(
+            pad, interrupt_counter=noting(pad.interrupt_counter, share.taken),
+            subgraph_counter=noting(pad.subgraph_counter, share.graphs),
+            call_counter=noting(pad.call_counter, share.calls),
+        )  # fmt: skip
+        return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view}}
+
+    def skip(self, used: Mapping[str, Any] | None) -> None:
+        """Use up the numbers that a call of a node's own code had, which the record answers now.
+
+        Args:
+            used: what was recorded of it; None if it used none.
+        """
+        conf = (var_child_runnable_config.get() or {}).get("configurable", {})
+        pad = conf.get(CONFIG_KEY_SCRATCHPAD)
+        if not used or not isinstance(pad, PregelScratchpad):
+            return
+        for number in used["taken"]:
+            if number < len(pad.resume):  # else LangGraph has lost that answer, and begins to count there
+                pad.interrupt_counter()
+        for count, numbers in ((pad.subgraph_counter, used["graphs"]), (pad.call_counter, used.get("calls", ()))):
+            for _ in numbers:
+                count()
+
+    def graphs(self, run_id: UUID) -> list[int]:
+        """List the numbers of the graphs that a call has run."""
+        if (own := self._own.get(run_id)) is not None:
+            return own[0].graphs
+        shared = self._shares.get(run_id)
+        return shared[2].graphs if shared is not None else []
 
     def _view(self, config: RunnableConfig, run_id: UUID, call_id: str, place: int) -> RunnableConfig | None:
         conf = config.get("configurable", {})
@@ -237,6 +319,13 @@ class Questions:
             run_id: the run of its tool.
             error: what it raised; an interrupt has its question.
         """
+        own = self._own.pop(run_id, None)
+        if own is not None:
+            share, pad = own
+            # The number of a question that nobody has answered is used up by the next attempt.
+            share.taken = [number for number in share.taken if number < len(pad.resume)]
+            has_used = share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)
+            return _recorded("", "", share) if has_used else None
         found = self._shares.pop(run_id, None)
         if found is None:
             return None
@@ -244,7 +333,12 @@ class Questions:
         if isinstance(error, GraphInterrupt):
             body = self._codec.encode(error.args[0]).body  # as the saver does, so that the two can be compared
             share.question = body.hash.hex() if isinstance(body, Leaf) else None
-        return {"task": task, "call": call_id, **asdict(share)}
+        return _recorded(task, call_id, share)
+
+
+def _recorded(task: str, call_id: str, share: Share) -> dict[str, Any]:
+    kept = {"task": task, "call": call_id, **asdict(share)}
+    return kept if share.calls else {name: value for name, value in kept.items() if name != "calls"}
 
 
 def _share(recorded: Mapping[str, Any], count: int, shown: str | None) -> Share:

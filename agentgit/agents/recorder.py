@@ -1,7 +1,8 @@
 """The recorder: writes every tool call of one turn into the journal, as it really was.
 
 It is a LangChain callback handler, so it sees tools wherever they are called from: a ToolNode, a subgraph, a task, a
-tool that calls tools. `intended` is on disk before a tool runs, the outcome as soon as it ended.
+tool that calls tools. `intended` is on disk before a tool runs, the outcome as soon as it ended. What a call gets
+instead of running, and what its tool really returned, goes by way of `interception`.
 """
 
 from __future__ import annotations
@@ -11,29 +12,32 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import ToolException
+from langchain_core.tools import BaseTool, ToolException
+from langgraph._internal._constants import CONFIG_KEY_CHECKPOINT_NS
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.answers import as_recorded, handed_over
 from agentgit.agents.attempts import Answer
 from agentgit.agents.gate import Asked, Call, Gate
 from agentgit.agents.outcomes import Outcomes
-from agentgit.agents.questions import Questions
+from agentgit.agents.questions import Questions, is_in_batch
 from agentgit.agents.refusals import unswallowed
+from agentgit.agents.scopes import Scopes, scope_of
 from agentgit.errors import AgentGitError
 from agentgit.spans import NOTHING, Traced, tool_span
 from agentgit.store.journal import Intent, Outcome
 from agentgit.tools.declared import recorded
-from agentgit.tools.effects import READ_ONLY, Effect, declared_by_name
-from agentgit.tools.identity import call_key
+from agentgit.tools.effects import READ_ONLY, Effect, declared_by_name, declared_on
+from agentgit.tools.identity import identity
 from agentgit.tools.invocation import DONE, FAILED, PAUSED, UNKNOWN
+from agentgit.tools.raised import Body
 from agentgit.tools.running import running
 from agentgit.values import portable, told
 
@@ -41,8 +45,28 @@ if TYPE_CHECKING:
     from agentgit.agents.turn import Turn
 
 
-CLONE = "agentgit_clone"
-"""What our copies of tools have in their metadata: they ask for an answer before they run."""
+@dataclass(frozen=True)
+class Calling:
+    """A call that is about to be made by a copy of its tool, which can be answered for.
+
+    Args:
+        parent: the run that it is made in.
+        conf: what LangGraph has configured for the task that makes it.
+        effect: what its tool does; None if it is undeclared.
+        acts: True if its tool may change the world.
+        is_in_batch: True if a ToolNode makes it, beside others.
+    """
+
+    parent: UUID | None
+    conf: Mapping[str, Any]
+    effect: Effect | None
+    acts: bool
+    is_in_batch: bool
+
+    @property
+    def task(self) -> str:
+        """What LangGraph calls the task that makes it."""
+        return str(self.conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
 
 
 class Recorder(BaseCallbackHandler):
@@ -70,8 +94,13 @@ class Recorder(BaseCallbackHandler):
         self.effects = turn.agent.rules.effects
         self.unrecorded = turn.agent.rules.unrecorded
         self._numbers = itertools.count(batch)
+        self.acted: list[str] = []
+        """The idempotency keys of the calls of this turn that act on the world, or were answered from the record."""
+        self._bodies: dict[UUID, Body] = {}
+        self.scopes = Scopes(turn.saves.graphs_of)
         self._running: dict[UUID, Call] = {}
-        self._parents: dict[UUID, UUID | None] = {}
+        self._expected: dict[UUID, Calling] = {}
+        self._beside: set[UUID] = set()
         self._returned: dict[UUID, Any] = {}
         self._unrecorded: dict[UUID, int] = {}
         self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
@@ -94,7 +123,7 @@ class Recorder(BaseCallbackHandler):
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None,
         metadata: dict[str, Any] | None = None, **_: Any,
     ) -> None:  # fmt: skip
-        self._parents[run_id] = parent_run_id
+        self.scopes.begin(run_id, parent_run_id, metadata)
         messages = _messages(inputs)
         if self._learn(messages):
             self._shown[run_id] = (_task_of(metadata), messages)
@@ -126,22 +155,68 @@ class Recorder(BaseCallbackHandler):
 
     # -- the calls
 
+    def expect(self, run_id: UUID, tool: BaseTool, parent: UUID | None, conf: Mapping[str, Any]) -> None:
+        """Take note of a call that a copy of its tool is about to make.
+
+        Args:
+            run_id: the run of the tool.
+            tool: which tool.
+            parent: the run that it is made in.
+            conf: what LangGraph has configured for the task that makes it.
+        """
+        is_recorded = tool.name not in self.unrecorded
+        effect = self._effect_of(tool.name, tool.metadata, declared_on(tool)) if is_recorded else None
+        acts = effect is not None and effect.kind != READ_ONLY
+        task = str(conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+        self._expected[run_id] = Calling(parent, conf, effect, acts, is_in_batch(task))
+
+    def saved(self, run_id: UUID) -> None:
+        """Wait until what the task of an expected call comes from is on disk, if the call acts on the world.
+
+        Raises:
+            Unavailable: it will not be.
+        """
+        calling = self._expected[run_id]
+        if calling.acts:
+            with self._refusing(run_id):
+                self.turn.saves.wait(self.turn.saves.needed(calling.conf))
+
+    async def asaved(self, run_id: UUID) -> None:
+        """Wait as `saved`, without blocking the event loop."""
+        calling = self._expected[run_id]
+        if calling.acts:
+            with self._refusing(run_id):
+                await self.turn.saves.come(self.turn.saves.needed(calling.conf))
+
+    @contextmanager
+    def _refusing(self, run_id: UUID) -> Iterator[None]:
+        try:
+            yield
+        except AgentGitError as error:
+            del self._expected[run_id]
+            raise unswallowed(error) from error.__cause__
+
     def on_tool_start(
         self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None,
         inputs: dict[str, Any] | None = None, tool_call_id: str | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        self._parents[run_id] = parent_run_id
         name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
+        metadata = kwargs.get("metadata") or {}
+        calling = self._expected.pop(run_id, None)
+        parent, task = (calling.parent, calling.task) if calling else (parent_run_id, _task_of(metadata))
+        self.scopes.begin(run_id, parent, None)
         with self._lock:
-            batch, index = self._place(tool_call_id, run_id, self._above(parent_run_id))
+            batch, index = self._place(tool_call_id, run_id, self._above(parent))
         if name in self.unrecorded:
             self._unrecorded[run_id] = batch
             return
-        metadata = kwargs.get("metadata") or {}
-        effect = self._effect_of(name, metadata)
-        task = _task_of(metadata)
-        place = self._asking(tool_call_id, parent_run_id, task) or task
         args = portable(inputs if inputs is not None else {"input": input_str})
+        effect = calling.effect if calling else self._effect_of(name, metadata, declared_by_name(name))
+        frame = self.scopes.frame(parent)
+        asking, scope = self._asking(tool_call_id, parent, task), frame.scope if frame else scope_of(task)
+        is_beside = calling is not None and calling.is_in_batch
+        is_named = tool_call_id is not None and (asking is not None or is_beside)
+        form = self.effects.in_one_form(name, args)
         intent = Intent(
             session_id=self.branch.external_session_id,
             branch_id=self.branch.id,
@@ -150,19 +225,31 @@ class Recorder(BaseCallbackHandler):
             tool_name=name,
             tool_call_id=tool_call_id,
             args=args,
-            idempotency_key=call_key(self.branch.id, place, tool_call_id or str(run_id), name),
+            idempotency_key="",
             owner=self.owner,
             started_at=datetime.now(UTC),
-            **recorded(effect, name, self.effects.in_one_form(name, args), is_named=inputs is not None),
+            task=None if is_named else scope,
+            **recorded(effect, name, form, is_named=inputs is not None),
         )
+        counted = effect.identity_args if effect is not None and inputs is not None else None
+        asked = Asked(
+            intent, task, place=(asking or task) if is_named else scope, run=frame.run_id if frame else None,
+            same=identity(name, form, counted), is_named=is_named, is_in_batch=is_beside,
+            once=effect is not None and effect.once, is_reachable=calling is not None,
+        )  # fmt: skip
         self._spans[run_id] = tool_span(
             name, self.turn.span, gen__ai_tool_call_id=tool_call_id, agentgit_effect=intent.effect
         )
-        once, is_reachable = effect is not None and effect.once, metadata.get(CLONE) is True
         try:
-            call = self._running[run_id] = self.gate.admit(Asked(intent, task, place, once, is_reachable))
+            call = self._running[run_id] = self.gate.admit(asked)
+            if intent.effect != READ_ONLY:
+                self.acted.append(call.intent.idempotency_key)
+            self.scopes.tool(run_id, parent, call.scope, lambda: self.questions.graphs(run_id))
+            if is_beside:
+                self._beside.add(run_id)
             if call.answer is None and intent.effect != READ_ONLY:
                 self._keep_files(run_id, name, args)
+            self._bodies[run_id] = Body(effect, is_seen=asked.is_reachable, has_begun=not asked.is_reachable)
         except AgentGitError as error:
             self._spans.pop(run_id, NOTHING).end(error)
             raise unswallowed(error) from error.__cause__
@@ -175,12 +262,11 @@ class Recorder(BaseCallbackHandler):
             self._failed(run_id, error, f"its tool was not run: {error}")
             raise
 
-    def _effect_of(self, name: str, metadata: Any) -> Effect | None:
+    def _effect_of(self, name: str, metadata: Any, decorated: Effect | None) -> Effect | None:
         """Tell what a tool does; of one that the graph does not show, its decorator's functions are kept for later."""
-        far = declared_by_name(name) if name not in self.effects.tools else None
-        if far is not None:
-            self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, far)
-        return self.effects.get(name, metadata)
+        if decorated is not None and name not in self.effects.tools:
+            self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, decorated)
+        return self.effects.get(name, metadata, decorated)
 
     def _asking(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
         """Name what asks for a call, if the task that makes the call was given it.
@@ -195,7 +281,7 @@ class Recorder(BaseCallbackHandler):
                 if message is not None and any(call["id"] == tool_call_id for call in message.tool_calls):
                     answers = sum(isinstance(m, ToolMessage) and m.tool_call_id == tool_call_id for m in messages)
                     return f"{name_of(message.id, message.tool_calls)} {answers}"
-            run_id = self._parents.get(run_id)
+            run_id = self.scopes.parent(run_id)
         return None
 
     def _place(self, tool_call_id: str | None, run_id: UUID, above: Intent | None) -> tuple[int, int]:
@@ -212,37 +298,43 @@ class Recorder(BaseCallbackHandler):
         while run_id is not None:
             if run_id in self._running:
                 return self._running[run_id].intent
-            run_id = self._parents.get(run_id)
+            run_id = self.scopes.parent(run_id)
         return None
 
     def answer(self, run_id: UUID) -> Answer | None:
         """Tell what a call gets instead of running its tool; None if it runs."""
         call = self._running.get(run_id)
-        return call.answer if call is not None else None
-
-    def has(self, run_id: UUID) -> bool:
-        """Tell whether a call is running that this recorder records."""
-        return run_id in self._running
+        if call is None or call.answer is None:
+            return None
+        self.questions.skip(call.used)
+        return call.answer
 
     @contextmanager
     def known(self, run_id: UUID) -> Iterator[None]:
         """Let a call know its idempotency key and see the answers that are for it, until the block ends."""
-        intent = self._running[run_id].intent
-        call_id = intent.tool_call_id or str(run_id)
+        if run_id not in self._running:  # agentgit's own
+            yield
+            return
+        call = self._running[run_id]
         with (
-            running(intent.idempotency_key),
-            self.questions.asking(run_id, call_id, intent.batch_index),
+            running(call.intent.idempotency_key),
+            self.questions.asking(run_id, call.name, call.intent.batch_index if run_id in self._beside else None),
             self._spans.get(run_id, NOTHING).current(),
+            self._bodies[run_id].running(),
         ):
             yield
 
     def returned(self, run_id: UUID, value: Any) -> None:
         """Take what a tool really returned, before LangChain makes the text of a message of it."""
-        self._returned[run_id] = value
+        if run_id in self._running:
+            self._returned[run_id] = value
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        if isinstance(output, ToolMessage) and output.status == "error":
-            self._failed(run_id, ToolException(str(output.content)), str(output.content))
+        body = self._bodies.get(run_id)
+        raised = body.error if body is not None else None
+        if isinstance(raised, Exception) or (isinstance(output, ToolMessage) and output.status == "error"):
+            text = str(output.content if isinstance(output, ToolMessage) else output)
+            self._failed(run_id, raised if isinstance(raised, Exception) else ToolException(text), text)
             return
         call, value = self._running.get(run_id), self._returned.get(run_id, _value(output))
         try:
@@ -256,6 +348,8 @@ class Recorder(BaseCallbackHandler):
             self._handed_over(run_id, error)
             return
         if isinstance(error, Exception) and (isinstance(error, AgentGitError) or not isinstance(error, GraphBubbleUp)):
+            if (body := self._bodies.get(run_id)) is not None and not body.is_seen:
+                body.raised(error, has_begun=True)
             self._failed(run_id, error, told(error))
             return
         call, paused = self._running.get(run_id), isinstance(error, GraphBubbleUp)
@@ -280,12 +374,19 @@ class Recorder(BaseCallbackHandler):
         self._spans.get(run_id, NOTHING).fail(type(error).__name__)
         call = self._running.get(run_id)
         try:
-            looks = call is not None and self.gate.can_look(call)
-            self._end(run_id, Outcome(status=UNKNOWN if looks else FAILED, error=text, ended_at=datetime.now(UTC)))
-            if call is not None and looks:
+            is_open = call is not None and self._may_have_acted(run_id, call)
+            self._end(run_id, Outcome(status=UNKNOWN if is_open else FAILED, error=text, ended_at=datetime.now(UTC)))
+            if call is not None and is_open:
                 self.gate.look(call)
         finally:
             self._over(call, error)
+
+    def _may_have_acted(self, run_id: UUID, call: Call) -> bool:
+        """Tell whether a call that raised is `unknown`: it may have acted, and that matters or its tool can look."""
+        body = self._bodies.get(run_id)
+        if body is None:  # its tool was never called
+            return False
+        return body.may_have_acted and (body.matters or self.gate.can_look(call))
 
     def cancelled(self, run_id: UUID, error: BaseException) -> None:
         """Take note of a call that was cancelled, of which LangChain tells nobody; its turn's end writes it down."""
@@ -301,9 +402,13 @@ class Recorder(BaseCallbackHandler):
         answers = self.questions.end(run_id, error)
         if answers is not None:
             outcome = replace(outcome, answers=answers)
-        self._parents.pop(run_id, None)
+        self.scopes.over(run_id)
         self._returned.pop(run_id, None)
+        self._bodies.pop(run_id, None)
+        self._beside.discard(run_id)
         call = self._running.pop(run_id, None)
+        if call is not None and call.attempt is not None and answers is not None and not answers["task"]:
+            call.attempt.used = answers
         if call is not None:
             self._end_span(run_id, call, outcome)
         batch = call.intent.batch if call is not None else self._unrecorded.pop(run_id, None)

@@ -12,6 +12,11 @@ from agentgit.store.journal import Intent
 from agentgit.tools import ToolInvocation
 from agentgit.tools.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 
+UNREACHABLE = (
+    "The class of its tool has a run() or arun() of its own, so that it cannot be answered from the record: put the "
+    "work into _run() and _arun()"
+)
+
 
 def expect_same(intent: Intent, args: Any) -> None:
     """Make sure that a call has the arguments it had before.
@@ -29,17 +34,37 @@ def expect_same(intent: Intent, args: Any) -> None:
 def unreachable(intent: Intent) -> Fenced:
     """Refuse a call that is done, and of whose tool nobody can answer it."""
     return Fenced(
-        f"The call {intent.tool_call_id} of {intent.tool_name} is done already, and was not made again. Its tool is "
-        "called by a node's own code, where it cannot be answered from the record: call it in a ToolNode, or go back "
-        "before it with agent.rollback(...)."
+        f"The call of {intent.tool_name} with {intent.args} is done already, and was not made again. {UNREACHABLE}, or "
+        "go back before it with agent.rollback(...)."
+    )
+
+
+def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
+    """Refuse a call of a task that runs again, because one that it made before has not come again.
+
+    Args:
+        call: that one.
+        intent: the one that was refused.
+    """
+    settle = (
+        f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen')"
+        if call.status == UNKNOWN
+        else "it is done, so repo.resolve() has nothing to decide"
+    )
+    return Fenced(
+        f"This task runs again, and calls {intent.tool_name} with {intent.args}. Before, it called {call} (invocation "
+        f"{call.id}, {call.status}), which cannot be undone and has not come again; so nobody can tell whether this is "
+        f"another call, or that one with other arguments. It was not made. Settle the earlier one ({settle}); then let "
+        "the task call it with the same arguments first, name in identity_args those that count, go back before it "
+        "with agent.rollback(..., force=True), or wrap with fence='off' if both are meant. Go on with "
+        "agent.invoke(None).",
+        invocation=call.id,
     )
 
 
 def standing_already(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
     """Refuse a call because the same one stands."""
-    where = "" if is_reachable else (
-        " Its tool is called by a node's own code, where it cannot be answered from the record; call it in a ToolNode."
-    )  # fmt: skip
+    where = "" if is_reachable else f" {UNREACHABLE}."
     return Fenced(
         f"{call} stands already (invocation {call.id}), and the same call was not made again.{where} Change its "
         "identity arguments if it is to be another one, or have it taken back first.",
@@ -74,11 +99,12 @@ def refusal(call: ToolInvocation, what: str) -> Fenced:
         call: that one.
         what: what it has to do with the call that was refused.
     """
+    left = f"It raised {call.error_message}, and" if call.has_raised else "It was broken off, and"
     todo = {
         INTENDED: "It runs at this moment. Wait until it has ended, and go on with this turn: agent.invoke(None).",
         REVERSING: "It is being reversed at this moment. Wait until that has ended, and go on: agent.invoke(None).",
         UNKNOWN: (
-            "It was broken off, and nobody knows whether it happened. Look, and say so: "
+            f"{left} nobody knows whether it happened. Look, and say so: "
             f"repo.resolve({call.id}, 'happened', result=...) or repo.resolve({call.id}, 'did_not_happen'). Then go on "
             "with this turn: agent.invoke(None)."
         ),

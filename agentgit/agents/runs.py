@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph._internal._constants import CONFIG_KEY_CACHE
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
-from agentgit.agents.apart import alone, by_itself
+from agentgit.agents.apart import alone, by_itself, expect_apart
+from agentgit.agents.caches import BranchCache, hidden_cache
 from agentgit.agents.capture import captured
 from agentgit.agents.saver import NOTHING_ELSE, Beside, SQLModelSaver
+from agentgit.agents.saves import Settling
 from agentgit.agents.turn import Rules, Turn
 from agentgit.auth.roles import EDITOR, VIEWER
 from agentgit.errors import AgentGitError, InvalidInput
@@ -58,12 +61,18 @@ class Runs(Runnable[Any, Any]):
         self.graph = graph
         self.rules = rules
         self.store = repository.store
-        self._saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs)
+        self._saver = SQLModelSaver(
+            self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs, sessions=True
+        )
         self._saver.on_put = self._on_put
+        self._saver.on_read = self._on_read
         self._saver.is_carried = lambda: self._turn is not None
         self._saver.channels = graph.channels
         self.codec = self._saver.codec
-        self._runs: Graph = captured(graph, checkpointer=self._saver)
+        self._runs: Graph = captured(graph, lambda cache: BranchCache(cache, self), checkpointer=self._saver)
+        hidden = hidden_cache(graph)
+        # LangGraph hands it down to each graph that is run inside, and none of them asks its own cache then.
+        self._inside = {CONFIG_KEY_CACHE: BranchCache(hidden, self)} if hidden is not None else {}
         self.planner = Planner(self.store, repository.registry)
         self._turn: Turn | None = None
         self.refused: AgentGitError | None = None
@@ -117,7 +126,7 @@ class Runs(Runnable[Any, Any]):
         if given.get("thread_id", self._thread_id) != self._thread_id:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
         with by_itself():  # LangChain merges what surrounds it into every config
-            return merge_configs(config, {"configurable": {"thread_id": self._thread_id}})
+            return merge_configs(config, {"configurable": {"thread_id": self._thread_id, **self._inside}})
 
     def _traced(self) -> Traced:
         """Begin the span of a turn."""
@@ -135,6 +144,8 @@ class Runs(Runnable[Any, Any]):
             return self._begun(value, config, traced)
 
     def _begun(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
+        expect_apart(config)
+        self.store.database.expect_open()  # before the files are looked at
         filled, self.moved_at = self._config(config), monotonic()
         if filled["configurable"].get("checkpoint_id") not in (None, self.seen):
             raise InvalidInput(
@@ -168,6 +179,10 @@ class Runs(Runnable[Any, Any]):
     def _on_put(self, place: Place) -> AbstractContextManager[Beside]:
         return nullcontext(NOTHING_ELSE) if self._turn is None else self._turn.on_put(place)
 
+    def _on_read(self, thread: str, ns: str, found: Place | None) -> None:
+        if self._turn is not None:
+            self._turn.saves.read(thread, ns, found)
+
     @contextmanager
     def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
         """Hold the branch for one turn; give what the graph is run with."""
@@ -200,6 +215,8 @@ class Runs(Runnable[Any, Any]):
         except asyncio.CancelledError:
             taking.leave()
             raise
+        with by_itself():
+            filled = merge_configs(filled, {"callbacks": [Settling(turn.saves, asyncio.get_running_loop())]})
         completed = False
         try:
             yield turn.given.value, filled
@@ -237,6 +254,20 @@ class Runs(Runnable[Any, Any]):
         finally:
             self._is_leaving = True
 
+    def _durable(self, options: dict[str, Any], *, is_async: bool = False) -> dict[str, Any]:
+        """Give the options of a run in which each step is saved before the next one can have an effect.
+
+        On an event loop LangGraph must wait for that itself: a tool that is called without `await` would stop the loop.
+
+        Args:
+            options: as the user gave them.
+            is_async: True if the turn runs on an event loop.
+        """
+        how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
+        if not self.rules.effects.acts or (how != "exit" and not is_async):
+            return options
+        return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
+
     def _current(self) -> AbstractContextManager[None]:
         """Let what the graph itself traces be a part of the turn."""
         return self._turn.span.current() if self._turn is not None else nullcontext()
@@ -248,12 +279,12 @@ class Runs(Runnable[Any, Any]):
             Conflict: somebody else runs this branch, or has moved it since this agent last saw it.
         """
         with self._taken(input, config) as (value, filled), by_itself(), self._current():
-            return self._runs.invoke(value, filled, **kwargs)
+            return self._runs.invoke(value, filled, **self._durable(kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Run one turn, as the graph's `stream`; a turn whose stream is left early has no end checkpoint."""
         with self._taken(input, config) as (value, filled):
-            chunks = self._runs.stream(value, filled, **kwargs)
+            chunks = self._runs.stream(value, filled, **self._durable(kwargs))
             while True:
                 with by_itself(), self._current():
                     chunk = next(chunks, END)
@@ -265,13 +296,13 @@ class Runs(Runnable[Any, Any]):
         """Run one turn, as the graph's `ainvoke`."""
         async with self._ataken(input, config) as (value, filled):
             with by_itself(), self._current():
-                return await self._runs.ainvoke(value, filled, **kwargs)
+                return await self._runs.ainvoke(value, filled, **self._durable(kwargs, is_async=True))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run one turn, as the graph's `astream`."""
         async with (
             self._ataken(input, config) as (value, filled),
-            aclosing(self._each(self._runs.astream(value, filled, **kwargs))) as chunks,
+            aclosing(self._each(self._runs.astream(value, filled, **self._durable(kwargs, is_async=True)))) as chunks,
         ):
             with self._left():
                 async for chunk in chunks:
@@ -283,7 +314,9 @@ class Runs(Runnable[Any, Any]):
         """Run one turn, as the graph's `astream_events`."""
         async with (
             self._ataken(input, config) as (value, filled),
-            aclosing(self._each(self._runs.astream_events(value, filled, **kwargs))) as events,
+            aclosing(
+                self._each(self._runs.astream_events(value, filled, **self._durable(kwargs, is_async=True)))
+            ) as events,
         ):
             with self._left():
                 async for event in events:
@@ -306,29 +339,45 @@ class Runs(Runnable[Any, Any]):
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[Any]:
         """Run one turn after the other: they are one conversation."""
-        answers: list[Any] = []
-        for value, one in zip(inputs, _configs(config, len(inputs)), strict=True):
+        answers = self.batch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        return [answer for _, answer in answers]
+
+    def batch_as_completed(
+        self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """Run one turn after the other, as `batch`; yield each answer with its index as soon as its turn has ended.
+
+        Raises:
+            InvalidInput: there are not as many configs as inputs; nothing was run.
+        """
+        for index, (value, one) in enumerate(_with_configs(inputs, config)):
             try:
-                answers.append(self.invoke(value, one, **kwargs))
+                answer = self.invoke(value, one, **kwargs)
             except Exception as error:
                 if not return_exceptions:
                     raise
-                answers.append(error)
-        return answers
+                answer = error
+            yield index, answer
 
     async def abatch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> list[Any]:
         """Run one turn after the other, as `batch`."""
-        answers: list[Any] = []
-        for value, one in zip(inputs, _configs(config, len(inputs)), strict=True):
+        answers = self.abatch_as_completed(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        return [answer async for _, answer in answers]
+
+    async def abatch_as_completed(
+        self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """Run one turn after the other, as `batch_as_completed`."""
+        for index, (value, one) in enumerate(_with_configs(inputs, config)):
             try:
-                answers.append(await self.ainvoke(value, one, **kwargs))
+                answer = await self.ainvoke(value, one, **kwargs)
             except Exception as error:
                 if not return_exceptions:
                     raise
-                answers.append(error)
-        return answers
+                answer = error
+            yield index, answer
 
     def get_graph(self, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Give the graph's drawing, as the graph's `get_graph`."""
@@ -402,5 +451,17 @@ class _Taking:
             self._runs._end(turn, completed=False)
 
 
-def _configs(config: Any, count: int) -> list[Any]:
-    return list(config) if isinstance(config, list) else [config] * count
+def _with_configs(inputs: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
+    """Pair inputs with their configs, before any turn runs.
+
+    Raises:
+        InvalidInput: there are not as many configs as inputs.
+    """
+    if not isinstance(config, list | tuple):
+        return [(value, config) for value in inputs]
+    if len(config) != len(inputs):
+        raise InvalidInput(
+            f"There are {len(inputs)} inputs and {len(config)} configs, so no turn was run. Give one config for all, "
+            "or one for each input."
+        )
+    return list(zip(inputs, config, strict=True))

@@ -64,6 +64,8 @@ class Beside(NamedTuple):
 
 OnPut = Callable[[Place], AbstractContextManager[Beside]]
 
+OnRead = Callable[[str, str, Place | None], None]
+
 PAGE = 16
 """How many checkpoints `list` reads at once; each of them may hold large values."""
 
@@ -81,6 +83,7 @@ class SQLModelSaver(AsyncTwins):
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
         compression: how new values are packed: `zstd`, `zlib` (bigger and slower) or `none`.
+        sessions: True to reach the threads of sessions, too; whoever changes these past their session breaks it.
 
     Example:
         >>> from langgraph.graph import START, StateGraph
@@ -100,16 +103,18 @@ class SQLModelSaver(AsyncTwins):
         graphs: GraphStore | None = None,
         serde: SerializerProtocol | None = None,
         compression: str = "zstd",
+        sessions: bool = False,
     ) -> None:
         super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
         self._shared = _Shared(database, tenant_id, graphs, Compression(compression).name)
+        self._sessions = sessions
         self._own_serde = serde is None
         self._codec: Codec = make_codec(self.serde, own=self._own_serde)
 
     @classmethod
     def from_conn_string(
         cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zstd",
-        keyring: Keyring | None = None,
+        keyring: Keyring | None = None, sessions: bool = False,
     ) -> Self:  # fmt: skip
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
@@ -118,12 +123,14 @@ class SQLModelSaver(AsyncTwins):
             serde: see the class.
             compression: see the class.
             keyring: what the contents are encrypted with, as `agentgit.open` takes them.
+            sessions: see the class.
 
         Raises:
             InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
             SchemaMismatch: the database is not agentgit's, or it is newer than this library.
         """
-        saver = cls(Database(where, keyring=keyring_from(keyring)), serde=serde, compression=compression)
+        database = Database(where, keyring=keyring_from(keyring))
+        saver = cls(database, serde=serde, compression=compression, sessions=sessions)
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
@@ -152,6 +159,11 @@ class SQLModelSaver(AsyncTwins):
         return shared.store
 
     @property
+    def sessions(self) -> bool:
+        """Whether this saver reaches the threads of sessions."""
+        return self._sessions
+
+    @property
     def on_put(self) -> OnPut:
         """Called around each put, with its place; gives what takes part in its transaction.
 
@@ -162,6 +174,15 @@ class SQLModelSaver(AsyncTwins):
     @on_put.setter
     def on_put(self, call: OnPut) -> None:
         self._shared.on_put = call
+
+    @property
+    def on_read(self) -> OnRead:
+        """Called when a graph looks for a checkpoint: with its thread, its namespace, and what was found."""
+        return self._shared.on_read
+
+    @on_read.setter
+    def on_read(self, call: OnRead) -> None:
+        self._shared.on_read = call
 
     @property
     def is_carried(self) -> Callable[[], bool]:
@@ -191,14 +212,19 @@ class SQLModelSaver(AsyncTwins):
             self._codec = make_codec(self.serde, own=self._own_serde)
         return self._codec
 
+    def _address(self, config: RunnableConfig) -> tuple[str, str, str | None]:
+        thread, ns, checkpoint_id = address(config)
+        return self._reached(thread), ns, checkpoint_id
+
     # -- reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read the checkpoint that the config names, or the newest of its namespace; None if there is none."""
-        thread, ns, checkpoint_id = address(config)
+        thread, ns, checkpoint_id = self._address(config)
         store = self.store
         with self.database.reading() as connection:
             read = store.with_writes(connection, thread, ns, checkpoint_id or None)
+            self.on_read(thread, ns, read[0].place if read else None)
             if read is None:
                 return None
             store.seen.add(read[0].place)
@@ -215,12 +241,15 @@ class SQLModelSaver(AsyncTwins):
         """List checkpoints, newest first.
 
         Args:
-            config: which thread, and if given which namespace and checkpoint; None for all threads.
+            config: which thread, and if given which namespace and checkpoint; None for all threads that this saver
+                reaches.
             filter: metadata that must be equal, all of it.
             before: only those older than the checkpoint that this config names.
             limit: the greatest number of them.
         """
         which = scope(config)
+        if which.thread is not None:
+            self._reached(which.thread)
         wanted = from_json(compact(filter or {}))
         older = get_checkpoint_id(before) if before else None
         last: Found | None = None
@@ -228,7 +257,7 @@ class SQLModelSaver(AsyncTwins):
         store = self.store
         while left != 0:
             with self.database.reading() as connection:
-                page = store.page(connection, which, before=older, after=last, limit=PAGE)
+                page = store.page(connection, which, before=older, after=last, limit=PAGE, sessions=self.sessions)
                 chosen = [found for found in page if all(found.meta.get(k) == v for k, v in wanted.items())]
                 chosen = chosen if left < 0 else chosen[:left]
                 tuples = self._tuples(connection, store, [(one, store.writes(connection, one.place)) for one in chosen])
@@ -279,7 +308,7 @@ class SQLModelSaver(AsyncTwins):
         Returns:
             For each channel the writes since its last full value, oldest first, and that value as `seed` if any.
         """
-        thread, ns, id = address(config)
+        thread, ns, id = self._address(config)
         store = self.store
         with self.database.reading() as connection:
             at = store.find(connection, Place(thread, ns, id)) if id else store.newest(connection, thread, ns)
@@ -325,10 +354,8 @@ class SQLModelSaver(AsyncTwins):
             InvalidInput: a value cannot be stored.
             Conflict: the thread was deleted meanwhile, or a second run moved it.
         """
-        thread, ns, parent_id = address(config)
+        thread, ns, parent_id = self._address(config)
         place = Place(thread, ns, checkpoint["id"])
-        draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
-        draft = replace(draft, continues=continues(config, metadata))
         store = self.store
 
         def work(connection: Connection) -> None:
@@ -338,6 +365,8 @@ class SQLModelSaver(AsyncTwins):
 
         try:
             with self.on_put(place) as beside:
+                draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
+                draft = replace(draft, continues=continues(config, metadata))
                 if not (beside.is_alone and self._put_after_known(place, draft, beside.fence)):
                     self.database.write(work, carried=self.is_carried())
         except Conflict:
@@ -383,7 +412,7 @@ class SQLModelSaver(AsyncTwins):
             InvalidInput: a value cannot be stored.
             Conflict: that checkpoint was deleted meanwhile.
         """
-        thread, ns, checkpoint_id = address(config)
+        thread, ns, checkpoint_id = self._address(config)
         if not checkpoint_id:
             raise InvalidInput(
                 "put_writes needs a checkpoint_id in the config: the checkpoint that the task belongs to."
@@ -440,6 +469,7 @@ class _Shared:
         self.database = database if bound else database.bound(tenant_id)
         self.tenant_id, self.store, self.compression = tenant_id, store, compression
         self.on_put: OnPut = lambda place: nullcontext(NOTHING_ELSE)
+        self.on_read: OnRead = lambda thread, ns, found: None
         self.is_carried: Callable[[], bool] = lambda: False
         self.channels: Channels = {}
         self.owns_database = False

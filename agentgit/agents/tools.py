@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -14,12 +14,14 @@ from langgraph.errors import ParentCommand
 
 from agentgit.agents.answers import as_recorded, handed_over
 from agentgit.agents.apart import by_itself
-from agentgit.agents.capture import clone_of
+from agentgit.agents.interception import telling
+from agentgit.agents.not_done import NotDone
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.tools.declared import ALL, default
 from agentgit.tools.effects import Effect, declared_on, expect_function, resolve
 from agentgit.tools.hints import hints_in, stricter
 from agentgit.tools.registry import Run
+from agentgit.values import told
 
 ByName = Mapping[str, Sequence[BaseTool]]
 """The tools of a graph by name. Two graphs in it may each have one of the same name."""
@@ -49,7 +51,7 @@ def declared_of(
         for tool in same:
             effect = stricter(effect, hints_in(tool.metadata))
         if effect is not None:
-            _expect_fit(name, effect, same)
+            expect_fit(name, effect, same)
         found[name] = effect
     return found
 
@@ -78,7 +80,18 @@ def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
     return own[0] if own else None
 
 
-def _expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
+def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
+    """Refuse an effect that cannot work for a tool.
+
+    Args:
+        name: the tool's.
+        effect: what is declared of it.
+        same: the tools of that name that are at hand.
+
+    Raises:
+        InvalidInput: it names an argument that the tool does not have, or its import path leads to no function.
+        NotFound: a function cannot be imported.
+    """
     for role, function in effect.functions():
         if isinstance(function, str):
             _expect_importable(name, role, function)
@@ -149,9 +162,10 @@ def _is_async(tool: BaseTool) -> bool:
 
 def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
+    begun: list[bool] = []
     try:
-        with by_itself(), _asking_nobody():
-            _raising(tool, returned).invoke(_asked(tool, args), _on(thread_id))
+        with by_itself(), _asking_nobody(), _never_begun(begun):
+            _raising(tool, returned, begun).invoke(_asked(tool, args), _on(thread_id))
     except ParentCommand as error:
         return handed_over(error)
     return as_recorded(returned[-1])
@@ -159,9 +173,10 @@ def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
 
 async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
+    begun: list[bool] = []
     try:
-        with by_itself(), _asking_nobody():
-            await _raising(tool, returned).ainvoke(_asked(tool, args), _on(thread_id))
+        with by_itself(), _asking_nobody(), _never_begun(begun):
+            await _raising(tool, returned, begun).ainvoke(_asked(tool, args), _on(thread_id))
     except ParentCommand as error:
         return handed_over(error)
     return as_recorded(returned[-1])
@@ -180,16 +195,44 @@ def _asking_nobody() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _never_begun(begun: Sequence[bool]) -> Iterator[None]:
+    """Raise `NotDone` for an error that came before the tool's function was called: its arguments do not fit."""
+    try:
+        yield
+    except Exception as error:
+        if begun:
+            raise
+        raise NotDone(f"its tool was not called: {told(error)}") from error
+
+
 def _on(thread_id: str) -> RunnableConfig:
     """Tell a tool that reads its config where it runs; what else a caller gave with a turn is not recorded."""
     return {"configurable": {"thread_id": thread_id}}
 
 
-def _raising(tool: BaseTool, returned: list[Any]) -> BaseTool:
-    """Copy a tool; the copy puts what it returns into a list, and raises where the tool would explain to a model."""
-    clone = clone_of(tool, returned.append)
+def _raising(tool: BaseTool, returned: list[Any], begun: list[bool]) -> BaseTool:
+    """Copy a tool; the copy raises where the tool would explain to a model.
+
+    Args:
+        tool: stays as it is.
+        returned: gets what it returns.
+        begun: gets an item when its function is called.
+    """
+    clone = telling(tool, returned.append)
+    for name in ("_run", "_arun"):
+        object.__setattr__(clone, name, _noting(getattr(clone, name), begun))
     clone.handle_tool_error = clone.handle_validation_error = False
     return clone
+
+
+def _noting(run: Callable[..., Any], begun: list[bool]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        begun.append(True)
+        return run(*args, **kwargs)
+
+    return noting
 
 
 def _asked(tool: BaseTool, args: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -20,6 +20,7 @@ from agentgit.agents.inputs import Given
 from agentgit.agents.intervals import Interval
 from agentgit.agents.recorder import Recorder, name_of
 from agentgit.agents.saver import NOTHING_ELSE, After, Beside
+from agentgit.agents.saves import Saves
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.takeover import take_back
@@ -30,6 +31,7 @@ from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.graph_rows import Place
 from agentgit.store.ids import new_id
 from agentgit.store.onward import Fence
+from agentgit.store.pending_writes import NO_WRITES
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.telling.trail import foresee_notes, note
@@ -64,6 +66,38 @@ class Rules:
     keeper: Keeper | None = None
 
 
+class _Begun(NamedTuple):
+    """What the transaction that begins a turn has found; of an attempt that was rolled back nothing stays.
+
+    Args:
+        branch: its row, as the turn holds it.
+        given: the input, with what the model is to be told first.
+        batch: the number of the first batch of calls.
+        unfinished: the batch that the turn goes on with, as `Recorder` takes it.
+    """
+
+    branch: Found
+    given: Given
+    batch: int
+    unfinished: tuple[str, int, list[str]] | None
+
+
+class _Ended(NamedTuple):
+    """What the transaction that ends a turn has found.
+
+    Args:
+        latest: the newest graph checkpoint.
+        settled: True if nothing waits.
+        head_id: where the branch's head is, if the turn was broken off.
+        thinned: how many checkpoints went, because the session keeps no more.
+    """
+
+    latest: str | None
+    settled: bool
+    head_id: int | None
+    thinned: int
+
+
 @dataclass
 class Turn:
     """One run.
@@ -85,9 +119,6 @@ class Turn:
     _batches: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
 
-    _thinned: int = 0
-    """How many checkpoints went when it ended, because the session keeps no more."""
-
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
@@ -95,6 +126,7 @@ class Turn:
     settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)
+    saves: Saves = field(default_factory=Saves)
 
     # -- beginning and end
 
@@ -111,12 +143,14 @@ class Turn:
             self.files = TurnFiles(self.agent.store, self.agent.rules.keeper, self.branch_id)
             self.files.begin(self.given.title)
             # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
-            self.agent.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
+            begun = self.agent.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
+            self.branch, self.given = begun.branch, begun.given
+            self.recorder = Recorder(self, owner, begun.batch, begun.unfinished)
         except BaseException:
             self._held.close()
             raise
 
-    def _begin(self, connection: Connection, owner: str) -> None:
+    def _begin(self, connection: Connection, owner: str) -> _Begun:
         store, session_id = self.agent.store, self.agent._session_id
         self.agent._expect(connection)
         store.sessions.lock(connection, session_id)
@@ -125,57 +159,61 @@ class Turn:
         # Before it is looked at: what another turn adds in between was not seen.
         last = store.world.lasting(connection, session_id)
         self._foresee(connection)
-        self.branch = store.sessions.acquire(connection, self.branch_id, owner)
+        branch = store.sessions.acquire(connection, self.branch_id, owner)
         if going_on:
             raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
-        moment = look(self.branch)
-        if moment.latest != self.agent.seen and self.branch.head_id not in self.agent.late:
+        moment = look(branch)
+        if moment.latest != self.agent.seen and branch.head_id not in self.agent.late:
             raise Conflict(
-                f"Branch {self.branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
-                f"new head with agent.switch({self.branch.name!r}), or go your own way with agent.fork().",
-                head=self.branch.head_id,
+                f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
+                f"new head with agent.switch({branch.name!r}), or go your own way with agent.fork().",
+                head=branch.head_id,
             )
-        self._see(connection, last())
-        self.files.see(connection, self.branch)
-        self._take_note(connection)
-        self.recorder = Recorder(self, owner, moment.batch, self._unfinished(connection, moment))
+        self._see(connection, branch, last())
+        self.files.see(connection, branch)
+        begun = _Begun(
+            branch, self._noted(connection, branch), moment.batch, self._unfinished(connection, branch, moment)
+        )
         if self.given.is_new and self.agent.rules.auto.before_turns:
             label = self._label("before", self.given.title, self.given.message_id)
-            self._add(connection, moment.snapshot, label)
+            self._add(connection, branch, moment.snapshot, label)
+        return begun
 
     def _foresee(self, connection: Connection) -> None:
         """Say what is to be written in this transaction, which has locked the session."""
         self.agent.store.checkpoints.foresee(connection, self.branch_id)
         foresee_notes(connection, self.agent.store.tenant_id, self.branch_id)
 
-    def _see(self, connection: Connection, last: int) -> None:
+    def _see(self, connection: Connection, branch: Found, last: int) -> None:
         """Make sure that the world is as this branch left it.
 
         Args:
             connection: in a transaction that writes.
+            branch: its row as it is now.
             last: how long the world log was before.
 
         Raises:
             WorldDiverged: another branch has changed it since.
         """
-        plan = self.files.divergence(connection, self.branch, self.agent.planner, last)
+        plan = self.files.divergence(connection, branch, self.agent.planner, last)
         if plan is not None:
             changes = "; ".join([*map(str, (s for s in plan.steps if s.action != KEEP)), *self.files.changes(plan)])
             raise WorldDiverged(
-                f"The world has changed since branch {self.branch.name} last ran, and nothing was run now: {changes}. "
-                f"Bring it back with agent.switch({self.branch.name!r}, sync='world'), tell the model with "
+                f"The world has changed since branch {branch.name} last ran, and nothing was run now: {changes}. "
+                f"Bring it back with agent.switch({branch.name!r}, sync='world'), tell the model with "
                 "sync='note', or go on all the same with sync='ignore'.",
                 plan,
             )
-        self.agent.store.sessions.see(connection, self.branch, last)
+        self.agent.store.sessions.see(connection, branch, last)
 
-    def _take_note(self, connection: Connection) -> None:
-        """Give the model with its next message what a switch has left it to be told about the world."""
-        note = notes.note_of(as_object(self.branch.meta))
+    def _noted(self, connection: Connection, branch: Found) -> Given:
+        """Return the input, preceded by what a switch has left the model to be told about the world."""
+        note = notes.note_of(as_object(branch.meta))
         noted = inputs.noted(self.given, note) if note else None
-        if noted is not None:
-            self.given = noted
-            self.agent.store.sessions.note(connection, self.branch_id, notes.TOLD)
+        if noted is None:
+            return self.given
+        self.agent.store.sessions.note(connection, self.branch_id, notes.TOLD)
+        return noted
 
     def admit(self, connection: Connection, effect: str) -> None:
         """Let a call begin, in the transaction that records its intent.
@@ -192,20 +230,19 @@ class Turn:
         store.sessions.hold(connection, self.branch)
         if effect not in (READ_ONLY, UNDECLARED):
             last = store.world.lasting(connection, self.branch.external_session_id)
-            self.branch = store.sessions.branch(connection, self.branch_id)
-            self._see(connection, last())
+            self._see(connection, store.sessions.branch(connection, self.branch_id), last())
 
     def holds(self, connection: Connection) -> bool:
         """Tell whether this turn still has its branch."""
         return self.agent.store.sessions.holds(connection, self.branch)
 
-    def _unfinished(self, connection: Connection, moment: Moment) -> tuple[str, int, list[str]] | None:
+    def _unfinished(self, connection: Connection, branch: Found, moment: Moment) -> tuple[str, int, list[str]] | None:
         """Find the batch that this turn goes on with, so that calls which run again stay in it."""
         if self.given.is_new or not moment.waiting:
             return None
         asked = moment.waiting[0]["tool_calls"]
         ids = [call["id"] for call in asked]
-        batch = self.agent.store.journal.last_batch(connection, self.branch_id, ids)
+        batch = self.agent.store.journal.last_batch(connection, branch.id, ids)
         return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch, ids)
 
     def end(self, *, completed: bool) -> str | None:
@@ -219,15 +256,16 @@ class Turn:
             self.recorder.end_spans()
             self.files.end()
             try:
-                latest = outcomes.write_with(lambda connection: self._end(connection, completed))
+                ended = outcomes.write_with(lambda connection: self._end(connection, completed))
             except Conflict:  # somebody has taken the branch over; what was done is recorded all the same
                 outcomes.write()
                 raise
-            if self._thinned:
+            self.settled, self.head_id = ended.settled, ended.head_id
+            if ended.thinned:
                 self.agent.release_files()
-            return latest
+            return ended.latest
 
-    def _end(self, connection: Connection, completed: bool) -> str | None:
+    def _end(self, connection: Connection, completed: bool) -> _Ended:
         store, sessions, owner = self.agent.store, self.agent.store.sessions, self.recorder.owner
         touched = sessions.touching(connection, self.branch.external_session_id)
         held = sessions.holding(connection, self.branch)
@@ -242,19 +280,18 @@ class Turn:
             self._make_wanted(connection, moment.snapshot, until=None)
             if completed and self._is_due(connection):
                 title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
-                self._add(connection, moment.snapshot, self._label("after", title))
+                self._add(connection, self.branch, moment.snapshot, self._label("after", title))
         with suppress(Corrupt):  # what is damaged is no reason to lose a turn that is done
             store.texts.follow(connection, self.branch_id)
-        self.settled = moment.settled
-        self.head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
-        self._thinned = thinning.automatic(connection, store, self.branch.external_session_id, touched())
+        head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
+        thinned = thinning.automatic(connection, store, self.branch.external_session_id, touched())
         sessions.release(connection, self.branch_id, owner)
-        ended = "done" if completed and moment.settled else "waiting" if completed else "failed"
+        how = "done" if completed and moment.settled else "waiting" if completed else "failed"
         note(
-            connection, store.tenant_id, f"turn.{ended}", branch_id=self.branch_id,
+            connection, store.tenant_id, f"turn.{how}", branch_id=self.branch_id,
             user_id=self.agent.rules.user_id,
         )  # fmt: skip
-        return moment.latest
+        return _Ended(moment.latest, moment.settled, head_id, thinned)
 
     def _is_due(self, connection: Connection) -> bool:
         every = self.agent.rules.auto.turns
@@ -287,11 +324,12 @@ class Turn:
                 self._make_due(connection, place)
 
         if place.thread != self.branch.thread_id:
-            yield NOTHING_ELSE
+            with self.saves.saving(place):
+                yield NOTHING_ELSE
             return
         makes = self.counts_calls and not place.ns
         fence = Fence(self.branch.id, self.branch.epoch, self.branch.owner)
-        with self.recorder.outcomes.joined() as taken:
+        with self.saves.saving(place), self.recorder.outcomes.joined() as taken:
             yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
 
     def _make_due(self, connection: Connection, place: Place) -> None:
@@ -303,7 +341,7 @@ class Turn:
         if at is None or batch is None:
             return
         before, after = (store.journal.count(connection, self.branch_id, before_batch=n) for n in (batch, batch + 1))
-        snapshot = snapshot_of(at, self.branch.inherited + after)
+        snapshot = snapshot_of(at, self.branch.inherited + after, NO_WRITES)
         self._make_wanted(connection, snapshot, until=batch)
         if self.agent.rules.auto.is_passed(before, after):
             label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
@@ -329,8 +367,10 @@ class Turn:
     def _make(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None) -> None:
         """Make a checkpoint that has its id already, unless it was made: a transaction may run twice."""
         if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
-            self._add(connection, snapshot, label, batch)
+            self._add(connection, self.branch, snapshot, label, batch)
 
-    def _add(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None = None) -> None:
-        snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, self.branch, batch))
+    def _add(
+        self, connection: Connection, branch: Found, snapshot: Snapshot, label: Label, batch: int | None = None
+    ) -> None:
+        snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, branch, batch))
         self.agent.store.checkpoints.add(connection, self.branch_id, snapshot, label)

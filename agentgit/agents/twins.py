@@ -36,6 +36,11 @@ class Twins:
         with on_loop():
             return await asyncio.to_thread(verb, *args, **kwargs)
 
+    async def _change(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a verb that needs the branch for itself, when a turn whose stream was just left has given it back."""
+        await self._agent._closing()
+        return await self._io(verb, *args, **kwargs)
+
     @property
     def _agent(self) -> RollbackAgent:
         return cast("RollbackAgent", self)
@@ -59,17 +64,17 @@ class Twins:
         self, config: RunnableConfig | None, values: Any, as_node: str | None = None, task_id: str | None = None
     ) -> RunnableConfig:
         """Change the state by hand, as `update_state`."""
-        return await self._io(self._agent.update_state, config, values, as_node, task_id)
+        return await self._change(self._agent.update_state, config, values, as_node, task_id)
 
     async def abulk_update_state(self, config: RunnableConfig | None, supersteps: Any) -> RunnableConfig:
         """Change the state by hand in several steps, as `bulk_update_state`."""
-        return await self._io(self._agent.bulk_update_state, config, supersteps)
+        return await self._change(self._agent.bulk_update_state, config, supersteps)
 
     async def acheckpoint(
         self, name: str | None = None, *, description: str | None = None, data: Any = None
     ) -> Checkpoint:
         """Save this point of the branch, as `checkpoint`."""
-        return await self._io(self._agent.checkpoint, name, description=description, data=data)
+        return await self._change(self._agent.checkpoint, name, description=description, data=data)
 
     async def acheckpoints(self) -> list[Checkpoint]:
         """List the checkpoints, as `checkpoints`."""
@@ -101,7 +106,7 @@ class Twins:
 
     async def amerge(self, source: Place, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Bring in what another branch did, as `merge`."""
-        return await self._io(self._agent.merge, source, resolve=resolve, name=name)
+        return await self._change(self._agent.merge, source, resolve=resolve, name=name)
 
     async def aplan_cherry_pick(self, what: What) -> MergePlan:
         """Tell what a cherry-pick would bring, as `plan_cherry_pick`."""
@@ -109,7 +114,7 @@ class Twins:
 
     async def acherry_pick(self, what: What, *, name: str | None = None) -> Checkpoint:
         """Bring in chosen messages, as `cherry_pick`."""
-        return await self._io(self._agent.cherry_pick, what, name=name)
+        return await self._change(self._agent.cherry_pick, what, name=name)
 
     async def atree(self) -> Tree:
         """Give the tree, as `tree`."""
@@ -139,14 +144,14 @@ class Twins:
         request_id: str | None = None,
     ) -> RollbackAgent:
         """Go back, as `rollback`; asynchronous undo functions and tools run on this event loop."""
-        return await self._io(
+        return await self._change(
             self._agent._rollback, to, on_this_loop(), tools=tools, files=files, conversation=conversation,
             replay=replay, name=name, force=force, on_error=on_error, on_drift=on_drift, request_id=request_id,
         )  # fmt: skip
 
     async def aundo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
         """Roll back to an earlier checkpoint, as `undo`."""
-        return await self.arollback(await self._io(self._agent._at, steps), force=force)
+        return await self.arollback(await self._change(self._agent._at, steps), force=force)
 
     async def aplan_undo(self, steps: int = 1) -> RollbackPlan:
         """Tell what an undo would do, as `plan_undo`."""
@@ -154,7 +159,7 @@ class Twins:
 
     async def arewind_files(self, restore_point: Place, *, force: bool = False) -> FileChanges:
         """Bring the files back, as `rewind_files`."""
-        return await self._io(self._agent.rewind_files, restore_point, force=force)
+        return await self._change(self._agent.rewind_files, restore_point, force=force)
 
     async def afork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
         """Make a branch without touching the world, as `fork`."""
@@ -162,7 +167,7 @@ class Twins:
 
     async def aredo(self, *, force: bool = False) -> RollbackAgent:
         """Take back the rollback that made this branch, as `redo`."""
-        return await self._io(self._agent._redo, on_this_loop(), force=force)
+        return await self._change(self._agent._redo, on_this_loop(), force=force)
 
     async def aplan_redo(self) -> RollbackPlan:
         """Tell what a redo would do, as `plan_redo`."""
@@ -177,4 +182,6 @@ class Twins:
         on_error: str = "stop",
     ) -> RollbackAgent:  # fmt: skip
         """Continue on another branch, as `switch`; asynchronous undo functions and tools run on this event loop."""
-        return await self._io(self._agent._switch, branch, on_this_loop(), sync=sync, force=force, on_error=on_error)
+        return await self._change(
+            self._agent._switch, branch, on_this_loop(), sync=sync, force=force, on_error=on_error
+        )

@@ -12,6 +12,7 @@ from agentgit.errors import InvalidInput
 from agentgit.store.collect import Collected
 from agentgit.store.database import Database
 from agentgit.store.graph import GraphStore
+from agentgit.store.threads import OF_SESSIONS
 from agentgit.store.training import Trained, train_dictionary
 
 
@@ -28,26 +29,48 @@ class WholeThreads(BaseCheckpointSaver[float]):
     def store(self) -> GraphStore:
         """The graph checkpoints of this saver's tenant."""
 
+    @property
+    @abstractmethod
+    def sessions(self) -> bool:
+        """Whether this saver reaches the threads of sessions."""
+
+    def _reached(self, thread_id: object) -> str:
+        """Return the id of a thread that this saver may touch.
+
+        Raises:
+            InvalidInput: the thread is of a session.
+        """
+        thread = str(thread_id)
+        if thread.startswith(OF_SESSIONS) and not self.sessions:
+            raise InvalidInput(
+                f"Thread {thread!r} is of a session: ids that begin with {OF_SESSIONS} are. Use the session, with "
+                "repo.wrap(...); or SQLModelSaver(..., sessions=True), which can break it."
+            )
+        return thread
+
     def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints and writes of a thread."""
-        store = self.store
-        self.database.write(lambda connection: store.delete_thread(connection, str(thread_id)))
+        """Delete the checkpoints and writes of a thread.
+
+        Raises:
+            InvalidInput: the thread is of a session.
+        """
+        store, thread = self.store, self._reached(thread_id)
+        self.database.write(lambda connection: store.delete_thread(connection, thread))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints, with their writes, whose metadata names one of these runs."""
         store, runs = self.store, [str(run_id) for run_id in run_ids]
-        self.database.write(lambda connection: store.delete_for_runs(connection, runs))
+        self.database.write(lambda connection: store.delete_for_runs(connection, runs, sessions=self.sessions))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the checkpoints and writes of a thread into a new one.
 
         Raises:
             Conflict: the target has checkpoints already.
+            InvalidInput: one of them is of a session.
         """
-        store = self.store
-        self.database.write(
-            lambda connection: store.copy_thread(connection, str(source_thread_id), str(target_thread_id))
-        )
+        store, source, target = self.store, self._reached(source_thread_id), self._reached(target_thread_id)
+        self.database.write(lambda connection: store.copy_thread(connection, source, target))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints.
@@ -58,16 +81,16 @@ class WholeThreads(BaseCheckpointSaver[float]):
                 keeps nothing.
 
         Raises:
-            InvalidInput: the strategy is neither.
+            InvalidInput: the strategy is neither, or a thread is of a session.
         """
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")
-        store = self.store
+        store, threads = self.store, [self._reached(thread_id) for thread_id in thread_ids]
         verb = store.prune if strategy == "keep_latest" else store.delete_thread
 
         def work(connection: Connection) -> None:
-            for thread_id in thread_ids:
-                verb(connection, str(thread_id))
+            for thread in threads:
+                verb(connection, thread)
 
         self.database.write(work)
 

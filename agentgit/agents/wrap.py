@@ -10,11 +10,12 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.agent import RollbackAgent
-from agentgit.agents.capture import tools_of
+from agentgit.agents.capture import named_in, tools_of
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
 from agentgit.agents.defaults import bare_forms
 from agentgit.agents.gate import FENCES
 from agentgit.agents.import_langgraph import import_thread
+from agentgit.agents.interception import intercept
 from agentgit.agents.intervals import AutoCheckpoint, Interval
 from agentgit.agents.tools import ByName, declared_of, forward
 from agentgit.agents.turn import Rules
@@ -23,6 +24,8 @@ from agentgit.rollback.keeper import attached
 from agentgit.store.lookup import Place
 from agentgit.tools import Effect
 from agentgit.tools.declared import Declared, as_effects
+from agentgit.tools.effects import declared_on
+from agentgit.tools.plan import EXECUTE, RECORD
 from agentgit.tools.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ def wrap(
     workspace: str | Path | Workspace | None = None,
     thread_id: str | None = None,
     template: Place | None = None,
+    replay: str = RECORD,
+    force: bool = False,
 ) -> RollbackAgent:
     """Wrap a compiled graph; see `Repository.wrap`."""
     if isinstance(graph, StateGraph):
@@ -58,6 +63,7 @@ def wrap(
         raise InvalidInput(f"fence={fence!r} means nothing; give {', '.join(map(repr, FENCES))}.")
     if thread_id is not None and template is not None:
         raise InvalidInput("A session begins as a thread or as a template, not as both; leave one of them out.")
+    _expect_replay(replay, template, force=force)
     given = as_effects(effects)
     tools = _by_name(graph)
     # Where the tools cannot be seen, a name of ours is taken for ours, unless the user says what that tool does.
@@ -73,21 +79,44 @@ def wrap(
         keeper = attached(workspace, holder=str(store.tenant_id), without=store.database.files)
     if thread_id is not None:
         import_thread(repository, graph, session, thread_id)
-    found = repository.ensure_session(session, template)
-    register(repository.registry, found.id, theirs, declared)
+
+    def provide(session_id: int) -> None:
+        register(repository.registry, session_id, theirs, declared)
+        for tool in named_in(graph):
+            if tool.name not in declared.tools and (own := declared_on(tool)) is not None:
+                repository.registry.declare(session_id, tool.name, own)
+
+    found = repository._ensure_session(session, template, run=provide if replay == EXECUTE else None, force=force)
+    provide(found.id)
     if keeper is not None:
         repository.registry.attach(found.id, keeper)
         if template is not None:
             repository._bring_template_files(template, found)
+    if template is not None and replay == EXECUTE:
+        repository._run_template(template, found, force=force)
     with repository.store.database.reading() as connection:
-        row = repository.lookup.branch(connection, found, branch)
+        now = repository.lookup.session(connection, found.id)  # it may continue on another branch since
+        row = repository.lookup.branch(connection, now, branch)
     rules = Rules(
         user_id=repository.user.id, effects=declared, unrecorded=ours, auto=auto, fence=fence,
         keeper=keeper,
     )  # fmt: skip
+    intercept()
     agent = RollbackAgent(repository, graph, rules, row.id)
     repository.wrapped[found.id] = agent._on
     return agent
+
+
+def _expect_replay(replay: str, template: Place | None, *, force: bool) -> None:
+    if replay not in (RECORD, EXECUTE):
+        raise InvalidInput(f"replay must be 'record' or 'execute', not {replay!r}.")
+    if replay == EXECUTE and template is None:
+        raise InvalidInput(
+            "replay='execute' makes the calls of a template again: give template='SESSION@CHECKPOINT' too. On a "
+            "session that is there already, call agent.rollback(to, replay='execute')."
+        )
+    if force and replay != EXECUTE:
+        raise InvalidInput("force belongs to replay='execute' here; leave it out.")
 
 
 def _by_name(graph: Pregel[Any, Any, Any, Any]) -> ByName:

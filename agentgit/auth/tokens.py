@@ -31,11 +31,13 @@ class Claims:
         user_name: who.
         issued_at: when; a token that does not say is older than all others.
         expires_at: until when.
+        user_id: which user exactly, if the rules say where that stands.
     """
 
     user_name: str
     issued_at: datetime
     expires_at: datetime
+    user_id: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,9 @@ class JWT:
         jwks: the public keys as JSON Web Key Set, a mapping or its text.
         issuer: what `iss` must be; None takes any that the key signs for.
         audience: what `aud` must be; None takes tokens without one only.
-        user_claim: which claim has the user's name.
+        user_claim: which claim has the user's name. A token from before the last user of a name was erased is nobody's.
+        id_claim: which claim has the user's id, as `repo.users.find(name).id` is; then a token without it, or with the
+            id of another user, does not hold. None goes by the name alone.
         leeway: how many seconds the clocks may differ.
         create_users: True to make users who are not there.
         enabled: False refuses all tokens; so does `$AGENTGIT_JWT=off`.
@@ -68,6 +72,7 @@ class JWT:
     issuer: str | None = None
     audience: str | None = None
     user_claim: str = "sub"
+    id_claim: str | None = None
     leeway: float = 10
     create_users: bool = False
     enabled: bool = True
@@ -85,6 +90,8 @@ class JWT:
             raise InvalidInput("Give the key=..., or of public-key algorithms jwks=..., and not both.")
         if is_shared:
             self._expect_secret()
+        if self.id_claim is not None and self.create_users:
+            raise InvalidInput("A token cannot name the id of a user whom it makes: give id_claim or create_users.")
         object.__setattr__(self, "algorithms", tuple(given))
 
     def _expect_secret(self) -> None:
@@ -111,12 +118,14 @@ def claims_of(token: str, jwt: JWT) -> Claims | None:
             token, key, algorithms=list(jwt.algorithms), issuer=jwt.issuer, audience=jwt.audience, leeway=jwt.leeway,
             options={"require": ["exp", jwt.user_claim]},
         )  # fmt: skip
-        name = said[jwt.user_claim]
+        name, user_id = said[jwt.user_claim], None
+        if jwt.id_claim is not None:
+            user_id = int(said[jwt.id_claim])
         ends = datetime.fromtimestamp(said["exp"] + jwt.leeway, UTC)
         began = datetime.fromtimestamp(said.get("iat", 0), UTC)
     except (pyjwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, OSError, StopIteration):
         return None
-    return Claims(name, began, ends) if isinstance(name, str) and name else None
+    return Claims(name, began, ends, user_id) if isinstance(name, str) and name else None
 
 
 def _key_of(token: str, jwt: JWT) -> Any:

@@ -93,6 +93,9 @@ class Diff(Drawn):
         common_calls: how many tool invocations both tool tracks have; a replayed one is the one that it replays.
         removed_calls: tool invocations that only the first has, oldest first.
         added_calls: tool invocations that only the second has, oldest first.
+        removed_pending: tasks of a step that is not finished, as only the first has them: what each asks, which answers
+            it got, or what it wrote.
+        added_pending: such tasks as only the second has them.
         added_files: paths that only the second has.
         modified_files: paths whose contents differ.
         deleted_files: paths that only the first has.
@@ -117,6 +120,8 @@ class Diff(Drawn):
     common_calls: int = 0
     removed_calls: list[dict[str, Any]] = field(default_factory=list)
     added_calls: list[dict[str, Any]] = field(default_factory=list)
+    removed_pending: list[dict[str, Any]] = field(default_factory=list)
+    added_pending: list[dict[str, Any]] = field(default_factory=list)
     added_files: list[str] = field(default_factory=list)
     modified_files: list[str] = field(default_factory=list)
     deleted_files: list[str] = field(default_factory=list)
@@ -124,11 +129,12 @@ class Diff(Drawn):
 
     @property
     def is_empty(self) -> bool:
-        """True if state, messages, tool calls and files are the same."""
+        """True if state, messages, tool calls, questions, answers and files are the same."""
         messages = self.removed_messages or self.added_messages
         calls = self.removed_calls or self.added_calls
         files = self.added_files or self.modified_files or self.deleted_files
-        return not (self.state or messages or calls or files)
+        pending = self.removed_pending or self.added_pending
+        return not (self.state or messages or calls or pending or files)
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields as JSON-like data."""
@@ -159,10 +165,17 @@ class Diff(Drawn):
             f"tool calls ({self.common_calls} in common)",
             [("-", _call(c)) for c in self.removed_calls] + [("+", _call(c)) for c in self.added_calls],
         )
+        yield from _part("unfinished step", self.tasks())
         files = [("-", f) for f in self.deleted_files] + [("+", f) for f in self.added_files]
         yield from _part("files", [(s, harmless(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]])
         tokens = [("-", self.removed_tokens), ("+", self.added_tokens)]
         yield from _part("tokens", [(s, _tokens(spent)) for s, spent in tokens if spent != Tokens()])
+
+    def tasks(self) -> list[tuple[str, str]]:
+        """Give the text of the tasks of an unfinished step, each with its sign."""
+        return [
+            *(("-", _task(one)) for one in self.removed_pending), *(("+", _task(one)) for one in self.added_pending)
+        ]  # fmt: skip
 
     def __str__(self) -> str:
         return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())
@@ -191,6 +204,7 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
     common_calls, removed_calls, added_calls = align(
         a.tool_invocations, b.tool_invocations, lambda call: _identity(call, origins)
     )
+    _, removed_pending, added_pending = align(_pending(a), _pending(b), to_json)
     return Diff(
         from_id=a.id,
         to_id=b.id,
@@ -205,10 +219,16 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
         common_calls=common_calls,
         removed_calls=removed_calls,
         added_calls=added_calls,
+        removed_pending=removed_pending,
+        added_pending=added_pending,
     )
 
 
-# -- messages and tool calls
+# -- messages, tool calls and questions
+
+
+def _pending(point: Checkpoint) -> list[dict[str, Any]]:
+    return list(point.metadata.get("pending") or [])
 
 
 def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
@@ -354,6 +374,17 @@ def _call(call: Mapping[str, Any]) -> str:
     # What became of it in the world since, before what may be cut: the call may have been reversed.
     since = "" if status in ("done", "failed") else f"({status}) "
     return _cut(harmless(f"{call.get('tool_name')}({_arguments(call.get('args'))}) {since}{outcome}"))
+
+
+def _task(task: Mapping[str, Any]) -> str:
+    """Write what a task of an unfinished step has come to on one line."""
+    asked = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
+    given = ", ".join(map(repr, task.get("answers") or []))
+    results = ", ".join(f"{name}={value!r}" for name, value in task.get("results") or [])
+    errors = ", ".join(map(str, task.get("errors") or []))
+    came = {"waiting": "waits for an answer", "failed": f"failed: {errors}"}.get(str(task.get("status")), "done")
+    said = [asked, came, given and f"answered {given}", results and f"wrote {results}"]
+    return _cut(harmless("; ".join(part for part in said if part)))
 
 
 def _arguments(args: Any) -> str:

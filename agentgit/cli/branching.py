@@ -8,8 +8,8 @@ import typer
 
 from agentgit.cli import output, places
 from agentgit.cli.grouped import Brief
-from agentgit.cli.options import AsJson, OfBranch, Target, Where, places_too, repository, usage
-from agentgit.cli.world import Force, Imports, Yes, agree, at_hand, carried, write
+from agentgit.cli.options import AsJson, OfBranch, Target, Trust, Where, places_too, repository, usage
+from agentgit.cli.world import Force, Yes, agree, carried, write
 from agentgit.render import log as logs
 from agentgit.render import records
 from agentgit.render.sessions import branch_lines
@@ -142,14 +142,13 @@ def undo(
     steps: Annotated[int, typer.Option("--steps", "-n", metavar="N", min=1, help="How many turns to go back.")] = 1,
     force: Force = False,
     yes: Yes = False,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back one turn, or several, on a new branch: show the plan, ask, reverse what came after it."""
-    with repository(db) as repo, carried(as_json):
+    with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = places.path(repo, session)
-        at_hand(repo, found.id, modules)
         if not yes:
             agree(repo.plan_undo(steps, found, branch=branch), "Undo?", as_json, force=force)
         write(as_json, repo.undo(steps, found, branch=branch, force=force))
@@ -159,14 +158,13 @@ def redo(
     session: OfBranch = None,
     force: Force = False,
     yes: Yes = False,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Take back the rollback that made a branch: what it reversed is done again."""
-    with repository(db) as repo, carried(as_json):
+    with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = places.path(repo, session)
-        at_hand(repo, found.id, modules)
         if not yes:
             agree(repo.plan_redo(found, branch=branch), "Redo?", as_json, force=force)
         write(as_json, repo.redo(found, branch=branch, force=force))

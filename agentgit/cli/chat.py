@@ -70,7 +70,7 @@ def chat(
 ) -> None:
     """Talk with a graph; what is said and done is recorded, and /help tells how to go back."""
     import_from_here()
-    with repository(db, create=True) as repo:
+    with repository(db, create=True, trust=None) as repo:
         agent = wrapped(
             repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template
         )  # fmt: skip
@@ -265,6 +265,8 @@ class Chat:
 
     def _hint(self, error: Exception) -> str:
         """Say what the chat has for what the text of a failure says of Python."""
+        if (settle := output.to_settle(error, "/resolve")) is not None:
+            return f" In the chat: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
         if isinstance(error, RollbackBlocked | WorkspaceChanged):
             return " In the chat: --force."
         if isinstance(error, RollbackIncomplete):

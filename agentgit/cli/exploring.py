@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import chat, output
-from agentgit.cli.options import AsJson, Where, import_from_here, places_too, repository, usage
-from agentgit.cli.world import Force, Imports, OnError, Yes, carried, switch
+from agentgit.cli.options import AsJson, Trust, Where, import_from_here, places_too, repository, usage
+from agentgit.cli.world import Force, OnError, Yes, carried, switch
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import exploration as explorations
 
@@ -111,9 +111,9 @@ def promote(
     force: Force = False,
     yes: Yes = False,
     on_error: OnError = "stop",
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a session on an explored branch, and bring the world to it: what its tools did runs again."""
-    switch(target, "world", force, yes, on_error, modules, db, as_json)
+    switch(target, "world", force, yes, on_error, trust, db, as_json)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,6 +35,15 @@ Where = Annotated[
         metavar="PATH|URL",
         callback=_from_before,
         help="The database; else $AGENTGIT_DATABASE_URL, else ./agentgit.db.",
+    ),
+]
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        help="Your module with the tools and their undo functions, or MODULE:NAME; else $AGENTGIT_TRUST.",
     ),
 ]
 
@@ -162,6 +171,19 @@ def import_from_here() -> None:
         sys.path.insert(0, here)
 
 
+def to_trust(named: Sequence[str] | None) -> list[str]:
+    """Give the modules that were named, else those of the environment; some may be in this folder.
+
+    Args:
+        named: as `repository` takes them.
+    """
+    from agentgit.repository import trusted
+
+    if modules := trusted(named):
+        import_from_here()
+    return modules
+
+
 class Who(NamedTuple):
     """The user and the tenant that were named before the command, or by the environment."""
 
@@ -173,20 +195,24 @@ WHO: ContextVar[Who] = ContextVar("agentgit_who", default=Who())  # noqa: B039  
 
 
 @contextmanager
-def repository(where: str | None, *, create: bool = False) -> Iterator[Repository]:
+def repository(
+    where: str | None, *, create: bool = False, trust: Sequence[str] | None = ()
+) -> Iterator[Repository]:  # fmt: skip
     """Open a database that is there, as its local owner or who was named, for one command.
 
     Args:
         where: as the command line names it.
         create: True if a file or a tenant that is not there may be made. Who is named must be there.
+        trust: for commands that undo calls or make them again: the modules that were named; None is the environment's.
 
     Raises:
-        NotFound: there is no such file, tenant or user.
+        NotFound: there is no such file, tenant, user or module.
     """
     from agentgit.repository import open
 
     user, tenant = WHO.get()
-    with open(address(where), create=create and user is None, user=user, tenant=tenant) as repo:
+    modules = to_trust(trust)
+    with open(address(where), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
         yield repo
 
 

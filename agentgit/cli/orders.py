@@ -78,7 +78,8 @@ def _resume(chat: Chat, order: Order) -> None:
 
 
 def _resolve(chat: Chat, order: Order) -> None:
-    call = chat.agent.repository.resolve(order.number() or 0, order.words[1].replace("-", "_"))
+    result = output.result_of(order.options.get(slash.RESULT))
+    call = chat.agent.repository.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
     output.show(calls.lines([call], width=output.width()))
 
 

@@ -13,6 +13,7 @@ import typer
 
 from agentgit.errors import (
     AgentGitError,
+    Fenced,
     InvalidInput,
     MergeConflict,
     RollbackBlocked,
@@ -143,8 +144,35 @@ def fail(error: AgentGitError) -> int:
     return error.exit_code
 
 
+def result_of(text: str | None) -> Any:
+    """Read what `--result` says that a call returned.
+
+    Raises:
+        InvalidInput: it is no JSON.
+    """
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"--result is no JSON: {error}.") from error
+
+
+def to_settle(error: Exception, command: str) -> str | None:
+    """Give the command that settles the call which a failure is about; None if it is about none.
+
+    Args:
+        error: the failure.
+        command: how it begins.
+    """
+    calls = [call.id for call in error.plan.unsettled] if isinstance(error, RollbackBlocked) else []
+    if isinstance(error, Fenced) and f"repo.resolve({error.invocation}," in str(error):
+        calls = [error.invocation]
+    return f"{command} {calls[0]} happened, or did-not-happen" if calls else None
+
+
 def _hint(error: AgentGitError) -> str:
     """Say what the command line has for what the text of a failure says of Python."""
+    if (settle := to_settle(error, "agentgit resolve")) is not None:
+        return f" On the command line: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
     if isinstance(error, RollbackBlocked | WorkspaceChanged):
         return " On the command line: --force."
     if isinstance(error, MergeConflict):

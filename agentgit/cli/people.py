@@ -28,6 +28,7 @@ Id = Annotated[int, typer.Argument(metavar="ID", help="As the list shows it.")]
 Whom = Annotated[str | None, typer.Option("--for", metavar="USER", help="Another user's; for admins.")]
 RoleOf = Annotated[str, typer.Option("--role", "-r", help="viewer, forker, editor or owner.")]
 Expires = Annotated[str | None, typer.Option("--expires", metavar="TIME", help="How long, like 12h, 7d or 2w.")]
+KeyExpires = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long, like 12h, 7d or 2w; or never.")]
 
 PLAIN: dict[str, Any] = {"no_args_is_help": True, "cls": Brief, "rich_markup_mode": None}
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -232,15 +233,15 @@ def users_revoke_tokens(
 @keys.command("create")
 def keys_create(
     name: Name,
-    scope: Annotated[str, typer.Option("--scope", "-s", help="read, fork, write or admin.")] = "write",
-    expires: Expires = None,
+    scope: Annotated[str, typer.Option("--scope", "-s", help="read, fork, write or admin.")] = "read",
+    expires: KeyExpires = "90d",
     of: Whom = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Make an API key; its text is shown once."""
     with repository(db) as repo:
-        made = repo.keys.create(name, scope, time_of(expires), of)
+        made = repo.keys.create(name, scope, time_of(expires if expires != "never" else None), of)
         output.line(as_json, lambda: {**of_value(made.key), "secret": made.secret}, made.secret)
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentgit.cli.options import Session, Where, import_from_here, repository
-from agentgit.cli.world import Imports
+from agentgit.cli.options import Session, Trust, Where, repository, to_trust
 from agentgit.errors import Unavailable
 
 
@@ -19,15 +18,15 @@ def mcp(
     allow_force: Annotated[
         bool, typer.Option("--allow-force", help="Let clients keep in the world what cannot be undone.")
     ] = False,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
 ) -> None:
     """Serve the checkpoints of a session, or of all, as MCP tools over standard input and output."""
-    import_from_here()
     server = _server()
+    modules = to_trust(trust)
     with repository(db) as repo:
         bound = repo.session(session) if session is not None else None
-        server.serve(repo, bound, read_only=read_only, may_force=allow_force, modules=modules or ())
+        server.serve(repo, bound, read_only=read_only, may_force=allow_force, trust=modules)
 
 
 def _server() -> ModuleType:

@@ -11,7 +11,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.lines import Line, Span, table
 
 FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
-EVERYWHERE, AFTER = "--all-branches", "--after"
+EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"
 
 MANY = "..."
 """What the last word of a command ends with, where any number of words may stand."""
@@ -64,7 +64,10 @@ FORMS = (
     Form("plan", ("PLACE",), help="Show what a rollback would do; nothing is done."),
     Form("rewind", ("RESTORE_POINT",), _GOING, "Bring only the files back to before a user's message."),
     Form("resume", ("OPERATION",), {FORCE: ""}, "Finish a rollback that stopped half way."),
-    Form("resolve", ("INVOCATION", "OUTCOME"), help="Say what became of a call: happened or did-not-happen."),
+    Form(
+        "resolve", ("INVOCATION", "OUTCOME"), {RESULT: "JSON"},
+        "Say what became of a call: happened or did-not-happen.",
+    ),
     Form("tree", help="Draw the branches."),
     Form("log", ("[N]",), help="List the checkpoints, or the newest N."),
     Form("track", ("[N]",), help="List the tool calls, or the last N."),

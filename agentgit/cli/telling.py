@@ -135,11 +135,19 @@ def audit_show(
         )
 
 
+@audit.command("tips")
+def audit_tips(db: Where = None) -> None:
+    """Write the end of each trail, a line of JSON each, to be kept where the owner of the database cannot write."""
+    with repository(db) as repo:
+        found = repo.audit_tips()
+    output.stream("".join(f"{json.dumps(vars(tip))}\n" for tip in found))
+
+
 @audit.command("verify")
 def audit_verify(
-    against: Annotated[
+    tips: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What --json wrote earlier: the trail must still lead through it."),
+        typer.Option(metavar="FILE", help="What `agentgit audit tips` wrote: the trails must still lead through it."),
     ] = None,
     db: Where = None,
     as_json: AsJson = False,
@@ -147,14 +155,12 @@ def audit_verify(
     """Look whether nobody has changed the audit trail."""
     from agentgit.sessions.events import tips_of
 
-    known = None
-    if against is not None:
-        try:
-            known = tips_of(json.loads(against.read_text("utf-8")))
-        except OSError as error:
-            raise NotFound(f"{against} cannot be read: {error.strerror}.") from error
-        except ValueError as error:
-            raise InvalidInput(f"{against} is not what `agentgit audit verify --json` wrote.") from error
+    try:
+        known = tips_of(tips.read_text("utf-8")) if tips is not None else []
+    except OSError as error:
+        raise NotFound(f"{tips} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{tips} is not what `agentgit audit tips` wrote.") from error
     with repository(db) as repo, bar("verifying", as_json) as progress:
         found = repo.audit_verify(known, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.verified_lines(found))
@@ -170,7 +176,7 @@ def add(
         str | None, typer.Option("--session", metavar="SESSION", help="Only its events; else those of all of yours.")
     ] = None,
     secret_env: Annotated[
-        str | None, typer.Option("--secret-env", metavar="NAME", help="The environment variable that has the secret.")
+        str | None, typer.Option("--secret-env", metavar="NAME", help="Your environment variable that has the secret.")
     ] = None,
     secret_file: Annotated[
         Path | None,
@@ -186,7 +192,9 @@ def add(
             "if it is not there."
         )
     with repository(db) as repo:
-        secret = f"env:{secret_env}" if secret_file is None else _secret_in(secret_file)
+        secret = _secret_in(secret_file) if secret_file is not None else os.environ.get(secret_env or "")
+        if not secret:
+            raise InvalidInput(f"The secret is empty: set the variable {secret_env}, or name another file.")
         made = repo.webhooks.add(url, kind or "*", secret, session)
     output.emit(as_json, made.to_dict, lambda width: drawn.webhook_lines([made], width=width))
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import Where, import_from_here, repository
-from agentgit.cli.world import Imports
+from agentgit.cli.options import Trust, Where, repository
 from agentgit.errors import Unavailable
 
 NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
@@ -26,13 +25,26 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A name under which it is asked for; may be repeated.")
     ] = None,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="Believe the proxy before it who asks, and whether by https.")
-    ] = False,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS", help="A proxy, or a network of them, to believe who asks, and for what; may be repeated."
+        ),
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where browsers find it, if not where requests are sent to.")
+    ] = None,
+    metrics_token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", envvar="AGENTGIT_METRICS_TOKEN", help="Lets a program read /metrics; else only admins do."
+        ),
+    ] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let people log in over plain http from other machines.")
     ] = False,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
 ) -> None:
     """Show everything on pages in a browser, and give programs an HTTP API."""
@@ -43,13 +55,9 @@ def serve(
         if error.name not in NEEDS:
             raise
         raise Unavailable('The server needs more. Run: pip install "agentgit[server]"') from error
-    import_from_here()  # undo functions that were declared by an import path may be here
-    with repository(db) as repo:
-        if modules:
-            from agentgit.agents.modules import offer  # takes a second, because it needs LangGraph
-
-            offer(repo, modules)
+    with repository(db, trust=trust) as repo:
         serving.serve(
             repo, host=host, port=port, accounts=accounts, hosts=allow_host or (), insecure=insecure,
-            behind_proxy=behind_proxy, say=output.note, browser=open_,
+            trusted_proxies=trusted_proxy or (), public_url=public_url, metrics_token=metrics_token,
+            access_log=access_log, say=output.note, browser=open_,
         )  # fmt: skip

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentgit.cli import output, places
-from agentgit.cli.options import AsJson, Session, Target, Where, import_from_here, places_too, repository, usage
-from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete
+from agentgit.cli.options import AsJson, Session, Target, Trust, Where, places_too, repository, usage
+from agentgit.errors import RollbackBlocked, RollbackIncomplete
 from agentgit.render import calls, records
 from agentgit.render import operations as operation_lists
 from agentgit.render import rollback as rollbacks
 from agentgit.render.lines import Span
 from agentgit.tools import RollbackPlan, RollbackReport
 
-if TYPE_CHECKING:
-    from agentgit.repository import Repository
-
-Imports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import", metavar="MODULE", help="Your module with the tools, or MODULE:NAME; several may be given."
-    ),
-]
 Tools = Annotated[str, typer.Option("--tools", metavar="WHAT", help="reverse, keep or require_clean.")]
 Replay = Annotated[str, typer.Option("--replay", metavar="HOW", help="record, redo or execute.")]
 KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Leave the files of the workspace alone.")]
@@ -58,14 +48,13 @@ def plan(
     keep_files: KeepFiles = False,
     replay: Replay = "record",
     world_only: WorldOnly = False,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a rollback would do; nothing is done."""
-    with repository(db) as repo:
+    with repository(db, trust=trust) as repo:
         session, branch, place = places.last(repo, target)
-        at_hand(repo, session.id, modules)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
         write(as_json, repo.plan_rollback(place, session, branch=branch, **how))
 
@@ -88,14 +77,13 @@ def rollback(
     request_id: Annotated[
         str | None, typer.Option("--request-id", metavar="ID", help="The same one twice gives the same branch.")
     ] = None,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Go back to a place, on a new branch: show the plan, ask, reverse what came after it."""
-    with repository(db) as repo, carried(as_json):
+    with repository(db, trust=trust) as repo, carried(as_json):
         session, branch, place = places.last(repo, target)
-        at_hand(repo, session.id, modules)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
         if not yes:
             agree(repo.plan_rollback(place, session, branch=branch, **how), "Roll back?", as_json, force=force)
@@ -140,14 +128,13 @@ def switch(
     force: Force = False,
     yes: Yes = False,
     on_error: OnError = "stop",
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a session on another branch; with --sync world, bring the world to it."""
-    with repository(db) as repo, carried(as_json):
+    with repository(db, trust=trust) as repo, carried(as_json):
         session, _, branch = places.last(repo, target)
-        at_hand(repo, session.id, modules)
         if sync == "world" and not yes:
             agree(repo.plan_switch(branch, session), "Switch?", as_json, force=force)
         report = repo.switch(branch, session, sync=sync, force=force, on_error=on_error)
@@ -178,14 +165,13 @@ def operations(session: Session = None, db: Where = None, as_json: AsJson = Fals
 def resume(
     operation: Annotated[int, typer.Argument(metavar="OPERATION", help="Its id, as `agentgit operations` lists it.")],
     force: Annotated[bool, typer.Option("--force", help="Give up what still cannot be done.")] = False,
-    modules: Imports = None,
+    trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Finish a rollback or switch that stopped half way; what was done is not done again."""
-    with repository(db) as repo, carried(as_json):
+    with repository(db, trust=trust) as repo, carried(as_json):
         found = repo.operation(operation)
-        at_hand(repo, found.external_session_id, modules)
         write(as_json, repo.resume(found, force=force))
 
 
@@ -199,26 +185,13 @@ def resolve(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a call, or its reversal, happened, where the record cannot know."""
-    try:
-        returned = None if result is None else json.loads(result)
-    except ValueError as error:
-        raise InvalidInput(f"--result is no JSON: {error}.") from error
+    returned = output.result_of(result)
     with repository(db) as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)
         output.emit(as_json, call.to_dict, lambda width: calls.lines([call], width=width))
 
 
 # -- what they share
-
-
-def at_hand(repo: Repository, session_id: int, modules: Sequence[str] | None) -> None:
-    """Make it possible to find undo functions by their import paths, and the tools of the modules that were named."""
-    import_from_here()
-    if modules:
-        from agentgit.agents.modules import provide  # takes a second, because it needs LangGraph
-
-        for module in modules:
-            provide(repo, session_id, module)
 
 
 def agree(planned: RollbackPlan, question: str, as_json: bool, *, force: bool = False) -> None:

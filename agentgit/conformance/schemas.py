@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, UniqueConstraint, insert, inspect
 
 from agentgit.conformance.rules import Rule, Trial, expect, refused
-from agentgit.errors import NotAllowed, Unavailable
+from agentgit.errors import AgentGitError, NotAllowed
 from agentgit.store import schema
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import BRANCH, SESSION
@@ -50,7 +50,7 @@ def refuses_doubles(trial: Trial) -> None:
     store, user = trial.repo.store, trial.repo.user.id
     refused(
         lambda: store.database.write(lambda c: store.sessions.create(c, user, trial.name)),
-        Unavailable, "Two sessions of one user have the same name.",
+        AgentGitError, "Two sessions of one user have the same name.",
     )  # fmt: skip
     expect(len([s for s in trial.repo.sessions() if s.session_name == trial.name]) == 1, "The refused row is there.")
 
@@ -60,7 +60,7 @@ def refuses_orphans(trial: Trial) -> None:
     store = trial.repo.store
     refused(
         lambda: store.database.write(lambda c: store.sessions.create_branch(c, new_id(), "main")),
-        Unavailable, "A branch belongs to a session that does not exist.",
+        AgentGitError, "A branch belongs to a session that does not exist.",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from agentgit.conformance.rules import Rule, Trial, expect, refused
+from agentgit.store.failures import Again
 from agentgit.values import as_object
 
 
@@ -59,9 +60,9 @@ def run_again(trial: Trial) -> None:
 
     def write(connection: Connection) -> None:
         runs.append(1)
-        name = trial.name if len(runs) == 1 else f"{trial.name}-2"
         store.sessions.count_turn(connection, branch_id)
-        store.sessions.create(connection, trial.repo.user.id, name)  # the first time there is one of that name
+        if len(runs) == 1:
+            raise Again("Another writer was in the way. Try again.")
 
     store.database.write(write)
     expect(len(runs) == 2, f"It ran {len(runs)} times.")

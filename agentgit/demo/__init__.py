@@ -235,7 +235,7 @@ def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path |
     _hit_the_wall(retry, say)
     _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
     at = _option(database)
-    say(f"\nLook around:\n  agentgit tree {session}{at}\n  agentgit serve --open{at}")
+    say(f"\nLook around:\n  agentgit tree {session}{at}\n  agentgit serve --open --trust agentgit.demo{at}")
     say('Your own graph:\n  agent = agentgit.open().wrap(graph, session="mine", effects={"order": reversible(cancel)})')
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from agentgit.exports.paths import text_of
 from agentgit.sessions import ExternalSession
 
 _COUNTED = {
@@ -32,6 +33,8 @@ class Carried:
         files: how many contents of files; equal ones are one.
         snapshots: how many snapshots of a workspace.
         left_out: how many snapshots are not there though checkpoints have them, by the reason.
+        left_paths: the paths that snapshots do not hold because not every system could have them, each with the
+            reason; all other files of these snapshots are there.
     """
 
     session: ExternalSession
@@ -46,17 +49,28 @@ class Carried:
     files: int = 0
     snapshots: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
+    left_paths: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_counts(
-        cls, session: ExternalSession, header: Mapping[str, Any], counts: Mapping[str, int], left: Mapping[str, int]
-    ) -> Carried:
-        """Make it of a header, of how many records of each kind there are, and of the snapshots that are left out."""
+        cls, session: ExternalSession, header: Mapping[str, Any], counts: Mapping[str, int],
+        left: Mapping[str, int], paths: Mapping[bytes, str],
+    ) -> Carried:  # fmt: skip
+        """Make it of a header, of how many records of each kind there are, and of what is left out.
+
+        Args:
+            session: the session.
+            header: of the export.
+            counts: how many records of each kind there are.
+            left: how many snapshots are left out, by the reason.
+            paths: which single paths, with the reason.
+        """
         numbers = {name: counts.get(kind, 0) for name, kind in _COUNTED.items()}
         snapshots = counts.get("snapshot", 0) - sum(left.values())
         return cls(
-            session=session, of=header["of"], place=header["place"], **numbers, snapshots=snapshots, left_out=dict(left)
-        )
+            session=session, of=header["of"], place=header["place"], **numbers, snapshots=snapshots,
+            left_out=dict(left), left_paths={text_of(path): why for path, why in sorted(paths.items())},
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields as a JSON-like dict, the session by its name and id."""

@@ -18,6 +18,8 @@ DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
 
 REPOSITORY = (".git", "git~1")
 
+CONTROLS, REPOSITORY_LINK = "has control characters", "leads into a git repository"
+
 IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 """Characters that some file systems leave out of names."""
 
@@ -30,36 +32,68 @@ def path(value: Any) -> bytes:
         b'src/plan.md'
     """
     found = _bytes(value)
-    for name in value.split("/"):
-        if problem := _problem(name):
-            raise ValueError(f"{_named(value)} {problem}")
+    if why := problem(value):
+        raise ValueError(f"{_named(value)} {why}")
+    return found
+
+
+def problem(value: str) -> str:
+    """Say why a path cannot stand on every system; nothing if it can.
+
+    Args:
+        value: the path, as `text_of` gives it.
+
+    Example:
+        >>> problem("src/aux.py")
+        'is a device or another path on some systems'
+    """
+    if _has_controls(value):
+        return CONTROLS
+    return next((why for name in value.split("/") if (why := _problem(name))), "")
+
+
+def left_out(value: Any) -> bytes:
+    """Take a path that an export names and does not carry: of any system, and relative to its workspace."""
+    found = _bytes(value, controls=True)
+    if b"\0" in found or any(name in (b"", b".", b"..") for name in found.split(b"/")):
+        raise ValueError(f"{_named(value)} is not relative to the workspace, or leads out of it")
     return found
 
 
 def link(value: Any) -> bytes:
-    """Take where a symbolic link leads, if not into a repository; `expect_within` knows if out of the workspace."""
+    """Take where a symbolic link leads, if not into a repository; `link_problem` knows if out of the workspace."""
     found = _bytes(value)
-    if any(_plain(name) in REPOSITORY for name in value.split("/")):
-        raise ValueError(f"{_named(value)} leads into a git repository")
+    if _into_repository(value):
+        raise ValueError(f"{_named(value)} {REPOSITORY_LINK}")
     return found
 
 
-def expect_within(at: bytes, target: bytes) -> None:
-    """Make sure that a link cannot lead out of its workspace, whatever other links there are.
+def link_problem(at: bytes, target: bytes) -> str:
+    """Say why a link cannot travel: it must not lead out of its workspace, whatever other links there are.
 
     It may go up only at its beginning, through directories that no link stands for, and not above the workspace. What
     it goes down through may be links, but those do not lead out either.
 
-    Raises:
-        ValueError: it could.
+    Args:
+        at: the path of the link.
+        target: where it leads.
+
+    Returns:
+        The reason; nothing if it can.
 
     Example:
-        >>> expect_within(b"a/b/link", b"../../c")
+        >>> link_problem(b"a/b/link", b"../../c")
+        ''
+        >>> link_problem(b"link", b"/etc/passwd")
+        'is a link that may lead out of the workspace'
     """
     names = target.split(b"/")
     up = next((n for n, name in enumerate(names) if name != b".."), len(names))
     if target.startswith(b"/") or up > at.count(b"/") or b".." in names[up:]:
-        raise ValueError(f"{_named(_text(at))} is a link that may lead out of the workspace")
+        return "is a link that may lead out of the workspace"
+    if _has_controls(_text(target)):
+        return f"is a link whose target {CONTROLS}"
+    return f"is a link that {REPOSITORY_LINK}" if _into_repository(_text(target)) else ""
 
 
 def folded(name: str) -> str:
@@ -77,7 +111,7 @@ def text_of(found: bytes) -> str:
     return _text(found)
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: Any, *, controls: bool = False) -> bytes:
     if type(value) is not str:
         raise ValueError("is no text")
     try:
@@ -86,9 +120,17 @@ def _bytes(value: Any) -> bytes:
         raise ValueError(f"{_named(value)} is no path of any system") from error
     if not 0 < len(found) <= LONGEST_PATH:
         raise ValueError(f"is no text of 1 to {LONGEST_PATH} bytes")
-    if any(unicodedata.category(letter) == "Cc" for letter in value):
-        raise ValueError(f"{_named(value)} has control characters")
+    if not controls and _has_controls(value):
+        raise ValueError(f"{_named(value)} {CONTROLS}")
     return found
+
+
+def _has_controls(value: str) -> bool:
+    return any(unicodedata.category(letter) == "Cc" for letter in value)
+
+
+def _into_repository(value: str) -> bool:
+    return any(_plain(name) in REPOSITORY for name in value.split("/"))
 
 
 def _problem(name: str) -> str:

@@ -1,8 +1,8 @@
 """The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
 
 An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
-writes, the checkpoints and their tags, the files if they were asked for, the calls, the operations, the world log, and
-an end that counts the others.
+writes, the checkpoints, each after the pending writes that it keeps, and their tags, the files if they were asked for,
+the calls, the operations, the world log, and an end that counts the others.
 What a record names comes before it, except where two name each other.
 """
 
@@ -39,11 +39,12 @@ from agentgit.exports.fields import (
 )
 from agentgit.tools import invocation
 from agentgit.tools.effects import KINDS, UNDECLARED
-from agentgit.tools.plan import BLOCK, GONE, KEEP, REDO, REVERSE
-from agentgit.tools.report import GROUPS
+from agentgit.tools.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.tools.report import GROUPS, NEWER
 
-PLAIN, WITH_FILES = FORMATS = (1, 2)
-"""The versions of the form: an export without files can be read by those who know nothing of files."""
+PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
+"""The versions of the form: an export without files can be read by those who know nothing of files. Those of the second
+version leave out whole snapshots, those of the third single paths. Checkpoints of the fourth keep pending writes."""
 
 SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
 """What an export is of."""
@@ -56,11 +57,22 @@ STATUSES = (
 )  # fmt: skip
 """The statuses that a call may have in an export: nothing is going on there."""
 
-_step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO), why=text)
+_step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
 _item = shaped(invocation=ident, reason=text)
+_groups = dict.fromkeys(GROUPS, many(_item))
+
+
+def _report(value: Any) -> dict[str, Any]:
+    """Take the groups of a report; an export of an earlier version does not have all of them."""
+    return fields({**{group: [] for group in NEWER}, **thing(value)}, _groups)
+
+
 _share = shaped(
     task=text, call=text, place=number(), taken=many(number()), graphs=many(number()), question=maybe(text)
 )  # fmt: skip
+
+_write = shaped(task=word(64), idx=number(-1000), path=text, channel=text, value=many(digest))
+_pending = shaped(ns=key, state=word(64), writes=many(_write))
 
 SETTINGS: dict[str, Check] = {
     "on_error": text, "on_drift": text, "tools": text, "replay": text, "force": flag, "sync": text, "seen": number(),
@@ -70,7 +82,12 @@ SETTINGS: dict[str, Check] = {
 
 _COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
 
-COUNTED = {PLAIN: _COUNTED, WITH_FILES: (*_COUNTED, *trees.KINDS)}
+COUNTED = {
+    PLAIN: _COUNTED,
+    WHOLE_SNAPSHOTS: (*_COUNTED, *trees.KINDS_BEFORE),
+    WITH_FILES: (*_COUNTED, *trees.KINDS),
+    WITH_PENDING: (*_COUNTED, *trees.KINDS, "pending"),
+}
 """The records that the end of an export counts, by its version."""
 
 _SHAPES: dict[str, dict[str, Check]] = {
@@ -101,6 +118,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "state": maybe(word(64)), "state_hash": maybe(digest), "position": number(), "messages": number(),
         "restore_point": maybe(text), "data": maybe(packed),
     },
+    "pending": {"checkpoint": ident, "at": many(_pending)},
     "tag": {"name": tag, "checkpoint": ident, "description": maybe(text), "created_at": time},
     "file": {
         "id": digest, "size": number(most=trees.LARGEST_FILE), "text": maybe(text), "data": maybe(text),
@@ -108,6 +126,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
     },
     "tree": {"id": number(1), "base": maybe(number(1))},
     "path": {"path": paths.path, "mode": maybe(number(most=0o777)), "file": maybe(digest), "link": maybe(paths.link)},
+    "left": {"path": paths.left_out, "why": maybe(label)},
     "snapshot": {
         "id": ident, "branch": ident, "created_at": time, "tree": maybe(number(1)),
         "why": maybe(one_of(*trees.REASONS)), "checkpoints": many(ident),
@@ -124,7 +143,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "id": ident, "kind": one_of("rollback", "fork", "switch"), "request_id": word(64), "source": ident,
         "target": maybe(ident), "branch": ident, "created_at": time, "ended_at": maybe(time),
         "request": settings(SETTINGS), "steps": many(_step), "accepted": many(ident),
-        "report": shaped(**dict.fromkeys(GROUPS, many(_item))),
+        "report": _report,
     },
     "log": {
         "seq": number(1), "call": ident, "operation": maybe(ident), "created_at": time,
@@ -170,6 +189,6 @@ def expect_header(record: Mapping[str, Any] | None) -> None:
         raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")
     if record.get("format") not in FORMATS:
         raise InvalidInput(
-            f"This export has format {record.get('format')!r}, and this library reads {PLAIN} to {WITH_FILES}. Run: "
+            f"This export has format {record.get('format')!r}, and this library reads {PLAIN} to {FORMATS[-1]}. Run: "
             "pip install --upgrade agentgit"
         )

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
-from agentgit.exports.paths import expect_within, folded, text_of
+from agentgit.exports.paths import folded, link_problem, text_of
 
 Record = Mapping[str, Any]
 
-KINDS = ("file", "tree", "path", "snapshot")
-"""The records of files."""
+KINDS_BEFORE = ("file", "tree", "path", "snapshot")
+KINDS = (*KINDS_BEFORE, "left")
+"""The records of files; before format 3, whole snapshots were left out because of one path."""
 
 OWN = "its environment alone can read it"
 GONE = "it is no longer stored"
@@ -61,6 +62,9 @@ class Keeps(Protocol):
     def change(self, path: bytes, item: Item | None) -> None:
         """Put something at a path, or take away what stands there."""
 
+    def left(self, path: bytes, why: str | None) -> None:
+        """Take note that the tree leaves out what stands at a path, and why; None if it does not any more."""
+
 
 class Tree:
     """The paths of one tree, such that every system can have them beside each other."""
@@ -79,30 +83,55 @@ class Tree:
         """Put something at a path, or take away what stands there; give what stood there.
 
         Raises:
-            ValueError: that cannot be; the tree is not to be used any more.
+            ValueError: that cannot be; the tree is as before.
         """
-        before = self._items.pop(path, None)
-        if path in self._touched or (item is None and before is None):
+        if path in self._touched or (item is None and path not in self._items):
             raise ValueError(f"{_shown(path)} is there a second time, or goes though nothing is there")
+        if item is not None and (why := self.problem(path, item)):
+            raise ValueError(f"{_shown(path)} {why}")
+        before = self._remove(path)
         self._touched.add(path)
-        if before is not None:
-            self._count(path, -1)
         if item is not None:
-            self._expect_room(path, item)
             self._items[path] = item
             self._count(path, 1)
         return before
 
-    def _expect_room(self, path: bytes, item: Item) -> None:
+    def problem(self, path: bytes, item: Item) -> str:
+        """Say why something cannot stand at a path beside the others; nothing if it can."""
+        before = self._remove(path)
+        try:
+            return self._problem(path, item)
+        finally:
+            if before is not None:
+                self._items[path] = before
+                self._count(path, 1)
+
+    def holds(self, path: bytes) -> bool:
+        """Tell whether something stands at a path."""
+        return path in self._items
+
+    def forget(self, path: bytes) -> None:
+        """Take back what was just put at a path."""
+        self._remove(path)
+
+    def _remove(self, path: bytes) -> Item | None:
+        before = self._items.pop(path, None)
+        if before is not None:
+            self._count(path, -1)
+        return before
+
+    def _problem(self, path: bytes, item: Item) -> str:
         if len(self._items) >= MOST_PATHS:
-            raise ValueError(f"is one of more than {MOST_PATHS} of one tree")
-        if item.link is not None:
-            expect_within(path, item.link)
+            return f"is one of more than {MOST_PATHS} of one tree"
+        if item.link is not None and (why := link_problem(path, item.link)):
+            return why
         above = [self._items.get(one) for one in _above(path)]
         if (not item.is_folder and self._used[path]) or not all(one is None or one.is_folder for one in above):
-            raise ValueError(f"{_shown(path)} is what no directory is, and something is below it; or it is below such")
-        if any(self._spelled.get(_same(one), one) != one for one in (path, *_above(path))):
-            raise ValueError(f"{_shown(path)} is the same as another path on some systems")
+            return "is what no directory is, and something is below it; or it is below such"
+        for one in (path, *_above(path)):
+            if (other := self._spelled.get(_same(one), one)) != one:
+                return f"is the same as {_shown(other)} on some systems"
+        return ""
 
     def _count(self, path: bytes, by: int) -> None:
         for one in (path, *_above(path)):
@@ -116,8 +145,8 @@ class Tree:
 class FileChecker:
     """Holds the records of files against each other.
 
-    Afterwards `snapshots` has the snapshot of each checkpoint whose files are there, and `left` counts those that are
-    not by the reason.
+    Afterwards `snapshots` has the snapshot of each checkpoint whose files are there, `left` counts those that are not
+    by the reason, and `left_paths` has each path that some tree leaves out, with the reason.
 
     Args:
         keeps: keeps the files for an import; None only checks.
@@ -126,6 +155,9 @@ class FileChecker:
     def __init__(self, keeps: Keeps | None = None) -> None:
         self.snapshots: dict[int, int] = {}
         self.left: Counter[str] = Counter()
+        self.left_paths: dict[bytes, str] = {}
+        self._left: set[bytes] = set()
+        self._has_paths = False
         self._keeps = keeps
         self._sizes: dict[bytes, int] = {}
         self._carried = 0
@@ -205,9 +237,30 @@ class FileChecker:
         self._last = record["id"]
         if record["base"] is None or self._tree is None:
             self._tree, self._unpacked = Tree(), 0
+            self._left.clear()
         self._tree.begin()
+        self._has_paths = False
         if self._keeps is not None:
             self._keeps.tree(record["id"], record["base"])
+
+    def left_out(self, record: Record) -> None:
+        """Take a path that the last tree leaves out, or does not leave out any more. It comes before its changes.
+
+        Raises:
+            ValueError: it is of no tree, or was left out before, or was not.
+        """
+        path, why = record["path"], record["why"]
+        if self._tree is None or self._has_paths or (why is None and path not in self._left):
+            raise ValueError("is of no tree, or comes too late, or was not left out before")
+        if why is None:
+            self._left.remove(path)
+        else:
+            self._left.add(path)
+            self.left_paths[path] = why
+        if len(self._left) > MOST_PATHS:
+            raise ValueError(f"is one of more than {MOST_PATHS} of one tree")
+        if self._keeps is not None:
+            self._keeps.left(path, why)
 
     def path(self, record: Record) -> None:
         """Take a change of the last tree.
@@ -222,6 +275,9 @@ class FileChecker:
             raise ValueError("has no mode")
         if item is not None and item.file is not None and (item.link is not None or item.file not in self._sizes):
             raise ValueError("is a file and a link, or names a file that did not come before it")
+        if item is not None and record["path"] in self._left:
+            raise ValueError("is carried and left out at once")
+        self._has_paths = True
         before = self._tree.change(record["path"], item)
         self._unpacked += self._weight(item) - self._weight(before)
         if self._unpacked > max(MUCH, AT_MOST * self._carried):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,19 +74,15 @@ class Looks:
     Args:
         repo: bound to one user.
         session: the only session that is shown; None for all of the user's.
-        provide: makes undo functions known for a session.
     """
 
-    def __init__(self, repo: Repository, session: ExternalSession | None, provide: Callable[[int], None]) -> None:
+    def __init__(self, repo: Repository, session: ExternalSession | None) -> None:
         self.repo = repo
         self.bound = session
-        self._provide = provide
 
     def of(self, session: str | None) -> ExternalSession:
-        """Find the session that a call is about, and make its undo functions known."""
-        found = self.repo.session(self.bound.id if self.bound is not None else session)
-        self._provide(found.id)
-        return found
+        """Find the session that a call is about."""
+        return self.repo.session(self.bound.id if self.bound is not None else session)
 
     def list_sessions(self, name: Part = None, limit: Limit = 20) -> Answer:
         """List the sessions, the one that moved last first."""

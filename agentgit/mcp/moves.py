@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -34,14 +33,11 @@ class Moves(Looks):
     Args:
         repo: bound to one user.
         session: the only session that can be reached; None for all of the user's.
-        provide: makes undo functions known for a session.
         may_force: True if a client may keep in the world what cannot be undone.
     """
 
-    def __init__(
-        self, repo: Repository, session: ExternalSession | None, provide: Callable[[int], None], *, may_force: bool
-    ) -> None:
-        super().__init__(repo, session, provide)
+    def __init__(self, repo: Repository, session: ExternalSession | None, *, may_force: bool) -> None:
+        super().__init__(repo, session)
         self.may_force = may_force
 
     # -- points and branches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -20,11 +21,13 @@ from agentgit.errors import AgentGitError, NotFound, RollbackBlocked, RollbackIn
 from agentgit.mcp.forms import forms
 from agentgit.mcp.looks import Answer
 from agentgit.mcp.moves import Moves
-from agentgit.values import portable
+from agentgit.values import is_of_database, portable
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
+
+LOG = logging.getLogger("agentgit.mcp")
 
 LOOKING = """The saved points (checkpoints) of agent sessions. Nothing can be changed here; plan_rollback and
 plan_switch say what going back would do, and a person does it."""
@@ -41,7 +44,7 @@ def serve(
     *,
     read_only: bool = False,
     may_force: bool = False,
-    modules: Sequence[str] = (),
+    trust: Sequence[str] = (),
 ) -> None:
     """Serve until standard input ends.
 
@@ -50,20 +53,15 @@ def serve(
         session: the only session that can be reached; None for all of the user's.
         read_only: True to offer only tools that change nothing.
         may_force: True if a client may keep in the world what cannot be undone.
-        modules: modules with the user's tools, for undo functions that have no import path.
+        trust: modules with the user's tools and their undo functions, as `Repository.trust` takes them.
+
+    Raises:
+        NotFound, InvalidInput: as `Repository.trust`.
     """
-    known: set[int] = set()
-
-    def provide(session_id: int) -> None:
-        if modules and session_id not in known:
-            from agentgit.agents.modules import provide as provide_from  # needs LangGraph, which takes a second
-
-            for module in modules:
-                provide_from(repo, session_id, module)
-            known.add(session_id)
-
-    tools = Moves(repo, session, provide, may_force=may_force)
-    anyio.run(_speak, made(tools, bound=session is not None, read_only=read_only))
+    streams = _own_streams()  # before modules are imported: what they print is not for the client either
+    repo.trust(*trust)
+    tools = Moves(repo, session, may_force=may_force)
+    anyio.run(_speak, made(tools, bound=session is not None, read_only=read_only), *streams)
 
 
 def made(tools: Moves, *, bound: bool, read_only: bool) -> Server[Any, Any]:
@@ -91,7 +89,12 @@ def made(tools: Moves, *, bound: bool, read_only: bool) -> Server[Any, Any]:
             # In a thread, so that the client is heard meanwhile; what has begun is never broken off.
             return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**given)))
         except AgentGitError as error:
+            if is_of_database(error.__cause__):
+                LOG.warning("The database refused something.", exc_info=error)
             return _failure(error)
+        except Exception:  # else mcp tells the client whatever its text says
+            LOG.exception("A tool failed.")
+            return _failure(AgentGitError("Something went wrong here, and was written to the server's log."))
 
     return server
 
@@ -117,6 +120,8 @@ def _hint(error: AgentGitError) -> str:
     """Say what the tools have for what the text of a failure says of Python."""
     if isinstance(error, RollbackIncomplete):
         return f" Here: resume_operation(operation={error.operation})."
+    if isinstance(error, RollbackBlocked) and error.plan.unsettled:
+        return f" Only a person can tell: agentgit resolve {error.plan.unsettled[0].id} happened, or did-not-happen."
     if isinstance(error, RollbackBlocked):
         return " Here: plan_rollback shows each, and force=true, where the server allows it, keeps them."
     return ""
@@ -126,8 +131,7 @@ def _text(text: str) -> types.TextContent:
     return types.TextContent(type="text", text=text)
 
 
-async def _speak(server: Server[Any, Any]) -> None:
-    stdin, stdout = _own_streams()
+async def _speak(server: Server[Any, Any], stdin: io.TextIOWrapper, stdout: io.TextIOWrapper) -> None:
     async with stdio_server(anyio.wrap_file(stdin), anyio.wrap_file(stdout)) as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())
 

@@ -183,6 +183,11 @@ def _checkout(asked: Asked) -> Any:
 # -- choosing
 
 
+def _trust(asked: Asked) -> Any:
+    asked.about.repository.trust(*asked.words.modules)
+    return Sheet((Span("trusted: "), Span(clean(", ".join(asked.words.modules)), "reference")))
+
+
 def _use(asked: Asked) -> Any:
     about = asked.names.use(asked.words.what)
     return about.agent if about.agent is not None else about.repository.session(about.session_id)
@@ -205,6 +210,7 @@ _DO: dict[str, Callable[[Asked], Any]] = {
     "undo": _undo,
     "redo": _redo,
     "checkout": _checkout,
+    "trust": _trust,
     "use": _use,
     "help": lambda asked: Sheet(*words.help_lines()),
 }

@@ -116,13 +116,15 @@ class Names:
         return found[-1]
 
     def _of(self, kind: str) -> Iterator[tuple[str, Any]]:
-        """List the names of one kind of thing; not those under which IPython keeps what cells gave."""
+        """List the names of one kind of thing; not those under which IPython keeps what cells gave.
+
+        What was closed counts only if there is nothing else.
+        """
         module, name = _PLACES[kind]
         wanted = getattr(sys.modules.get(module), name, None)
         if wanted is not None:  # else nobody can have made one
-            for variable, value in _plain(self.names).items():
-                if isinstance(value, wanted):
-                    yield variable, value
+            found = [(variable, value) for variable, value in _plain(self.names).items() if isinstance(value, wanted)]
+            yield from [one for one in found if not one[1].store.database.is_closed] or found
 
 
 def _plain(names: Mapping[str, Any]) -> dict[str, Any]:

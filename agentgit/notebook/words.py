@@ -72,6 +72,10 @@ FORMS: dict[str, tuple[str, tuple[Argument, ...]]] = {
         "Continue on another branch; the agent's name leads there.",
         (_word("branch", metavar="BRANCH"), _SYNC, _FORCE),
     ),
+    "trust": (
+        "Let calls of the tools in your modules be undone and made again.",
+        (_word("modules", nargs="+", metavar="MODULE"),),
+    ),
     "use": (
         "Say whom this is about: an agent's or repository's name here, or a session.",
         (_word("what", nargs="?", metavar="NAME"),),

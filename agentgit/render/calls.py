@@ -67,7 +67,9 @@ def _row(call: Mapping[str, Any], place: int) -> list[Span]:
 def _outcome(call: Mapping[str, Any]) -> str:
     error = call.get("error_message")
     said = f"failed: {error}" if error else f"→ {call.get('result')!r}"
-    return f"{said}, from the record" if call.get("kind") == REPLAY else said
+    runs = call.get("runs", 1)
+    again = f", began {runs} times" if isinstance(runs, int) and runs > 1 else ""
+    return f"{said}{again}, from the record" if call.get("kind") == REPLAY else said + again
 
 
 def arguments(args: Any) -> str:
@@ -110,7 +112,8 @@ def effect(call: ToolInvocation) -> Span:
 
 def status(call: ToolInvocation) -> Span:
     """Say how it stands with a call."""
-    return Span(clean(call.status), "bad" if call.status in DECISIONS else "dim")
+    again = f", began {call.runs} times" if call.runs > 1 else ""
+    return Span(clean(call.status) + again, "bad" if call.status in DECISIONS else "dim")
 
 
 def _came(call: ToolInvocation) -> str:

@@ -6,6 +6,9 @@ from agentgit.exports.carried import Carried
 from agentgit.render.lines import Line, Span
 from agentgit.render.text import clean, count
 
+NAMED = 20
+"""How many of the paths that are left out are shown."""
+
 
 def lines(what: str, carried: Carried) -> list[Line]:
     """Draw what an export holds, or what an import has made.
@@ -29,4 +32,11 @@ def lines(what: str, carried: Carried) -> list[Line]:
         (Span(f"  {count(n, 'snapshot')} left out: {clean(why)}", "bad"),)
         for why, n in sorted(carried.left_out.items())
     ]
+    left += [
+        (Span(f"  left out: {clean(path)} {clean(why)}", "bad"),)
+        for path, why in list(carried.left_paths.items())[:NAMED]
+    ]
+    if len(carried.left_paths) > NAMED:
+        more = f"  and {len(carried.left_paths) - NAMED} more paths; --json names all of them"
+        left.append((Span(more, "bad"),))
     return [(Span(f"{what}  "), name, Span(f"  {', '.join(counted)}")), *left]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from agentgit.render.diff import patch
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
+from agentgit.values import shown
+from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:
     from agentgit.workspace.undo import Undone
@@ -67,7 +69,10 @@ def plan_lines(plan: RestorePlan) -> list[Line]:
     lines = [
         *_paths("restore", "added", plan.restore),
         *_paths("delete", "removed", plan.delete),
+        *_paths("move aside", "changed", plan.aside),
         *_paths("changed since the last snapshot", "bad", plan.changed),
+        *_pairs("missing", "bad", plan.missing, ": "),
+        *_pairs("left", "dim", plan.left, ": "),
     ]
     said = f"{count(len(plan.restore), 'file')} to restore, {len(plan.delete)} to delete"
     return [*lines, (Span(said if lines else "There is nothing to restore.", "dim"),)]
@@ -80,12 +85,15 @@ def restored_lines(done: Restored) -> list[Line]:
         done: what it tells.
     """
     lines = [
+        *_paths("restored", "added", [EVERYTHING] if done.everything else ()),
         *_paths("restored", "added", done.restored),
         *_paths("deleted", "removed", (*done.deleted, *done.deleted_directories)),
         *_paths("created", "added", done.created_directories),
         *_pairs("moved aside", "changed", done.moved_aside, " -> "),
         *_pairs("skipped", "dim", done.skipped, ": "),
         *_pairs("conflict", "bad", done.conflicts, ": "),
+        *_pairs("missing", "bad", done.missing, ": "),
+        *_pairs("left", "dim", done.left, ": "),
     ]
     before = f"What stood there before is snapshot {done.safety[:SHORT]}." if done.safety else ""
     return [*lines, (Span(clean(before if lines else "There was nothing to restore."), "dim"),)]
@@ -107,11 +115,11 @@ def undone_lines(done: Undone) -> list[Line]:
 
 
 def _paths(what: str, style: str, paths: Iterable[str]) -> list[Line]:
-    return [(Span(f"{what}  ", style), Span(clean(path))) for path in paths]
+    return [(Span(f"{what}  ", style), Span(shown(path))) for path in paths]
 
 
 def _pairs(what: str, style: str, pairs: Iterable[tuple[str, str]], between: str) -> list[Line]:
-    return [(Span(f"{what}  ", style), Span(f"{clean(path)}{between}{clean(other)}")) for path, other in pairs]
+    return [(Span(f"{what}  ", style), Span(f"{shown(path)}{between}{shown(other)}")) for path, other in pairs]
 
 
 def show_lines(

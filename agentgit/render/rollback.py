@@ -9,13 +9,16 @@ from agentgit.render.calls import cell, effect, status
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.tools.files import ASIDE, CONFLICT, DELETE, LEFT, WRITE, FileChanges
-from agentgit.tools.plan import BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.tools.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
+from agentgit.tools.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.values import shown
 
 STYLES = {
-    REVERSE: "changed", REDO: "added", KEEP: "", GONE: "dim", BLOCK: "bad",
-    WRITE: "changed", DELETE: "removed", ASIDE: "changed", CONFLICT: "bad", LEFT: "dim",
-    "reversed": "added", "redone": "added", "drifted": "changed", "kept": "", "failed": "bad", "remaining": "bad",
+    REVERSE: "changed", REDO: "added", KEEP: "", GONE: "dim", BLOCK: "bad", ANSWER: "",
+    WRITE: "changed", DELETE: "removed", ASIDE: "changed", CONFLICT: "bad", MISSING: "bad", LEFT: "dim",
+    OVERWRITTEN: "bad",
+    "reversed": "added", "redone": "added", "drifted": "changed", "answered": "", "kept": "", "failed": "bad",
+    "remaining": "bad",
 }  # fmt: skip
 """What an action of a plan, or a group of a report, looks like."""
 
@@ -107,9 +110,14 @@ def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
 
 def _file_cells(files: FileChanges | None) -> list[list[Span]]:
     changes = files.changes if files is not None else []
-    cells = [[Span(c.action, STYLES[c.action]), Span(clean(c.path)), Span(clean(c.why), "dim")] for c in changes]
-    rest = len(cells) - _FILES
-    return [*cells[:_FILES], [Span("", ""), Span(f"… and {rest} more", "dim")]] if rest > 0 else cells
+    done = [change for change in changes if change.action in (WRITE, DELETE)]
+    rest = [change for change in changes if change.action not in (WRITE, DELETE)]
+    cells = [
+        [Span(one.action, STYLES[one.action]), Span(shown(one.path)), Span(clean(one.why), "dim")]
+        for one in [*done[:_FILES], *rest]
+    ]
+    more = len(done) - _FILES
+    return [*cells, [Span("", ""), Span(f"… and {more} more", "dim")]] if more > 0 else cells
 
 
 def _files(value: RollbackPlan | RollbackReport) -> str:
@@ -118,7 +126,7 @@ def _files(value: RollbackPlan | RollbackReport) -> str:
 
 
 _FILES = 20
-"""How many paths are shown, from the first."""
+"""How many paths that are written or deleted are shown; all others always are."""
 
 
 def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import unicodedata
 from datetime import UTC, datetime, tzinfo
 
+from agentgit.values import JOINERS, OBEYED
+
 _LONGEST = 4_000
 """How many characters of a text are looked at; no line is longer."""
-
-_JOINERS = "\u200c\u200d"
-"""Zero-width joiners hold words (Persian) and emoji together; they do nothing else."""
-
-_OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""The Unicode categories that a terminal obeys, reorders by, or cannot write."""
 
 _NO_WIDTH = ("Mn", "Me", "Cf")
 """The Unicode categories that take no cell of their own."""
@@ -41,7 +37,7 @@ def visible(text: str) -> str:
 
 
 def _visible(c: str) -> str:
-    if c in " \t\n" or c in _JOINERS or unicodedata.category(c) not in _OBEYED:
+    if c in " \t\n" or c in JOINERS or unicodedata.category(c) not in OBEYED:
         return c
     return repr(c)[1:-1]
 

@@ -177,7 +177,7 @@ class Beginning:
         )
         if target.graph_checkpoint_id is not None:
             thread_id = sessions.branch(connection, branch_id).thread_id
-            self.store.graphs.fork(connection, target.thread_id, target.graph_checkpoint_id, thread_id)
+            self.store.graphs.fork(connection, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
         return branch_id
 
 

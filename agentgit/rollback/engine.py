@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete
+from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
 from agentgit.rollback.begin import Admit, Beginning, Stale, refusals
+from agentgit.rollback.executed import Executed
 from agentgit.rollback.files import Files
 from agentgit.rollback.looks import Looks, Planning
 from agentgit.rollback.planner import Cannot, Planner
@@ -23,6 +24,7 @@ from agentgit.rollback.reports import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, Switch
 from agentgit.rollback.settle import Settle, wait
 from agentgit.rollback.stopped import Stopped
+from agentgit.rollback.takeover import refuse_busy
 from agentgit.rollback.worker import Worker
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
@@ -66,7 +68,8 @@ class Rollback:
         self.stopped = Stopped(store, self.planner, self.worker, admit)
         self.files = Files(store, registry)
         self.beginning = Beginning(store, self.planner, self.files, admit)
-        self.publishing = Publishing(store, self.reports, self.stopped, self.files)
+        executed = Executed(store, self.planner.past, self.worker)
+        self.publishing = Publishing(store, self.reports, self.stopped, self.files, executed)
 
     # -- plan
 
@@ -118,6 +121,20 @@ class Rollback:
             )
         return found
 
+    def _expect_own(self, session_id: int, files: FilesAt | None) -> None:
+        """Make sure that files can be brought back.
+
+        Raises:
+            WorkspaceChanged, Unavailable: as `Files.expect_own`.
+            Conflict: the files have changed because a turn or an operation of this session runs.
+        """
+        try:
+            self.files.expect_own(session_id, files)
+        except WorkspaceChanged:
+            with self.store.database.reading() as connection:
+                refuse_busy(self.store, connection, session_id)
+            raise
+
     def _to(self, connection: Connection, branch_id: int, cannot: Cannot) -> RollbackPlan:
         return self.planner.switch(connection, self.store.sessions.branch(connection, branch_id), cannot)
 
@@ -139,7 +156,7 @@ class Rollback:
         self.looks.look(request.target.external_session_id)
         files = self._files_of(request)
         if not request.force:
-            self.files.expect_own(request.target.external_session_id, files)
+            self._expect_own(request.target.external_session_id, files)
         with self.store.at_work() as owner:
             begun, is_new = self._begun(
                 lambda c, cannot: self.planner.of(c, request, cannot),
@@ -167,7 +184,7 @@ class Rollback:
         self.looks.look(request.branch.external_session_id)
         files = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:
-            self.files.expect_own(request.branch.external_session_id, files)
+            self._expect_own(request.branch.external_session_id, files)
         with self.store.at_work() as owner:
             begun = self._begun(
                 lambda c, cannot: self._to(c, request.branch.id, cannot),

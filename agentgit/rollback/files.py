@@ -15,9 +15,10 @@ from agentgit.store.sessions import Found
 from agentgit.store.snapshots import files_of
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan
-from agentgit.tools.files import FileChanges, FilesAt, Keeper
+from agentgit.tools.files import OVERWRITTEN, FileChange, FileChanges, FilesAt, Keeper
+from agentgit.tools.plan import SWITCH
 from agentgit.tools.registry import Registry
-from agentgit.values import as_object
+from agentgit.values import as_object, shown
 
 
 class Files:
@@ -85,7 +86,7 @@ class Files:
             ) from error
         changes = self.plan(session_id, at)
         if changes.conflicts:
-            several = ", ".join(changes.conflicts[:5]) + (", …" if len(changes.conflicts) > 5 else "")
+            several = ", ".join(map(shown, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
                 f"(or a turn that was killed) has changed {several}. force=True brings the files back all the same; "
@@ -101,11 +102,22 @@ class Files:
         wanted = as_object(row.request).get("files")
         if wanted is None:
             return None
-        at = FilesAt(**wanted)
+        at, known = FilesAt(**wanted), as_object(row.request).get("files_known")
         try:
-            return self._keeper(row.external_session_id, at).bring(at)
+            done = self._keeper(row.external_session_id, at).bring(at, FilesAt(**known) if known is not None else None)
+            return replace(done, changes=[*done.changes, *self._overwritten_before(row)])
         except (AgentGitError, OSError) as error:
             return not_done(at, error)
+
+    def _overwritten_before(self, row: Found) -> list[FileChange]:
+        """Name what the rollback that a switch takes back had overwritten: its safety snapshot alone has that."""
+        if row.kind != SWITCH:
+            return []
+        with self.store.database.reading() as connection:
+            left = self.store.operations.left_by_rollback(connection, row.internal_session_id, row.id)
+        files = as_object(left.report).get("files") if left is not None else None
+        changes = FileChanges.from_dict(files).changes if files else []
+        return [change for change in changes if change.action == OVERWRITTEN]
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; nothing, if one has none. The fields of a `Diff`, by their names."""

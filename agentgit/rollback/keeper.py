@@ -7,8 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from agentgit.errors import InvalidInput
-from agentgit.tools.files import ASIDE, CONFLICT, DELETE, IMPORTED, LEFT, WRITE, FileChange, FileChanges, FilesAt
+from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.tools.files import (
+    ASIDE,
+    CONFLICT,
+    DELETE,
+    IMPORTED,
+    LEFT,
+    MISSING,
+    OVERWRITTEN,
+    WRITE,
+    FileChange,
+    FileChanges,
+    FilesAt,
+)
 from agentgit.workspace.modifying import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 from agentgit.workspace.workspace import AUTO, Workspace
@@ -83,6 +95,8 @@ class WorkspaceKeeper:
             else FileChange(action=action, path=path)
             for path, action in sorted(touched.items())
         ]
+        changes += [FileChange(action=ASIDE, path=path, why="no snapshot holds it") for path in plan.aside]
+        changes += _of_left_out(plan)
         return FileChanges(workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes)
 
     def _there(self, paths: Iterable[str]) -> set[str]:
@@ -98,18 +112,36 @@ class WorkspaceKeeper:
         self._have(at)
         self.workspace.expect(at.snapshot)
 
-    def bring(self, at: FilesAt) -> FileChanges:
-        """Bring the files back; that nobody else has changed them was made sure before."""
+    def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
+        """Bring the files back. That nobody else has changed them was made sure before, or is forced."""
         self._have(at)
         done: Restored = self.workspace.restore(at.snapshot)
         changes = [FileChange(action=WRITE, path=path) for path in done.restored]
         changes += [FileChange(action=DELETE, path=path) for path in done.deleted]
         changes += [FileChange(action=ASIDE, path=path, why=f"now at {to}") for path, to in done.moved_aside]
         changes += [FileChange(action=CONFLICT, path=path, why=why) for path, why in done.conflicts]
-        changes += [FileChange(action=LEFT, path=path, why=why) for path, why in done.skipped]
+        changes += _of_left_out(done)
+        changes += [
+            FileChange(action=OVERWRITTEN, path=path, why=_kept_in(done.safety, path))
+            for path in self._overwritten(done, known)
+        ]
         return FileChanges(
-            workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes, safety=done.safety or ""
-        )
+            workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes, safety=done.safety or "",
+            everything=done.everything,
+        )  # fmt: skip
+
+    def _overwritten(self, done: Restored, known: FilesAt | None) -> list[str]:
+        """Name what a restore replaced or deleted that somebody else had written since the session last looked."""
+        touched = [*done.restored, *done.deleted]
+        if known is None or done.safety is None or not touched:
+            return []
+        before = done.id if known.is_imported else known.snapshot  # of imported files none stood here
+        try:
+            self._have(known)
+            found = self.workspace.diff(before, done.safety, paths=touched)
+        except AgentGitError:  # what the session left cannot be read: the files are back, and `safety` is named
+            return []
+        return sorted({*found.added_files, *found.modified_files} & set(touched))
 
     def _is_here(self, at: FilesAt) -> bool:
         """Tell whether a snapshot was taken by this workspace."""
@@ -150,6 +182,19 @@ class WorkspaceKeeper:
     def collect(self) -> None:
         """Give back the space of what no snapshot has any more."""
         self.workspace.gc()
+
+
+def _of_left_out(value: Restored | RestorePlan) -> list[FileChange]:
+    """Name what a snapshot left out and is missing, or stays as it is though it changed."""
+    missing = [FileChange(action=MISSING, path=path, why=why) for path, why in value.missing]
+    return missing + [FileChange(action=LEFT, path=path, why=why) for path, why in value.left]
+
+
+def _kept_in(safety: str | None, path: str) -> str:
+    return (
+        f"somebody else had changed it; that is in snapshot {safety}. To get it back: "
+        f"Workspace.restore({safety!r}, paths=[{path!r}]), or agentgit workspace restore {safety} PATH"
+    )
 
 
 def attached(

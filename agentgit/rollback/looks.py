@@ -5,6 +5,7 @@ What looks are the user's functions, `verify` and `precheck` of an effect. No tr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -12,14 +13,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.errors import Conflict, InvalidInput, NotFound
+from agentgit.errors import Conflict, NotFound
 from agentgit.rollback.planner import Cannot
 from agentgit.rollback.settle import Settle, done
 from agentgit.rollback.takeover import take_back_all
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, ToolInvocation, invocation
+from agentgit.tools.invocation import and_verify
 from agentgit.tools.registry import Registry
 from agentgit.values import portable, told
+
+LOG = logging.getLogger("agentgit")
 
 Planning = Callable[[Connection, Cannot], RollbackPlan]
 """Makes a plan, given what the prechecks have said."""
@@ -38,6 +42,13 @@ class There:
     """The effect is in the world; with what the call must have returned, if that can be seen."""
 
     result: Any = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """It was not to be seen, because the function that looks raised; with what."""
+
+    error: str
 
 
 class Looks:
@@ -73,10 +84,12 @@ class Looks:
         session_id = self._session_of(call)
         try:
             check = self.registry.precheck(session_id, call)
+        except NotFound as error:
+            return str(error)
+        try:
             said = done(self.settle, check(call)) if check is not None else None
-        except (NotFound, InvalidInput) as error:
-            return f"its precheck is not here: {error}"
         except Exception as error:  # noqa: BLE001  # whatever a user's function raises stands in the way, and is told
+            _warn("precheck", call, "it is not reversed")
             return f"its precheck raised {told(error)}"
         if said is None or said is True:
             return None
@@ -98,7 +111,8 @@ class Looks:
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Let the `verify` of a tool say whether its effect is in the world, and write that down."""
         seen = self.sees(session_id, call)
-        if isinstance(seen, Sight) and seen is not Sight.GONE:
+        if isinstance(seen, Raised) or seen in (Sight.UNSEEN, Sight.BLIND):
+            self._note(call, seen.error if isinstance(seen, Raised) else None)
             return
         there = isinstance(seen, There)
         if call.status == invocation.UNKNOWN:
@@ -115,15 +129,31 @@ class Looks:
         except Conflict:
             return  # somebody else has decided meanwhile; what the journal has now holds
 
-    def sees(self, session_id: int, call: ToolInvocation) -> There | Sight:
+    def _note(self, call: ToolInvocation, raised: str | None) -> None:
+        """Write down why nobody knows what became of a call: what its `verify` raised, or that it no longer does."""
+        error = and_verify(call.own_error, raised)
+        if error != call.error_message:
+            self.store.database.write(lambda c: self.store.journal.remark(c, call, error))
+
+    def sees(self, session_id: int, call: ToolInvocation) -> There | Sight | Raised:
         """Ask the `verify` of a tool whether the effect of a call is in the world."""
         try:
             verify = self.registry.verify(session_id, call)
-            if verify is None:
-                return Sight.BLIND
-            seen = done(self.settle, verify(call))
-        except Exception:  # noqa: BLE001  # it could not see; a person decides, as without it
+        except NotFound as error:
+            LOG.info("Call %s of %r is not verified: %s.", call.id, call.tool_name, error)
             return Sight.UNSEEN
+        if verify is None:
+            return Sight.BLIND
+        try:
+            seen = done(self.settle, verify(call))
+        except Exception as error:  # noqa: BLE001  # it could not see; a person decides, as without it
+            _warn("verify", call, "nobody knows what became of it")
+            return Raised(told(error))
         if seen is None:
             return Sight.UNSEEN
         return Sight.GONE if seen is False else There(None if seen is True else portable(seen))
+
+
+def _warn(role: str, call: ToolInvocation, so: str) -> None:
+    """Tell the log that a function of the user raised, with its traceback."""
+    LOG.warning("The %s of %r raised for call %s: %s.", role, call.tool_name, call.id, so, exc_info=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from agentgit.rollback.past import Past
 from agentgit.rollback.request import Request
 from agentgit.store.journal import Part
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, ToolInvocation
-from agentgit.tools.effects import UNDECLARED
-from agentgit.tools.invocation import DONE, FAILED, REVERSE_FAILED, REVERSED, STANDING
+from agentgit.tools.invocation import DONE, REVERSE_FAILED, REVERSED
 from agentgit.tools.plan import (
     BLOCK,
     EXECUTE,
@@ -35,10 +35,6 @@ Cannot = Mapping[int, str]
 """Why the effects with these ids cannot be undone, as their prechecks said."""
 
 
-HAPPENED = STANDING - {FAILED} | {REVERSED}
-"""The statuses of what happened, or may have."""
-
-
 class Planner:
     """Makes plans from what the store knows.
 
@@ -50,6 +46,7 @@ class Planner:
     def __init__(self, store: Store, registry: Registry) -> None:
         self.store = store
         self.registry = registry
+        self.past = Past(store, registry)
 
     def of(self, connection: Connection, request: Request, cannot: Cannot | None = None) -> RollbackPlan:
         """Plan the rollback that somebody asks for, as `rollback`."""
@@ -85,18 +82,20 @@ class Planner:
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
         path = self.store.parts(connection, branch, target.position)
+        later = self.store.world.standing(connection, session_id, () if replay == EXECUTE else path)
         return make_plan(
             checkpoint_id=target.id,
             target=label,
             position=target.position,
-            later=self.store.world.standing(connection, session_id, path),
+            later=later,
             gone=self._gone(connection, session_id, path),
             accepted=self.accepted(connection, source_id),
             can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.missing(session_id, call),
             tools=tools,
             replay=replay,
-            track=self.store.journal.track(connection, path) if replay == EXECUTE else (),
-            can_redo=lambda call: self._cannot_run(connection, session_id, call, replay),
+            track=self.past.read(connection, target, path, later) if replay == EXECUTE else (),
+            can_redo=lambda call: self.past.cannot_run(connection, session_id, call),
+            remark=lambda call: self._remark(session_id, call),
             kind=kind,
         )
 
@@ -119,7 +118,8 @@ class Planner:
             accepted=self.accepted(connection, branch.id),
             can_undo=lambda call: (cannot or {}).get(call.id) or self.registry.missing(session_id, call),
             replay=REDO,
-            can_redo=lambda call: self._cannot_run(connection, session_id, call, REDO),
+            can_redo=lambda call: self.past.cannot_run(connection, session_id, call),
+            remark=lambda call: self._remark(session_id, call),
             kind=SWITCH,
         )
 
@@ -180,14 +180,10 @@ class Planner:
             cannot=cannot,
         )  # fmt: skip
 
-    def _cannot_run(self, connection: Connection, session_id: int, call: ToolInvocation, replay: str) -> str | None:
-        """Say why a recorded call cannot be made again here; None if it can."""
-        inside = self.store.fences.inside(connection, call, HAPPENED)
-        if inner := [one for one in inside if replay == EXECUTE or one.effect != UNDECLARED]:
-            return f"it called {inner[0]} in its turn, which runs again by itself and would happen twice"
-        if self.store.fences.asked(connection, call.id):
-            return "its tool asked a person (interrupt), and outside of a turn there is nobody to answer"
-        return self.registry.cannot_run(session_id, call)
+    def _remark(self, session_id: int, call: ToolInvocation) -> str | None:
+        """Say what a plan should tell of the functions of a call: one has changed, is not here, or has raised."""
+        said = (self.registry.remark(session_id, call), call.verify_raised)
+        return "; ".join(one for one in said if one) or None
 
     def _gone(self, connection: Connection, session_id: int, path: Sequence[Part]) -> list[ToolInvocation]:
         """Read what should be in the world and is not, or of which nobody knows, oldest first."""

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.rollback import notes
+from agentgit.rollback.executed import Executed
 from agentgit.rollback.files import Files
 from agentgit.rollback.reports import Reports
 from agentgit.rollback.stopped import Stopped
@@ -16,8 +17,9 @@ from agentgit.sessions.session import OPEN, PARTIAL
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.sessions import Found
 from agentgit.store.store import Store
+from agentgit.tools.effects import READ_ONLY
 from agentgit.tools.files import FileChanges, FilesAt
-from agentgit.tools.plan import GONE, KEEP, REDO, REVERSE, ROLLBACK, SWITCH
+from agentgit.tools.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.tools.report import ReportItem
 from agentgit.values import as_object
 
@@ -30,13 +32,15 @@ class Publishing:
         reports: tells what became of each step.
         stopped: reads operations.
         files: knows the files that they led to.
+        executed: gives a branch whose calls ran again their new results.
     """
 
-    def __init__(self, store: Store, reports: Reports, stopped: Stopped, files: Files) -> None:
+    def __init__(self, store: Store, reports: Reports, stopped: Stopped, files: Files, executed: Executed) -> None:
         self.store = store
         self.reports = reports
         self.stopped = stopped
         self.files = files
+        self.executed = executed
 
     def end(self, connection: Connection, operation_id: int, owner: str, files: FileChanges | None) -> str:
         """Make the branch the current one, if everything was done; record the report in either case.
@@ -64,7 +68,7 @@ class Publishing:
             session = sessions.one(connection, row.external_session_id)
             # A rollback that is finished later does not take the session away from where somebody has led it since.
             still_here = session.current_branch_id == row.source_id
-            self.branch(connection, row.internal_session_id, row.user_id, at, current=still_here)
+            self.branch(connection, row.internal_session_id, row.user_id, at, current=still_here, made_by=row)
         else:
             current = row.kind == SWITCH and request.get("current", True)
             # Who was told of the world, or would not look at it, knows nothing of what happened after he switched.
@@ -87,15 +91,28 @@ class Publishing:
         request = as_object(row.request)
         for step in request["steps"]:
             if step["invocation"] in undone:
-                left = {REVERSE: KEEP, REDO: GONE}[step["action"]]
+                left = KEEP if step["action"] == REVERSE else self._left(connection, row, step["invocation"])
                 step |= {"action": left, "why": f"forced: {undone[step['invocation']]}"}
         self.store.operations.change(connection, row.id, request)
         return self.stopped.find(connection, row.id)
 
+    def _left(self, connection: Connection, row: Found, invocation_id: int) -> str:
+        """Say what becomes of a call that was to run again and did not: the record answers for what stands."""
+        call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
+        stands = call.effect == READ_ONLY or self.store.world.stands(connection, call)
+        return ANSWER if stands and self.executed.is_of(row) else GONE
+
     def branch(
-        self, connection: Connection, branch_id: int, user_id: int, at: FilesAt | None, *, current: bool
+        self,
+        connection: Connection,
+        branch_id: int,
+        user_id: int,
+        at: FilesAt | None,
+        *,
+        current: bool,
+        made_by: Found | None = None,
     ) -> None:
-        """Open a branch that stands at its branch point.
+        """Open a branch that stands at its branch point, or at what its calls came to when they ran again.
 
         Args:
             connection: in a transaction that writes.
@@ -103,6 +120,7 @@ class Publishing:
             user_id: who asked for it.
             at: the files that it has now.
             current: True to make the session continue on it.
+            made_by: the operation that made it; None for a fork.
 
         Raises:
             Corrupt: its state is not that of its branch point.
@@ -110,12 +128,19 @@ class Publishing:
         branch = self.store.sessions.branch(connection, branch_id)
         point = self.store.checkpoints.one(connection, branch.branch_point_id)
         self.store.sure(connection, branch, point.state_hash)
+        state_hash, graph_checkpoint_id = point.state_hash, point.graph_checkpoint_id
+        if made_by is not None and self.executed.is_of(made_by):
+            self.executed.take_over(connection, made_by)
+            head = self.store.graphs.head(connection, branch.thread_id)
+            if head is not None:
+                state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
         snapshot = Snapshot(
-            graph_checkpoint_id=point.graph_checkpoint_id,
-            state_hash=point.state_hash,
+            graph_checkpoint_id=graph_checkpoint_id,
+            state_hash=state_hash,
             position=point.position,
             message_count=point.message_count,
             workspace_snapshot_id=self.store.snapshots.see(connection, branch, at) if at is not None else None,
+            pending=self.store.pending(connection, branch, point.graph_checkpoint_id),
         )
         label = Label(kind="branch", user_id=user_id, description=point.name or point.description)
         self.store.checkpoints.add(connection, branch_id, snapshot, label)

@@ -13,13 +13,17 @@ from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackReport, ToolInvocation, invocation
 from agentgit.tools.files import FileChanges
-from agentgit.tools.plan import GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
+from agentgit.tools.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.tools.registry import Registry
 from agentgit.tools.report import GROUPS, ReportItem
 from agentgit.values import as_object
 
 FAILED_BEFORE = "not tried, because an earlier one failed"
+STANDS = "not tried, because it still stands: it was not reversed, and would be there twice"
 DRIFTED_BEFORE = "not tried, because an earlier one returned something else than before"
+
+
+_LEFT = {GONE: "gone", ANSWER: "answered"}
 
 
 class Reports:
@@ -63,7 +67,7 @@ class Reports:
             if group == "redone" and again is not None and (other := drift(call, again)) is not None:
                 yield "drifted", ReportItem(invocation=again, reason=other)
         else:
-            group, why = self._left(connection, call, "gone" if step["action"] == GONE else "kept")
+            group, why = self._left(connection, call, _LEFT.get(step["action"], "kept"))
         yield group, ReportItem(invocation=call, reason=why or step["why"])
 
     def _left(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
@@ -73,6 +77,8 @@ class Reports:
         stands = any(one.status in IN_THE_WORLD for one in self.store.world.redone(connection, call.first_id))
         if group == "kept" and not stands:
             return "reversed", "it was to be kept, and was reversed since"
+        if group == "answered" and call.status == invocation.REVERSED and not stands:
+            return "gone", "the record answers for it, and it was reversed since"
         return ("kept", "it was gone, and ran again since") if group == "gone" and stands else (group, "")
 
     def _reversed(self, row: Found, call: ToolInvocation, untried: str) -> tuple[str, str]:
@@ -80,13 +86,15 @@ class Reports:
             return "reversed", ""
         if call.status == invocation.REVERSE_UNKNOWN:
             return "failed", f"it is unknown whether it was reversed ({call.error_message}); see repo.resolve"
-        if call.status == invocation.REVERSE_FAILED:
-            return "failed", f"its undo raised {call.error_message}"
         missing = self.registry.missing(row.external_session_id, call)
+        if call.status == invocation.REVERSE_FAILED:
+            return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", missing]))
         return "remaining", missing or untried
 
     def _redone(self, row: Found, call: ToolInvocation, again: ToolInvocation | None, untried: str) -> tuple[str, str]:
         if again is None:
+            if self.worker.still_stands(row, call):
+                return "remaining", STANDS
             missing = self.registry.cannot_run(row.external_session_id, call)
             return "remaining", missing or untried
         if again.status in IN_THE_WORLD:
@@ -95,6 +103,9 @@ class Reports:
             return "failed", f"it raised {again.error_message} when it ran again"
         if again.status == invocation.REVERSED:
             return "remaining", "it ran again, and was reversed since"
+        if again.has_raised:
+            said = f"it raised {again.error_message} when it ran again, and may have happened"
+            return "failed", said if again.may_be_repeated else f"{said} (invocation {again.id}); see repo.resolve"
         return "failed", f"it is unknown whether it ran again (invocation {again.id}); see repo.resolve"
 
     def _recorded(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
@@ -115,7 +126,7 @@ class Reports:
         groups = self._recorded(connection, row) if row.status == DONE else self.outcome(connection, row)
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
-        if kind not in (SWITCH, WORLD_ONLY):
+        if kind not in (SWITCH, WORLD_ONLY) and as_object(row.request).get("replay") != EXECUTE:
             track = self.store.track(connection, branch, branch.inherited)
             groups["replayed"] = [ReportItem(invocation=call, reason="replayed from the record") for call in track]
         files = as_object(row.report).get("files")

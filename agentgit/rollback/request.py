@@ -63,6 +63,12 @@ class Request:
             raise InvalidInput(f"request_id={self.request_id!r} must be a text of 1 to 64 characters.")
         if not self.conversation:
             self._expect_world_only()
+        if self.replay == EXECUTE and self.tools == "keep":
+            raise InvalidInput(
+                "replay='execute' reverses what stands and then makes the calls of the path again; with tools='keep' "
+                "they would be in the world twice. Leave tools out. For a world that is fresh, begin a new session: "
+                "repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
+            )
 
     def _expect_world_only(self) -> None:
         if self.tools == "keep" and not self.files:

@@ -72,9 +72,25 @@ def expect_quiet(store: Store, connection: Connection, session_id: int) -> None:
     Raises:
         Conflict: somebody is.
     """
-    going_on = take_back(store, connection, session_id)
-    if running := store.sessions.running(connection, session_id).all():
-        name = store.sessions.branch(connection, running[0].id).name
-        raise Conflict(f"Branch {name} is running. Wait for its turn to end, then try again.")
-    if going_on:
-        raise Conflict(f"Rollback {going_on[0]} of this session is being done. Wait until it ends.")
+    take_back(store, connection, session_id)
+    refuse_busy(store, connection, session_id)
+
+
+def refuse_busy(store: Store, connection: Connection, session_id: int) -> None:
+    """Refuse a session that somebody acts on the world of, after what dead processes held was taken back.
+
+    Raises:
+        Conflict: a turn runs, or an operation.
+    """
+    running, operations = (
+        store.sessions.running(connection, session_id),
+        store.operations.running(connection, session_id),
+    )
+    for branch in running.all():
+        name = store.sessions.branch(connection, branch.id).name
+        raise Conflict(
+            f"Nothing was done, because branch {name} is running. Wait for its turn to end, or close the stream that "
+            "you have not read to its end; then try again."
+        )
+    for row in operations.all():
+        raise Conflict(f"Rollback {row.id} of this session is being done. Wait until it ends.")

@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.errors import Conflict
-from agentgit.rollback.looks import Looks, Sight, There
+from agentgit.rollback.looks import Looks, Raised, Sight, There
+from agentgit.rollback.past import REPEATABLE
 from agentgit.rollback.settle import Settle, done, settled
 from agentgit.spans import span, tool_span
 from agentgit.store.journal import Intent, Outcome
@@ -20,8 +21,9 @@ from agentgit.store.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import ToolInvocation, invocation
 from agentgit.tools.effects import Undo, takes_invocation
-from agentgit.tools.invocation import FAILED, STANDING
+from agentgit.tools.invocation import FAILED, STANDING, and_verify
 from agentgit.tools.plan import EXECUTE, REDO, REVERSE
+from agentgit.tools.raised import LASTING, NothingDone
 from agentgit.tools.registry import Registry, Run
 from agentgit.tools.results import said
 from agentgit.tools.running import idempotency_key, running
@@ -101,7 +103,8 @@ class Worker:
                 seen = self.looks.sees(row.external_session_id, call)
                 if seen is not Sight.GONE:
                     is_known = isinstance(seen, There) or not isinstance(error, CANCELLED)
-                    status, problem = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN, told(error)
+                    status = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN
+                    problem = _problem(error, seen)
                     traced.fail(type(error).__name__)
             traced.set(agentgit_call_status=status)
         self._move(row, owner, call, status, operation_id=row.id, error=problem)
@@ -147,9 +150,11 @@ class Worker:
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
             earlier = self.redone(connection, row, invocation_id)
-        if original is None or (earlier is not None and earlier.status not in (FAILED, invocation.REVERSED)):
+        if original is None or (earlier is not None and not _is_over(earlier)):
             return earlier is not None and earlier.status in IN_THE_WORLD
         if self.registry.cannot_run(row.external_session_id, original) is not None:
+            return False
+        if earlier is None and self.still_stands(row, original):
             return False
         run = self.registry.runner(row.external_session_id, original)
         intent = _intent(row, original, owner, earlier)
@@ -162,6 +167,13 @@ class Worker:
                 traced.fail(outcome.status)
         self.store.database.write(lambda c: self.store.journal.end(c, again, outcome), durable=True)
         return outcome.status == invocation.DONE
+
+    def still_stands(self, row: Found, original: ToolInvocation) -> bool:
+        """Tell whether a call of the path is in the world although it was to be reversed before it runs again."""
+        if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
+            return False
+        with self.store.database.reading() as connection:
+            return self.store.world.stands(connection, original)
 
     def _intend(self, connection: Connection, row: Found, intent: Intent) -> int:
         self.store.operations.hold(connection, row.id, intent.owner)
@@ -178,13 +190,30 @@ class Worker:
 
     def _raised(self, row: Found, again: int, error: BaseException) -> Outcome:
         """Tell how a call ended that raised: it may have acted before that."""
-        call = self._read(again)
-        seen = self.looks.sees(row.external_session_id, call) if call is not None else Sight.BLIND
+        call, now = self._read(again), datetime.now(UTC)
+        if call is None or self._proves_nothing_done(row, call, error):
+            return Outcome(status=FAILED, error=told(error), ended_at=now)
+        seen = self.looks.sees(row.external_session_id, call)
         if isinstance(seen, There):
-            return Outcome(status=invocation.DONE, result=seen.result, ended_at=datetime.now(UTC))
-        is_known = seen is Sight.GONE or (seen is Sight.BLIND and not isinstance(error, CANCELLED))
-        status = FAILED if is_known else invocation.UNKNOWN
-        return Outcome(status=status, error=told(error), ended_at=datetime.now(UTC))
+            return Outcome(status=invocation.DONE, result=seen.result, ended_at=now)
+        problem = _problem(error, seen)
+        if isinstance(error, CANCELLED) and seen is not Sight.GONE:
+            return Outcome(status=invocation.UNKNOWN, error=problem)
+        is_known = seen is Sight.GONE or (seen is Sight.BLIND and call.effect not in LASTING)
+        return Outcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
+
+    def _proves_nothing_done(self, row: Found, call: ToolInvocation, error: BaseException) -> bool:
+        return isinstance(error, (NothingDone, *self.registry.failed_on(row.external_session_id, call)))
+
+
+def _problem(error: BaseException, seen: object) -> str:
+    """Tell what a tool or its undo raised, and what its `verify` raised after that."""
+    return and_verify(told(error), seen.error if isinstance(seen, Raised) else None) or ""
+
+
+def _is_over(call: ToolInvocation) -> bool:
+    """Tell whether a call may be made again: it did not happen, or was taken back, or can be taken back if it did."""
+    return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
 
 
 def _keyed(answer: Any, key: str) -> Any:

@@ -114,10 +114,12 @@ class Tip:
     """The last event of a trail; kept somewhere else, it shows later whether the trail was cut or written anew.
 
     Args:
+        session_id: whose trail it is; 0 for what belongs to no session.
         number: how many events the trail has.
         hash: the hash of the last one, in hex.
     """
 
+    session_id: int
     number: int
     hash: str
 
@@ -128,13 +130,13 @@ class Verified:
 
     Args:
         events: how many were looked at.
-        tips: the last event of each session's trail, by the session's id; 0 has what belongs to no session.
+        tips: the last event of each trail.
         findings: what is wrong.
         erased: the sessions that were erased, with their trails.
     """
 
     events: int
-    tips: Mapping[int, Tip]
+    tips: Sequence[Tip]
     findings: Sequence[Finding] = ()
     erased: Sequence[int] = ()
 
@@ -144,30 +146,41 @@ class Verified:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data; `tips_of` reads the tips again."""
+        """Give it as JSON-like data."""
         return {
             "events": self.events,
             "is_sound": self.is_sound,
-            "tips": {str(session_id): vars(tip) for session_id, tip in self.tips.items()},
+            "tips": [vars(tip) for tip in self.tips],
             "findings": [vars(one) for one in self.findings],
             "erased": list(self.erased),
         }
 
 
-def tips_of(data: Any) -> dict[int, Tip]:
-    """Read the tips of what `Verified.to_dict` gave.
+def tips_of(text: str) -> list[Tip]:
+    """Read the tips that were kept: a line of JSON each, as `agentgit audit tips` writes them, or an event's.
+
+    Args:
+        text: any number of lines; empty ones are passed over.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: a line is no tip.
 
     Example:
-        >>> tips_of({"tips": {"7": {"number": 2, "hash": "ab"}}})
-        {7: Tip(number=2, hash='ab')}
+        >>> tips_of('{"session_id": 7, "number": 2, "hash": "ab"}')
+        [Tip(session_id=7, number=2, hash='ab')]
     """
-    try:
-        return {int(id): Tip(number=int(tip["number"]), hash=str(tip["hash"])) for id, tip in data["tips"].items()}
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise InvalidInput("These are no tips of a trail. Give what `agentgit audit verify --json` wrote.") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            tip = orjson.loads(line)
+            found.append(Tip(session_id=tip["session_id"] or NOWHERE, number=int(tip["number"]), hash=str(tip["hash"])))
+        except (TypeError, KeyError, ValueError) as error:
+            raise InvalidInput(
+                f"Line {number} is no tip of a trail. Give whole lines, as `agentgit audit tips` wrote them."
+            ) from error
+    return found
 
 
 def chosen(patterns: str | Sequence[str]) -> frozenset[str]:

@@ -21,8 +21,8 @@ from agentgit.values import to_json
 PREFIX = "whsec_"
 """What a secret begins with whose rest is base64."""
 
-FROM_ENVIRONMENT = "env:"
-"""What a secret begins with that is in an environment variable, and not stored."""
+NO_SECRET = "env:"  # noqa: S105  # it is none
+"""What no secret begins with: it would be taken for the name of a variable, and signed with nothing secret."""
 
 SHORTEST = 24
 """Bytes of a secret."""
@@ -103,8 +103,10 @@ def key_of(secret: str) -> bytes:
     """Give the bytes of a secret: base64 after `whsec_`, else its own.
 
     Raises:
-        InvalidInput: it is shorter than 24 bytes, or no base64. It is not shown.
+        InvalidInput: it is shorter than 24 bytes, or no base64, or begins with `env:`. It is not shown.
     """
+    if secret.startswith(NO_SECRET):
+        raise InvalidInput("env:NAME is not a secret: a server's variables are not its users'. Give the secret itself.")
     try:
         key = base64.b64decode(secret[len(PREFIX) :], validate=True) if secret.startswith(PREFIX) else secret.encode()
     except (binascii.Error, UnicodeEncodeError) as error:

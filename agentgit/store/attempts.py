@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv6Address, ip_address, ip_network
 from math import ceil
 from typing import NamedTuple
 
@@ -39,6 +40,17 @@ class Subject(NamedTuple):
     free: int
 
 
+def hidden(tenant_id: int, kind: str, value: str) -> bytes:
+    """Return what stands for a name or an address, so that neither is stored.
+
+    Args:
+        tenant_id: whose; the same value is something else in another tenant.
+        kind: of the value; what is kept of one kind says nothing of another.
+        value: the name or the address.
+    """
+    return hashlib.sha256(f"{tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")).digest()
+
+
 class Failures:
     """The failures of one tenant.
 
@@ -49,14 +61,19 @@ class Failures:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def subjects(self, name: str | None, source: str | None) -> list[Subject]:
+    def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[Subject]:
         """Tell what an attempt counts for; first what is forgotten when it succeeds.
 
         Args:
             name: the user that it was to be, also one who is not there; None of a key or a token.
             source: the address that it came from, if that is known. Then a name is blocked for that address, and for
                 all only after many more: nobody can shut others out with a few wrong passwords.
+            device: the device on which this user has logged in before, if it is known. Then nothing else counts:
+                nobody can shut them out there with many wrong passwords, nor from the same address.
         """
+        if device is not None:
+            return [self._subject("device", f"{name}\0{device}", 10)]
+        source = network_of(source) if source is not None else None
         found = []
         if name is not None:
             found.append(self._subject("user", f"{name}\0{source or ''}", 10))
@@ -67,8 +84,7 @@ class Failures:
         return found
 
     def _subject(self, kind: str, value: str, free: int) -> Subject:
-        text = f"{self.tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")
-        return Subject(hashlib.sha256(text).digest(), free)
+        return Subject(hidden(self.tenant_id, kind, value), free)
 
     def expect_free(self, connection: Connection, subjects: Sequence[Subject]) -> None:
         """Make sure that an attempt may be looked at; nothing is counted.
@@ -126,6 +142,22 @@ def _expect_over(blocked_until: datetime, now: datetime) -> None:
     if now < blocked_until <= now + LONGEST_PAUSE:
         left = max(1, ceil((blocked_until - now).total_seconds()))
         raise TooManyAttempts(f"Too many failed attempts. Try again in {left} s.", retry_after=left)
+
+
+def network_of(source: str) -> str:
+    """Give what counts as one caller: an IPv4 address, or the /64 of an IPv6 one, which one household has whole.
+
+    Example:
+        >>> network_of("192.0.2.1"), network_of("::ffff:192.0.2.1"), network_of("2001:db8::1:2:3:4")
+        ('192.0.2.1', '192.0.2.1', '2001:db8::/64')
+    """
+    try:
+        address = ip_address(source.partition("%")[0])
+    except ValueError:
+        return source
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
 
 
 def pause(too_many: int) -> timedelta:

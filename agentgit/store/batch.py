@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -137,15 +138,30 @@ def _held_back(failures: list[Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def _raised(failures: Sequence[Exception]) -> Iterator[None]:
+def _raised(failures: list[Exception]) -> Iterator[None]:
     """Raise what was held back, in the place of what the end of the pipeline says."""
     try:
         yield
-    except Exception:
-        if not failures:
-            raise
+    except Exception as error:  # noqa: BLE001  # it is raised below
+        # Where the commit itself failed, psycopg cannot leave the pipeline, and says that in the place of why.
+        failures.append(_commit_failure(error))
     if failures:
         raise failures[0]
+
+
+def _commit_failure(error: Exception) -> Exception:
+    """Return why a pipeline could not commit.
+
+    The server's answer to a failed commit belongs to no statement. psycopg gives it as the context of its own failure,
+    or runs out of statements to match answers with: then the reason is lost, but nothing was committed.
+    """
+    first = error.__context__
+    if isinstance(first, Exception) and getattr(first, "sqlstate", None):
+        return first
+    if isinstance(error, IndexError):
+        refused: Exception = import_module("psycopg.errors").SerializationFailure("the server refused the commit")
+        return refused
+    return error
 
 
 def _send(driver: Any, statements: Sequence[Statement]) -> None:

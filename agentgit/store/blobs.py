@@ -290,6 +290,8 @@ class Blobs:
         """
         if type_ == LIST:
             return Leaf(key, LIST, b"")
+        if isinstance(data, Clear):
+            raise damaged(key, "is in clear, where everything is encrypted")
         try:
             if codec == CHUNKED and type_ != CHUNK:
                 value = leaf(type_, self._joined(connection, key, data))

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 
 from agentgit.errors import InvalidInput
 from agentgit.spans import span
+from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
@@ -32,6 +33,7 @@ class Snapshot:
         position: how many tool invocations lie before it.
         message_count: how many messages its conversation has.
         workspace_snapshot_id: the row of its files' snapshot; None if no workspace is attached.
+        pending: the pending writes there, as `agentgit.store.pending_writes` reads them; None if that is not known.
     """
 
     graph_checkpoint_id: str | None
@@ -39,6 +41,7 @@ class Snapshot:
     position: int
     message_count: int
     workspace_snapshot_id: int | None = None
+    pending: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ class Checkpoints:
                 "position": snapshot.position, "message_count": snapshot.message_count,
                 "restore_point": label.restore_point,
                 "data": to_json(label.data) if label.data is not None else None,
-                "workspace_snapshot_id": snapshot.workspace_snapshot_id,
+                "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
             },
         )  # fmt: skip
         _MOVE_HEAD.run(connection, {**of_branch, "head": checkpoint_id})
@@ -155,8 +158,15 @@ class Checkpoints:
         connection.execute(_COMPLETE, {**key, "files": workspace_snapshot_id})
 
     def one(self, connection: Connection, checkpoint_id: int) -> Found:
-        """Read one checkpoint that must exist."""
-        return connection.execute(_ONE, {"tenant": self.tenant_id, "checkpoint": checkpoint_id}).one()
+        """Read one checkpoint that must exist.
+
+        Raises:
+            NotFound: it does not.
+        """
+        row = connection.execute(_ONE, {"tenant": self.tenant_id, "checkpoint": checkpoint_id}).first()
+        if row is None:
+            raise missing_row("checkpoint", checkpoint_id)
+        return row
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
         """Read checkpoints, each with its branch's name, thread and session, oldest first."""

@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
 
 from agentgit.sessions.upkeep import Parts
-from agentgit.store import staging, steps
+from agentgit.store import pending_writes, staging, steps
 from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, Blobs, continued, damaged, unpack
 from agentgit.store.chunks import split_hashes
 from agentgit.store.compression import CHUNKED, HEADER_BYTES, ZSTD_DICTIONARY, dictionary_of
@@ -23,6 +23,7 @@ from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
 from agentgit.store.lists import walk
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH
+from agentgit.store.sessions import CHECKPOINT as POINT
 from agentgit.store.slices import slices
 from agentgit.store.steps import Spare
 from agentgit.store.threads import delete_thread
@@ -118,7 +119,9 @@ def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
 def in_use(
     connection: Connection, blobs: Blobs, leaves_out: Callable[[Place], bool], parts: Parts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-    """Find the values that graph checkpoints and writes refer to, and of these the lists, each with what it continues.
+    """Find the values that graph checkpoints, writes and checkpoints refer to, and the lists among them.
+
+    Each list comes with the one that it continues, or None.
 
     Args:
         connection: any.
@@ -172,12 +175,25 @@ def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[Place]
 def _referenced(
     connection: Connection, tenant_id: int, leaves_out: Callable[[Place], bool], parts: Parts
 ) -> Iterator[bytes]:
+    # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is there.
+    for page in _NOTED.pages(connection, {"tenant": tenant_id}):
+        for id, thread, checkpoint_id, pending in page:
+            if not leaves_out(Place(thread, "", checkpoint_id)):
+                yield from pending_writes.hashes(pending, f"checkpoint {id}")
     for table, read in ((CHECKPOINT, _of_checkpoint), (WRITE, split_hashes)):
         held = table.c.channels if table is CHECKPOINT else table.c.value
         query = Prepared(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
         for *place, data in parts.over(table.name, query.pages(connection)):
             if not leaves_out(Place(*place)):
                 yield from read(data)
+
+
+_NOTED = Prepared(
+    select(POINT.c.id, BRANCH.c.thread_id, POINT.c.graph_checkpoint_id, POINT.c.pending)
+    .join_from(POINT, BRANCH, and_(BRANCH.c.tenant_id == POINT.c.tenant_id, BRANCH.c.id == POINT.c.internal_session_id))
+    .where(POINT.c.tenant_id == bindparam("tenant"), POINT.c.pending != pending_writes.NO_WRITES)
+)
+"""The checkpoints that keep pending writes."""
 
 
 def _of_checkpoint(channels: bytes) -> Iterable[bytes]:

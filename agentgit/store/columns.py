@@ -22,7 +22,7 @@ from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
 from agentgit.errors import Corrupt
-from agentgit.store.encryption import as_given, as_stored, seal_on, text_as_given, text_as_stored
+from agentgit.store.encryption import Clear, as_given, as_stored, is_refused, seal_on, text_as_given, text_as_stored
 
 METADATA = MetaData(
     naming_convention={
@@ -89,6 +89,7 @@ class Payload(TypeDecorator[bytes]):
     Args:
         place: the table and the column, like `blob.data`.
         is_hashed: True if whoever reads it compares it with a hash: then that is what names a row that does not open.
+            What must not be in clear comes as `Clear`.
     """
 
     impl = LargeBinary
@@ -102,8 +103,13 @@ class Payload(TypeDecorator[bytes]):
         return None if value is None else as_stored(seal_on(dialect), self.place, value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
+        if value is None:
+            return None
+        seal = seal_on(dialect)
+        if self.is_hashed and is_refused(seal, value):
+            return Clear(value)
         try:
-            return None if value is None else as_given(seal_on(dialect), self.place, value)
+            return as_given(seal, self.place, value)
         except Corrupt:
             if not self.is_hashed:
                 raise

@@ -9,11 +9,13 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_
 
 from agentgit.sessions.history import from_stored
+from agentgit.store import pending_writes
 from agentgit.store.blobs import LIST
+from agentgit.store.graph_rows import ERROR, INTERRUPT, RESUME, Place, conversation, is_shown
 from agentgit.store.graph_rows import Found as At
-from agentgit.store.graph_rows import Place, conversation, is_shown
 from agentgit.store.journal import Part
-from agentgit.store.plain import show_state
+from agentgit.store.pending_writes import TaskWrites
+from agentgit.store.plain import show, show_state
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.store import Store
 
@@ -26,11 +28,13 @@ class Rest:
         state: the values that differ.
         messages: those after the common beginning, shown.
         calls: the tool invocations after the common beginning, as dicts.
+        pending: what the tasks of an unfinished step have come to, as dicts.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,8 @@ class Comparing:
                 content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
                 rest.state, rest.messages = content["session_state"], content["conversation_history"]
         calls = self._fold_calls(connection, a, b, rests)
+        for row, rest in zip((a, b), rests, strict=True):
+            rest.pending = self._pending(connection, row) if a.pending != b.pending else []
         return Compared(a=rests[0], b=rests[1], messages=messages, calls=calls)
 
     def _at(self, connection: Connection, row: Found) -> At | None:
@@ -109,6 +115,25 @@ class Comparing:
         """Tell whether a conversation is a list of messages in both, and not part of a larger value."""
         keys = {at.values[name] for at in (one, other)} if name is not None else set()
         return all(leaf.type == LIST for leaf in self.store.graphs.content.blobs.get_many(connection, keys).values())
+
+    # -- questions and answers
+
+    def _pending(self, connection: Connection, row: Found) -> list[dict[str, Any]]:
+        """Read what the tasks of an unfinished step had come to at a checkpoint."""
+        found = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
+        bodies = self.store.graphs.content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
+
+        def listed(task: TaskWrites, channel: str) -> list[Any]:
+            return [one for key in task.values(channel) for one in _as_list(show(bodies[key]))]
+
+        return [
+            {
+                "task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest(),
+                "questions": [_asked(one) for one in listed(task, INTERRUPT)], "answers": listed(task, RESUME),
+                "errors": listed(task, ERROR), "results": [[name, show(bodies[key])] for name, key in task.results],
+            }
+            for task in found
+        ]  # fmt: skip
 
     # -- tool calls
 
@@ -159,6 +184,15 @@ class Comparing:
             for branch_id, number in self.ends(connection, row).items()
         ]
         return self.store.checkpoints.find(connection, or_(*on_way), CHECKPOINT.c.data.is_not(None))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _asked(interrupt: Any) -> Any:
+    """Give what a stored interrupt asks."""
+    return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
 
 
 def _beginning(a: Sequence[bytes], b: Sequence[bytes]) -> int:

@@ -11,26 +11,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoResultFound
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 
 from agentgit.auth.keyring import Keyring
-from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, NotFound, Unavailable
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, Unavailable
 from agentgit.store import forks, pools
 from agentgit.store.encryption import Seal, put_seal
-from agentgit.store.failures import Again, Broken, is_broken, meaning
+from agentgit.store.failures import Again, Broken, Raced, is_broken, meaning
 from agentgit.store.leases import LEASE_SECONDS, Leases
 from agentgit.store.lite import DURABLE, READING, WRITING, Lite
+from agentgit.store.nesting import Stage, Turns, nested
 from agentgit.store.tables import METADATA
 from agentgit.store.telling import outbox
 from agentgit.store.telling.bus import Bus, on_loop
-from agentgit.store.telling.trail import begin_notes, take_notes, write_notes
+from agentgit.store.telling.trail import begin_notes, end_notes
 from agentgit.store.walls import CARRIED, EVERYBODY, settings_of, transaction
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _SIZE = {
 NOTHING_MORE: Mapping[str, str] = {}
 """Settings of a transaction beside those of its database."""
 
-_writers: dict[str, threading.Lock] = {}
+_writers: dict[str, Turns] = {}
 """One lock for each SQLite file, whoever has opened it in this process."""
 
 
@@ -133,17 +133,6 @@ def shown(url: URL) -> str:
     return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
 
 
-@dataclass
-class _Stage:
-    """How far a transaction has come.
-
-    Args:
-        committing: True if its commit is on its way; None if it writes nothing.
-    """
-
-    committing: bool | None = None
-
-
 class Database:
     """An open database. Safe to use from many threads.
 
@@ -173,9 +162,12 @@ class Database:
         self.leases = None if self.is_sqlite else Leases(self._renewing, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has one connection, so its users take turns; a file has as many as it needs.
-        self._turn = threading.RLock() if self.in_memory else nullcontext()
+        self._turn: AbstractContextManager[Any] = Turns(threading.RLock()) if self.in_memory else nullcontext()
         # SQLite lets a second writer sleep for milliseconds before it looks again; in one process they take turns here.
         self._writing = self._one_writer()
+        # Shared with those that `bound` makes, like all that it closes.
+        self._closed, self._pool = threading.Event(), self.engine.pool
+        self._place = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
         forks.remember(self)
 
     def __repr__(self) -> str:
@@ -205,7 +197,7 @@ class Database:
 
     def _one_writer(self) -> AbstractContextManager[Any]:
         one_file = self.is_sqlite and not self.in_memory
-        return _writers.setdefault(str(self.url), threading.Lock()) if one_file else nullcontext()
+        return _writers.setdefault(str(self.url), Turns()) if one_file else nullcontext()
 
     @property
     def files(self) -> list[str]:
@@ -221,6 +213,7 @@ class Database:
         On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
         greenlet is not installed, it runs in a thread.
         """
+        self.expect_open()
         with on_loop():
             if self._loops is None:
                 return await asyncio.to_thread(call, *args, **kwargs)
@@ -233,6 +226,34 @@ class Database:
             return self._lite.transaction(mode)
         engine = (self._loops and self._loops.engine()) or self.engine
         return transaction(engine, settings_of({**self._settings, **more}), **kind)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed.is_set()
+
+    def expect_open(self) -> None:
+        """Refuse what comes after `close`: a connection would be opened again that nobody closes.
+
+        Raises:
+            Unavailable: it was closed.
+        """
+        if self.is_closed:
+            raise Unavailable(
+                f"{self.name} was closed here, and all that was made from that repository or saver ended with it. Open "
+                "it again: agentgit.open(...)."
+            )
+
+    @contextmanager
+    def _entered(self, stage: Stage) -> Iterator[None]:
+        """Come to a transaction: refuse it after `close`, or inside of one that it would wait for."""
+        self.expect_open()
+        try:
+            with self._translated(stage), nested(stage, self.name, has_one_connection=self.in_memory), self._turn:
+                yield
+        finally:
+            if self.is_closed:  # meanwhile; the connection came back to a pool that nobody empties again
+                self._pool.dispose()
 
     def _sleep(self, seconds: float) -> None:
         if self._loops is not None and self._loops.engine() is not None:
@@ -249,7 +270,7 @@ class Database:
                 each sees what is committed when it begins.
         """
         seen = self._transaction(READING, only_reads=True, one_moment=one_moment)
-        with self._translated(_Stage()), self._turn, seen as connection:
+        with self._entered(Stage(self._place)), seen as connection:
             yield connection
 
     def write(self, work: Callable[[Connection], T], *, durable: bool = False, carried: bool = False) -> T:
@@ -266,32 +287,35 @@ class Database:
         """
         # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
-        mode, has_broken = DURABLE if durable else WRITING, False
+        mode, has_broken, before = DURABLE if durable else WRITING, False, None
         for attempt in range(1, attempts + 1):
             try:
                 return self._once(work, mode, CARRIED if carried else NOTHING_MORE)
             except Again as error:
+                # A row that is refused again, after what refused it is committed and seen, is nobody else's doing.
+                if isinstance(error, Raced) and before == error.words:
+                    raise error.refused from error.__cause__
                 # One connection may break; if the next one does too, it is no accident.
                 if attempt == attempts or (has_broken and isinstance(error, Broken)):
                     raise Unavailable(str(error)) from error
                 has_broken |= isinstance(error, Broken)
+                before = error.words if isinstance(error, Raced) else None
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _once(self, work: Callable[[Connection], T], mode: str, more: Mapping[str, str]) -> T:
         """Run `work` in one transaction, write down what it noted, commit, and tell those who listen."""
         places: Sequence[Any] = ()
-        committed, stage = False, _Stage(committing=False)
+        committed, stage = False, Stage(self._place, writes=True, committing=False)
         try:
-            with self._translated(stage), self._turn, self._writing, self._transaction(mode, more) as connection:
+            with self._entered(stage), self._writing, self._transaction(mode, more) as connection:
                 begin_notes(connection)
                 answer = work(connection)
-                if notes := take_notes(connection):
-                    written = write_notes(connection, notes)
-                    if written.has_hooks:
-                        outbox.put(connection, written.tenant_id, written.events)
-                    if self.bus.is_heard:
-                        places = self.bus.expect(written.events)
+                written = end_notes(connection)
+                if written.has_hooks:
+                    outbox.put(connection, written.tenant_id, written.events)
+                if written.rows and self.bus.is_heard:
+                    places = self.bus.expect(written.events)
                 stage.committing = True
             committed = True
             return answer
@@ -310,7 +334,7 @@ class Database:
         """
         statements = (_WIPE if wipe else _SHRINK)["sqlite" if self.is_sqlite else "postgresql"]
         warned: list[str] = []
-        with self._translated(_Stage()), self._turn, self._writing, self.engine.connect() as connection:
+        with self._entered(Stage(self._place, writes=True)), self._writing, self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             if not self.is_sqlite:
                 raw.autocommit = True  # a vacuum cannot run inside of a transaction
@@ -337,23 +361,18 @@ class Database:
 
     def use_wal(self) -> None:
         """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
-        with self._translated(_Stage()), self._turn, self.engine.connect() as connection:
+        with self._entered(Stage(self._place)), self.engine.connect() as connection:
             raw: Any = connection.connection.dbapi_connection
             raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside of a transaction
 
     @contextmanager
-    def _translated(self, stage: _Stage) -> Iterator[None]:
+    def _translated(self, stage: Stage) -> Iterator[None]:
         """Turn the drivers' errors into ours, which say what to do next; tell of refusals when all is undone."""
         try:
             yield
         except NotAllowed as error:
             self._tell(error)
             raise
-        except NoResultFound as error:  # a row that another one names, or that somebody holds
-            raise NotFound(
-                "What this is about is not here any more: somebody has deleted it. See what there is: repo.sessions(), "
-                "or agentgit sessions."
-            ) from error
         except NoneFree as error:
             raise Unavailable(
                 f"All connections to {self.name} were in use for {pools.POOL_SECONDS} s. Open it with a larger "
@@ -364,7 +383,7 @@ class Database:
         except self._driver_error as error:  # from a statement that went past SQLAlchemy
             raise self._meaning(error, stage) from error
 
-    def _meaning(self, error: Exception, stage: _Stage) -> Exception:
+    def _meaning(self, error: Exception, stage: Stage) -> Exception:
         if not self.is_sqlite and is_broken(error):
             # The others of the pool go back to the same server, which may have restarted.
             ((self._loops and self._loops.engine()) or self.engine).dispose()
@@ -398,8 +417,9 @@ class Database:
             LOG.warning("A refusal is not in the audit trail: %s", error)
 
     def close(self) -> None:
-        """Give all connections back; the object may not be used afterwards."""
-        self.bus.close()
+        """Give all connections back; whoever uses the object afterwards is refused with `Unavailable`."""
+        self.bus.close()  # first: its callbacks finish what waits for them, and may look here
+        self._closed.set()
         if self.leases is not None:
             self.leases.close()
         if self._loops is not None:

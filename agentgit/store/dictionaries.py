@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, insert, select
 
 from agentgit.errors import Corrupt
 from agentgit.store.compression import Dictionary
+from agentgit.store.encryption import Clear
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import DictionaryRow
 
@@ -84,10 +85,11 @@ class Dictionaries:
 
     def _checked(self, row: Any) -> Dictionary:
         id, hash, data = row
-        if sha256(data).digest() != hash or (found := Dictionary(data)).id != id:
+        is_clear = isinstance(data, Clear)
+        what = "is in clear, where everything is encrypted" if is_clear else "does not match its hash"
+        if is_clear or sha256(data).digest() != hash or (found := Dictionary(data)).id != id:
             raise Corrupt(
-                f"The row {id} in table dictionary does not match its hash. Run: agentgit fsck; then restore the "
-                "database from a copy.",
+                f"The row {id} in table dictionary {what}. Run: agentgit fsck; then restore the database from a copy.",
                 row=f"dictionary {id}",
             )
         self._known[id] = found

@@ -33,7 +33,14 @@ _SEAL = "agentgit_seal"
 
 
 class Clear(bytes):
-    """Bytes that stay as they are in an encrypted database: hashes, by which the database itself follows a list."""
+    """Bytes that stay as they are in an encrypted database: hashes, by which the database itself follows a list.
+
+    What else is read as such was put there by somebody without the key.
+    """
+
+
+class InClear(Corrupt):
+    """A value is in clear in a database in which everything is encrypted."""
 
 
 class Seal:
@@ -49,6 +56,8 @@ class Seal:
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
         self.tenant_id: int | None = None
+        self.is_whole = False
+        """True where nothing is in clear: what is all the same, somebody without the key has put there."""
         self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The statements that were compiled for this database, see `agentgit.store.prepared`."""
         self._ciphers: dict[str, Any] = {}
@@ -62,14 +71,15 @@ class Seal:
         except ModuleNotFoundError as error:
             raise Unavailable('Encryption needs its library. Run: pip install "agentgit[encryption]"') from error
 
-    def seal(self, place: str, value: bytes | memoryview) -> bytes:
-        """Seal a value with the current key.
+    def seal(self, place: str, value: bytes | memoryview, key: str | None = None) -> bytes:
+        """Seal a value.
 
         Args:
             place: the table and the column, like `blob.data`.
             value: its bytes.
+            key: the name of the key; None is the current one.
         """
-        name, nonce = self.keyring.current, os.urandom(NONCE_BYTES)
+        name, nonce = key or self.keyring.current, os.urandom(NONCE_BYTES)
         head = b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
         closed: bytes = self._cipher(name).encrypt(nonce, value, self._about(place))
         return head + nonce + closed
@@ -148,7 +158,10 @@ def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
     Raises:
         KeyMissing: its key is not there.
         Corrupt: it does not open.
+        InClear: it is in clear where everything is encrypted.
     """
+    if is_refused(seal, data):
+        raise in_clear(place)
     if data[: len(MAGIC)] != MAGIC:
         return data
     name = key_of(data)
@@ -159,6 +172,20 @@ def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
     return seal.open(place, data)
 
 
+def is_refused(seal: Seal | None, data: bytes) -> bool:
+    """Tell whether a value is in clear where everything is encrypted."""
+    return seal is not None and seal.is_whole and key_of(data) is None
+
+
+def in_clear(place: str) -> InClear:
+    """Make the failure that says so."""
+    return InClear(
+        f"A value in {place} is in clear, and everything in this database is encrypted: somebody without the key put "
+        "it there. Run: agentgit fsck, which names the row; then restore the database from a copy.",
+        row=place,
+    )
+
+
 def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
     """Give what is stored for a text that is safe already."""
     return text if seal is None else TEXT_MARK + b64encode(seal.seal(place, text.encode())).decode()
@@ -166,7 +193,11 @@ def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
 
 def text_as_given(seal: Seal | None, place: str, text: str) -> str:
     """Give the safe text of what is stored; it raises as `as_given`."""
-    return as_given(seal, place, sealed_text(text)).decode() if text.startswith(TEXT_MARK) else text
+    if not text.startswith(TEXT_MARK):
+        if seal is not None and seal.is_whole:
+            raise in_clear(place)
+        return text
+    return as_given(seal, place, sealed_text(text)).decode()
 
 
 def sealed_text(text: str) -> bytes:

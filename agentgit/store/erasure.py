@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from agentgit.store.sessions import BRANCH, SESSION
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA, ErasureRow
 from agentgit.store.telling.outbox import DELIVERY, HOOK
-from agentgit.store.telling.trail import EVENT, note
+from agentgit.store.telling.trail import EVENT, note, write_notes
 from agentgit.store.texts import TEXT, forget_words
 from agentgit.store.users import USER
 from agentgit.values import as_object
@@ -98,8 +99,8 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
         Conflict: somebody works on it.
     """
     _expect_alone(connection)
-    rows, events = _session(store, connection, session_id, user_id)
-    return _finish(store, connection, rows, events)
+    rows = _session(store, connection, session_id)
+    return _finish(store, connection, {session_id: rows}, user_id, rows)
 
 
 def hold_user(store: Store, connection: Connection, user_id: int) -> None:
@@ -128,10 +129,12 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
     """
     hold_user(store, connection, user.id)
     _expect_alone(connection)
-    rows, events, user_id = Counter[str](), 0, user.id
-    for session_id in connection.execute(all_of(store, user_id)).scalars().all():
-        gone, told = _session(store, connection, session_id, by)
-        rows, events = rows + gone, events + told
+    user_id = user.id
+    sessions = {
+        session_id: _session(store, connection, session_id)
+        for session_id in connection.execute(all_of(store, user_id)).scalars().all()
+    }
+    rows = sum(sessions.values(), Counter[str]())
     hooks = select(HOOK.c.id).where(HOOK.c.tenant_id == store.tenant_id, HOOK.c.user_id == user_id)
     rows += _deleted(connection, DELIVERY, DELIVERY.c.tenant_id == store.tenant_id, DELIVERY.c.webhook_id.in_(hooks))
     for table in reversed(METADATA.sorted_tables):
@@ -139,8 +142,10 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
             rows += _deleted(connection, table, table.c.tenant_id == store.tenant_id, table.c.user_id == user_id)
     rows += _deleted(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
     store.failures.forget(connection, user.name)
+    store.users.note_erased_name(connection, user.name)
+    gone = _finish(store, connection, sessions, by, rows)
     note(connection, store.tenant_id, "user.erased", user_id=by, erased=user_id, rows=rows.total())
-    return _finish(store, connection, rows, events)
+    return gone
 
 
 def erased_users(connection: Connection, tenant_id: int) -> list[int]:
@@ -148,7 +153,11 @@ def erased_users(connection: Connection, tenant_id: int) -> list[int]:
     told = select(EVENT.c.detail).where(
         EVENT.c.tenant_id == tenant_id, EVENT.c.external_session_id == NOWHERE, EVENT.c.kind == "user.erased"
     )
-    return [as_object(detail)["erased"] for detail in connection.execute(told).scalars()]
+    found = []
+    for detail in connection.execute(told).scalars():
+        with suppress(ValueError, TypeError, LookupError, AttributeError):  # the check of the trail names it
+            found.append(int(as_object(detail)["erased"]))
+    return found
 
 
 def _expect_alone(connection: Connection) -> None:
@@ -157,13 +166,11 @@ def _expect_alone(connection: Connection) -> None:
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
 
 
-def _session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> tuple[Counter[str], int]:
-    """Delete the rows of a session and its trail; tell how many rows, and how many events."""
+def _session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
+    """Delete the rows of a session, but its trail; tell how many."""
     expect_idle(store, connection, session_id)
     templates.forget(store, connection, session_id)
-    rows = _rows(connection, store.tenant_id, session_id)
-    events = _trail(connection, store.tenant_id, session_id, user_id, rows)
-    return rows, events
+    return _rows(connection, store.tenant_id, session_id)
 
 
 def _rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
@@ -197,10 +204,15 @@ def _deleted(connection: Connection, table: Table, *conditions: Any) -> Counter[
 def _trail(
     connection: Connection, tenant_id: int, session_id: int, user_id: int | None, rows: Mapping[str, int]
 ) -> int:
-    """Let the trail of a session go, and say so in the trail of what belongs to none."""
+    """Say in the trail of what belongs to no session how that of a session ended, and let that go."""
     of_session = (EVENT.c.tenant_id == tenant_id, EVENT.c.external_session_id == session_id)
     last = connection.execute(select(EVENT).where(*of_session).order_by(EVENT.c.seq.desc()).limit(1)).first()
     seq, digest = (int(last.seq), bytes(last.hash)) if last is not None else (0, b"")
+    note(
+        connection, tenant_id, "session.erased", user_id=user_id, erased=session_id, rows=sum(rows.values()),
+        events=seq, hash=digest.hex(),
+    )  # fmt: skip
+    write_notes(connection)  # the triggers take the row only right after the event, and then let the others go
     connection.execute(
         insert(ERASURE),
         {
@@ -208,19 +220,26 @@ def _trail(
             "last_hash": digest, "created_at": datetime.now(UTC),
         },
     )  # fmt: skip
-    events = connection.execute(delete(EVENT).where(*of_session)).rowcount
-    note(
-        connection, tenant_id, "session.erased", user_id=user_id, erased=session_id, rows=sum(rows.values()),
-        events=seq, hash=digest.hex(),
-    )  # fmt: skip
-    return events
+    return connection.execute(delete(EVENT).where(*of_session)).rowcount
 
 
-def _finish(store: Store, connection: Connection, rows: Counter[str], events: int) -> Gone:
-    """Collect the values that nobody needs any more, and forget the words that SQLite keeps apart."""
+def _finish(
+    store: Store, connection: Connection, sessions: Mapping[int, Mapping[str, int]], by: int | None, rows: Counter[str]
+) -> Gone:
+    """Collect the values that nobody needs any more, forget the words that SQLite keeps apart, and let the trails go.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        sessions: how many rows of each session went.
+        by: who wants it.
+        rows: all that went.
+    """
     if rows[TEXT.name] and connection.dialect.name == "sqlite":
         forget_words(connection, store.tenant_id)
     collected = store.graphs.collect(connection)
+    # Last: who writes what belongs to no session, like a login, waits from now on.
+    events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
     return Gone(rows, collected.values, collected.bytes, events)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.checkpoints.diff import Tokens
 from agentgit.checkpoints.refs import free_name
 from agentgit.errors import NotFound
 from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
@@ -175,8 +176,8 @@ def _branch(
 
 
 def _tokens(messages: list[dict[str, Any]]) -> int | None:
-    used = [usage["total_tokens"] for message in messages if (usage := message["data"].get("usage_metadata"))]
-    return sum(used) if used else None
+    shown = [one for one in map(from_stored, messages) if one.get("usage_metadata")]
+    return Tokens.of(shown).total if shown else None
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

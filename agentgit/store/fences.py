@@ -7,8 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, select, update
 
+from agentgit.store.failures import missing_row
 from agentgit.store.journal import BRANCH, INVOCATION, WITH_BRANCH, Journal, Part
-from agentgit.store.world import SUPERSEDED, World
+from agentgit.store.world import MADE_HERE, SUPERSEDED, World
 from agentgit.tools import ToolInvocation
 from agentgit.tools.effects import READ_ONLY
 from agentgit.tools.invocation import CALL, DONE, FAILED, REDO, REPLAY, REVERSE_FAILED, STANDING
@@ -33,21 +34,23 @@ class Fences:
         self.world = world
 
     def attempts(
-        self, connection: Connection, path: Sequence[Part], tool_call_id: str, tool_name: str
+        self, connection: Connection, path: Sequence[Part], tool_name: str, tool_call_id: str | None, task: str | None
     ) -> list[ToolInvocation]:
-        """Read the calls on a path that had this id and tool, newest first; models may repeat an id.
+        """Read the calls of a tool on a path that had this id, or that this task made, newest first.
 
         Args:
             connection: any.
             path: root first.
-            tool_call_id: the id of the call in the AI message.
             tool_name: which tool.
+            tool_call_id: the id of the call in the AI message; models may repeat an id.
+            task: the task; None if the id counts.
         """
         parts = {part.branch_id: part for part in path}
+        place = INVOCATION.c.tool_call_id == tool_call_id if task is None else INVOCATION.c.task == task
         rows = self._rows(
             connection,
             INVOCATION.c.internal_session_id.in_(list(parts)),
-            INVOCATION.c.tool_call_id == tool_call_id,
+            place,
             INVOCATION.c.tool_name == tool_name,
             INVOCATION.c.kind != REDO,
         )
@@ -69,9 +72,14 @@ class Fences:
 
     def asked(self, connection: Connection, invocation_id: int) -> bool:
         """Tell whether a call took an answer of a person."""
+        answers = self.answers(connection, invocation_id)
+        return answers is not None and bool(answers["taken"])
+
+    def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
+        """Read which of a person's answers a call took, and which graphs it ran; None if none."""
         this = and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
         answers = connection.execute(select(INVOCATION.c.answers).where(this)).scalar()
-        return answers is not None and bool(as_object(answers)["taken"])
+        return as_object(answers) if answers is not None else None
 
     def standing(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
         """Read what stands in the world of a session, or may stand there, and is the same call; oldest first.
@@ -88,19 +96,29 @@ class Fences:
             INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
             INVOCATION.c.kind != REPLAY,
             ~SUPERSEDED,
+            ~MADE_HERE,
         )
         return self.journal.own_values(connection, rows)
 
     def inside(
-        self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS
+        self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS, *, reads: bool = False
     ) -> list[ToolInvocation]:
-        """Read what a call called in its turn, and what of that has one of these statuses; oldest first."""
+        """Read what a call called in its turn, and what of that has one of these statuses; oldest first.
+
+        Args:
+            connection: any.
+            call: the call.
+            statuses: which.
+            reads: True for those that only read too.
+        """
         if call.ended_at is None or call.kind != CALL:
             return []
         place = select(INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.arrival)
         own = connection.execute(
             place.where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == call.id)
-        ).one()
+        ).first()
+        if own is None:
+            raise missing_row("tool invocation", call.id)
         rows = self._rows(
             connection,
             INVOCATION.c.internal_session_id == call.internal_session_id,
@@ -109,7 +127,7 @@ class Fences:
             INVOCATION.c.arrival > own.arrival,
             INVOCATION.c.started_at <= call.ended_at,
             INVOCATION.c.status.in_(sorted(statuses)),
-            INVOCATION.c.effect != READ_ONLY,
+            *(() if reads else (INVOCATION.c.effect != READ_ONLY,)),
             INVOCATION.c.kind == CALL,
         )
         return self.journal.own_values(connection, rows)

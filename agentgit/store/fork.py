@@ -2,10 +2,12 @@
 
 What is copied, besides the checkpoint itself:
 
-- **Pending writes.** At the place where its thread stands, all but answers: a task that waits for one keeps its
-  question and the answers that came before it, a finished one its output. Once the thread has moved on, the writes tell
-  what happened *after* the checkpoint, so they are left out, except where the step had paused: then the questions and
-  failures stay, and the output of the tasks that had neither.
+- **Pending writes.** A checkpoint of agentgit keeps those that were there when it was made
+  (`agentgit.store.pending_writes`): exactly these are copied. Where nobody noted them, they are guessed. At the place
+  where the thread stands all are taken but answers: a task that waits for one keeps its question and the answers that
+  came before it, a finished one its output. Once the thread has moved on, the writes tell what happened *after* the
+  checkpoint, so they are left out, except where the step had paused: then the questions and failures stay, and the
+  output of the tasks that had neither.
 - **Subgraphs.** A subgraph without memory has a namespace for each task (`node:task`), copied if the task is open. One
   with memory has a namespace for the thread (`node`); its newest checkpoint at or before ours is copied.
 - **Ancestors**, where a value is spread over their writes (LangGraph's DeltaChannel).
@@ -22,8 +24,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
 
-from agentgit.errors import NotFound
 from agentgit.store.chunks import HASH_BYTES
+from agentgit.store.failures import missing_row
 from agentgit.store.graph_rows import (
     CHECKPOINT,
     ERROR,
@@ -38,6 +40,7 @@ from agentgit.store.graph_rows import (
     found,
     where,
 )
+from agentgit.store.pending_writes import PendingAt
 from agentgit.store.prepared import Prepared
 from agentgit.store.threads import delta_chain, must_be_new
 
@@ -50,7 +53,9 @@ RESUME_INDEX = -4
 Rows = list[dict[str, Any]]
 
 
-def copy(connection: Connection, tenant_id: int, place: Place, target: str) -> None:
+def copy(
+    connection: Connection, tenant_id: int, place: Place, target: str, pending: Sequence[PendingAt] | None = None
+) -> None:
     """Copy a graph checkpoint of the whole graph into a new thread.
 
     Args:
@@ -58,26 +63,30 @@ def copy(connection: Connection, tenant_id: int, place: Place, target: str) -> N
         tenant_id: whose.
         place: a checkpoint that exists.
         target: the new thread.
+        pending: the pending writes that belong to it; None to choose among those that are there now.
 
     Raises:
         Conflict: the target exists.
     """
     must_be_new(connection, tenant_id, target)
-    checkpoints, writes = rows_of(connection, tenant_id, place)
+    checkpoints, writes = rows_of(connection, tenant_id, place, pending)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
             statement.run(connection, *({**row, "thread_id": target} for row in rows))
 
 
-def rows_of(connection: Connection, tenant_id: int, place: Place) -> tuple[Rows, Rows]:
+def rows_of(
+    connection: Connection, tenant_id: int, place: Place, pending: Sequence[PendingAt] | None = None
+) -> tuple[Rows, Rows]:
     """Give the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
 
     Args:
         connection: any.
         tenant_id: whose.
         place: a checkpoint that exists.
+        pending: the pending writes that belong to it; None to choose among those that are there now.
     """
-    fork = _Fork(connection, tenant_id, place)
+    fork = _Fork(connection, tenant_id, place, pending)
     checkpoints, writes = fork.checkpoint(fork.start)
     for nested in fork.nested():
         more = fork.checkpoint(nested)
@@ -103,8 +112,11 @@ _ADD_CHECKPOINTS, _ADD_WRITES = Prepared(insert(CHECKPOINT)), Prepared(insert(WR
 class _Fork:
     """One copy in the making."""
 
-    def __init__(self, connection: Connection, tenant_id: int, place: Place) -> None:
+    def __init__(
+        self, connection: Connection, tenant_id: int, place: Place, pending: Sequence[PendingAt] | None
+    ) -> None:
         self.connection, self.tenant_id, self.place = connection, tenant_id, place
+        self.pending = None if pending is None else {(at.ns, at.checkpoint_id): at for at in pending}
         self.start = self._row(place)
         self.superseded = self._is_superseded(self.start)
         self.open_tasks = open_tasks(self._writes(self.start))
@@ -118,15 +130,31 @@ class _Fork:
             copied["root_id"] = self.place.checkpoint_id if row.ns else None
         checkpoints[0]["parent_id"] = None
         history = chain.from_iterable(self._writes(each) for each in ancestors)
-        return checkpoints, [*history, *carried(self._writes(row), superseded=self._is_superseded(row))]
+        return checkpoints, [*history, *self._pending(row)]
+
+    def _pending(self, row: Row[Any]) -> Rows:
+        """Give the pending writes that go along with a checkpoint."""
+        if self.pending is None:
+            return carried(self._writes(row), superseded=self._is_superseded(row))
+        at = self.pending.get((row.ns, row.checkpoint_id))
+        return at.rows(self.tenant_id, row.thread_id) if at is not None else []
 
     def nested(self) -> Iterable[Row[Any]]:
         """Find the checkpoints of subgraphs that belong to ours, one of each namespace."""
+        chosen = self._own() if self.pending is None else self._kept(self.pending)
+        return [*chosen.values(), *(row for row in self._remembered() if row.ns not in chosen)]
+
+    def _kept(self, pending: Iterable[tuple[str, str]]) -> dict[str, Row[Any]]:
+        """Read the checkpoints of subgraphs at which something waited."""
+        places = [self.place._replace(ns=ns, checkpoint_id=id) for ns, id in pending if ns]
+        return {place.ns: self._row(place) for place in places}
+
+    def _own(self) -> dict[str, Row[Any]]:
+        """Choose among the checkpoints of subgraphs that name ours as theirs."""
         own: dict[str, list[Row[Any]]] = defaultdict(list)
         for row in _NESTED.all(self.connection, self._key(checkpoint_id=self.place.checkpoint_id)):
             own[row.ns].append(row)
-        chosen = {ns: best for ns, rows in own.items() if (best := self._choose(ns, rows)) is not None}
-        return [*chosen.values(), *(row for row in self._remembered() if row.ns not in chosen)]
+        return {ns: best for ns, rows in own.items() if (best := self._choose(ns, rows)) is not None}
 
     def _choose(self, ns: str, rows: Sequence[Row[Any]]) -> Row[Any] | None:
         """Choose among the checkpoints of one namespace that name ours as theirs, newest first."""
@@ -152,7 +180,10 @@ class _Fork:
                 nearest[row.ns] = row
         for ns, row in nearest.items():
             same = and_(self._of_thread(), CHECKPOINT.c.ns == ns, CHECKPOINT.c.seq == row.seq)
-            yield self.connection.execute(select(CHECKPOINT).where(same)).one()
+            found = self.connection.execute(select(CHECKPOINT).where(same)).first()
+            if found is None:
+                raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
+            yield found
 
     def _ancestors(self) -> dict[str, int]:
         """Walk from our checkpoint to the root in one statement; give each ancestor's distance, ours left out."""
@@ -180,7 +211,7 @@ class _Fork:
     def _row(self, place: Place) -> Row[Any]:
         row: Row[Any] | None = ONE.first(self.connection, self._key(ns=place.ns, checkpoint_id=place.checkpoint_id))
         if row is None:
-            raise NotFound("What was to be copied is not here any more: somebody has deleted it meanwhile.")
+            raise missing_row("graph checkpoint", place.checkpoint_id)
         return row
 
     def _key(self, **more: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
 from agentgit.sessions.upkeep import Parts
-from agentgit.store import fork, threads, usage
+from agentgit.store import fork, pending_writes, threads, usage
 from agentgit.store.blobs import compact, pack
 from agentgit.store.collect import Collected, collect
 from agentgit.store.content import Body, Content, Encoded
@@ -197,7 +197,9 @@ class GraphStore:
             if part:
                 statement.run(connection, *part)
 
-    def fork(self, connection: Connection, source: str, checkpoint_id: str, target: str) -> Head:
+    def fork(
+        self, connection: Connection, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
+    ) -> Head:
         """Copy one graph checkpoint of the whole graph with its id into a new thread, with all it needs to go on.
 
         See `agentgit.store.fork` for what that is. Only rows are copied, so the cost does not depend on the messages.
@@ -207,13 +209,15 @@ class GraphStore:
             source: the thread to leave from.
             checkpoint_id: where.
             target: the new thread.
+            pending: the pending writes that a checkpoint of agentgit keeps; None to choose among those of now.
 
         Raises:
             NotFound: the source has no such graph checkpoint.
             Conflict: the target thread exists.
+            Corrupt: the pending writes cannot be read.
         """
-        head = self.snapshot(connection, source, checkpoint_id)
-        fork.copy(connection, self.tenant_id, Place(source, "", checkpoint_id), target)
+        head, place = self.snapshot(connection, source, checkpoint_id), Place(source, "", checkpoint_id)
+        fork.copy(connection, self.tenant_id, place, target, pending_writes.unpack(pending, "/".join(place)))
         return head
 
     def copy_thread(self, connection: Connection, source: str, target: str) -> None:
@@ -224,9 +228,9 @@ class GraphStore:
         """Delete the graph checkpoints and pending writes of a thread; see `threads.delete_thread`."""
         threads.delete_thread(connection, self.tenant_id, thread)
 
-    def delete_for_runs(self, connection: Connection, run_ids: Sequence[str]) -> None:
+    def delete_for_runs(self, connection: Connection, run_ids: Sequence[str], *, sessions: bool = False) -> None:
         """Delete what those runs made; see `threads.delete_for_runs`."""
-        threads.delete_for_runs(connection, self.tenant_id, run_ids)
+        threads.delete_for_runs(connection, self.tenant_id, run_ids, sessions=sessions)
 
     def prune(self, connection: Connection, thread: str) -> None:
         """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
@@ -281,13 +285,16 @@ class GraphStore:
             return at, self.writes(connection, at.place)
         return at, pending(one for one in rows if one.channel is not None)
 
-    def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool]]:
-        """Ask for the graph checkpoint of a thread that came last, and whether it waits for a person's answer."""
+    def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool, bool]]:
+        """Ask for the graph checkpoint of a thread that came last.
+
+        With it comes whether it waits for a person's answer, and whether anything has been written on top of it.
+        """
         asked = NEWEST_ASKING.ask(connection, self._space(thread, ""))
 
-        def told() -> tuple[Found | None, bool]:
+        def told() -> tuple[Found | None, bool, bool]:
             row = asked.first()
-            return (found(row), bool(row.asks)) if row is not None else (None, False)
+            return (found(row), bool(row.asks), bool(row.holds)) if row is not None else (None, False, False)
 
         return told
 
@@ -299,6 +306,7 @@ class GraphStore:
         before: str | None = None,
         after: Found | None = None,
         limit: int = 64,
+        sessions: bool = True,
     ) -> list[Found]:
         """List graph checkpoints, newest first, a page at a time.
 
@@ -308,9 +316,11 @@ class GraphStore:
             before: only those older than the one with this id.
             after: the last one of the page before; None for the first page.
             limit: the greatest number of them.
+            sessions: False to leave out the threads of sessions.
         """
         c = CHECKPOINT.c
         query = select(CHECKPOINT).where(c.tenant_id == self.tenant_id).limit(limit)
+        query = query if sessions else query.where(threads.is_of_nobody(c.thread_id))
         for column, value in zip((c.thread_id, c.ns, c.checkpoint_id), scope, strict=True):
             query = query.where(column == value) if value is not None else query
         mark = None
@@ -333,6 +343,10 @@ class GraphStore:
     def writes(self, connection: Connection, place: Place) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
         return pending(WRITES.all(connection, self._key(place)))
+
+    def pending(self, connection: Connection, place: Place) -> bytes:
+        """Read what waits at a graph checkpoint now, as a checkpoint keeps it; see `agentgit.store.pending_writes`."""
+        return pending_writes.read(connection, self.tenant_id, place)
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import and_, bindparam, delete, exists, select
+from sqlalchemy import and_, bindparam, delete, exists, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -241,11 +241,19 @@ _one = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
 _newest = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
 _HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
 ONE, NEWEST = Prepared(_one), Prepared(_newest)
-_asks = exists().where(
-    *(WRITE.c[column.name] == column for column in CHECKPOINT.primary_key), WRITE.c.channel == INTERRUPT
+_written = [WRITE.c[column.name] == column for column in CHECKPOINT.primary_key]
+_asks = exists().where(*_written, WRITE.c.channel == INTERRUPT)
+_below = CHECKPOINT.alias("below")
+_holds = or_(
+    exists().where(*_written),
+    exists().where(
+        _below.c.tenant_id == CHECKPOINT.c.tenant_id,
+        _below.c.thread_id == CHECKPOINT.c.thread_id,
+        _below.c.root_id == CHECKPOINT.c.checkpoint_id,
+    ),
 )
-NEWEST_ASKING = Prepared(_newest.add_columns(_asks.label("asks")))
-"""With whether it waits for a person's answer."""
+NEWEST_ASKING = Prepared(_newest.add_columns(_asks.label("asks"), _holds.label("holds")))
+"""With whether it waits for a person's answer, and whether it has pending writes, or a subgraph saved something."""
 # Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
 NEWEST_FOR_PUT = Prepared(_newest.with_for_update(read=True, key_share=True))
 HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))

@@ -19,6 +19,7 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
 from agentgit.errors import Conflict
+from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
@@ -67,16 +68,17 @@ class Intent:
         tool_name: which tool.
         tool_call_id: the id of the call in the AI message, if one asked for it.
         effect: what the tool does to the world.
-        undo: the import path of its undo function.
+        undo: the qualified name of its undo function.
         args: JSON-like.
         idempotency_key: the same for every attempt.
         owner: the turn that calls.
         started_at: aware UTC.
-        verify: the import path of the function that looks whether it happened.
-        precheck: the import path of the function that looks whether it can be undone.
+        verify: the qualified name of the function that looks whether it happened.
+        precheck: the qualified name of the function that looks whether it can be undone.
         kind: `call`, `replay` or `redo`.
         identity: the hash of what makes two calls the same.
         replay_of: the invocation that it stands for.
+        task: the task that makes it, if no AI message asked for it.
     """
 
     session_id: int
@@ -96,6 +98,7 @@ class Intent:
     kind: str = CALL
     identity: str | None = None
     replay_of: int | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +142,7 @@ class Journal:
         Args:
             calls: each with how it ended; None if it is about to run.
         """
-        last = _LAST_ARRIVAL.all(connection, self._key(calls[0][0].branch_id))[0].arrival
-        first = 0 if last is None else last + 1
+        first = self.arrivals(connection, calls[0][0].branch_id)
         rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
@@ -154,8 +156,14 @@ class Journal:
             "args": to_json(intent.args), "undo": intent.undo, "verify": intent.verify, "precheck": intent.precheck,
             "idempotency_key": intent.idempotency_key, "identity": intent.identity, "owner": intent.owner,
             "started_at": intent.started_at, "kind": intent.kind, "replay_of": intent.replay_of, "made_on": None,
+            "task": intent.task,
             **(_ended(outcome) if outcome else NOT_ENDED),
         }  # fmt: skip
+
+    def arrivals(self, connection: Connection, branch_id: int) -> int:
+        """Tell the number that the next call of a branch has."""
+        last = _LAST_ARRIVAL.all(connection, self._key(branch_id))[0].arrival
+        return 0 if last is None else int(last) + 1
 
     def end(self, connection: Connection, invocation_id: int, outcome: Outcome, *, is_past: bool = False) -> None:
         """Record how a call ended.
@@ -220,12 +228,26 @@ class Journal:
         self._tell(connection, row, status, operation_id)
         self._log(connection, row, status, operation_id)
 
+    def remark(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
+        """Write down what else is known of a call whose outcome nobody knows, if that is still so.
+
+        Args:
+            connection: in a transaction that writes.
+            call: as it was read.
+            error: its error message from now on.
+        """
+        this = (INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == call.id)
+        unchanged = INVOCATION.c.status == call.status
+        connection.execute(update(INVOCATION).where(*this, unchanged).values(error_message=error))
+
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         this = {"tenant": self.tenant_id, "invocation": invocation_id}
         new = {f"new_{name}": value for name, value in values.items()}
         row = _moving(status, tuple(values)).first(connection, this | new)
         if row is None:
-            row = connection.execute(_ONE, this).one()
+            row = connection.execute(_ONE, this).first()
+            if row is None:
+                raise missing_row("tool invocation", invocation_id)
             raise Conflict(
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: somebody "
                 "else has dealt with it. Plan the rollback again."
@@ -293,8 +315,11 @@ class Journal:
             query = select(INVOCATION).where(self._of(part.branch_id), HAS_PLACE).order_by(INVOCATION.c.arrival)
             query = query.limit(None if part.count is None else part.count - before)
             rows = connection.execute(query.offset(before) if before else query).all()
-            place = part.before + before
-            track += [_value(row, parts[-1].branch_id, place + n) for n, row in enumerate(sorted(rows, key=_order))]
+            place, runs = part.before + before, self._runs(connection, rows)
+            track += [
+                _value(row, parts[-1].branch_id, place + n, runs.get(row.id, 1))
+                for n, row in enumerate(sorted(rows, key=_order))
+            ]
         return track
 
     def waiting(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
@@ -306,7 +331,18 @@ class Journal:
             position: the length of its track.
         """
         rows = connection.execute(_PAUSED, self._key(branch_id)).all()
-        return [_value(row, branch_id, position + n) for n, row in enumerate(rows)]
+        runs = self._runs(connection, rows)
+        return [_value(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
+
+    def _runs(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, int]:
+        """Count how often the tools of these calls have begun, of those that waited for a person on the way."""
+        asked = [row.id for row in rows if row.answers is not None]
+        found = [row for part in slices(asked) for row in connection.execute(_BEGUN, {**self._mine, "ids": part})]
+        return {row.id: row.paused + 1 for row in found}
+
+    @property
+    def _mine(self) -> dict[str, int]:
+        return {"tenant": self.tenant_id}
 
     def last_of(self, connection: Connection, part: Part) -> int:
         """Tell the arrival of the last call of a part of a track; -1 if it has none."""
@@ -334,7 +370,11 @@ class Journal:
             for part in slices(ids):
                 found = connection.execute(_RANKS, {**self._key(branch_id), "ids": part})
                 ranks.update((row.id, row.rank) for row in found)
-        return [_value(row, row.internal_session_id, row.inherited + ranks.get(row.id, 0)) for row in rows]
+        runs = self._runs(connection, rows)
+        return [
+            _value(row, row.internal_session_id, row.inherited + ranks.get(row.id, 0), runs.get(row.id, 1))
+            for row in rows
+        ]
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation, as the branch that recorded it sees it; None if there is none."""
@@ -398,6 +438,25 @@ _PAUSED = (
     .order_by(INVOCATION.c.arrival)
 )
 
+_paused = INVOCATION.alias("paused")
+_BEGUN = (
+    select(INVOCATION.c.id, func.count(_paused.c.id).label("paused"))
+    .join_from(
+        INVOCATION,
+        _paused,
+        and_(
+            _paused.c.tenant_id == INVOCATION.c.tenant_id,
+            _paused.c.external_session_id == INVOCATION.c.external_session_id,
+            _paused.c.status == PAUSED,
+            _paused.c.internal_session_id == INVOCATION.c.internal_session_id,
+            _paused.c.idempotency_key == INVOCATION.c.idempotency_key,
+            _paused.c.arrival < INVOCATION.c.arrival,
+        ),
+    )
+    .where(INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id.in_(bindparam("ids", expanding=True)))
+    .group_by(INVOCATION.c.id)
+)
+
 IN_ORDER = (INVOCATION.c.batch, INVOCATION.c.batch_index, INVOCATION.c.started_at, INVOCATION.c.arrival)
 """The order of a branch's own calls, as `_order` sorts them."""
 _ranked = (
@@ -449,7 +508,7 @@ def _order(row: Row[Any]) -> tuple[Any, ...]:
     return row.batch, row.batch_index, row.started_at, row.arrival
 
 
-def _value(row: Row[Any], seen_by: int, position: int) -> ToolInvocation:
+def _value(row: Row[Any], seen_by: int, position: int, runs: int) -> ToolInvocation:
     """Make the value of a row; on another branch than its own it is a replay of itself."""
     own = row.internal_session_id == seen_by
     return ToolInvocation(
@@ -473,4 +532,5 @@ def _value(row: Row[Any], seen_by: int, position: int) -> ToolInvocation:
         kind=row.kind,
         identity=row.identity,
         made_on=row.made_on,
+        runs=runs,
     )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, insert, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE, RUNNING, Operation
+from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.leases import UNTIL, Held, Leases
 from agentgit.store.prepared import Answer, Prepared
@@ -97,7 +98,9 @@ class Operations:
         Raises:
             Conflict: somebody took it over, because they held this one for dead.
         """
-        has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).one()
+        has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        if has is None:
+            raise missing_row("operation", operation_id)
         if (has.status, has.owner) != (RUNNING, owner):
             raise Conflict(
                 f"Operation {operation_id} was taken over: somebody held this process for dead. Nothing more of it is "
@@ -122,7 +125,9 @@ class Operations:
         self, connection: Connection, operation_id: int, how: str, counts: Mapping[str, int] | None = None
     ) -> None:
         """Note for the trail what became of an operation."""
-        row = connection.execute(_TOLD, {"tenant": self.tenant_id, "operation": operation_id}).one()
+        row = connection.execute(_TOLD, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        if row is None:
+            raise missing_row("operation", operation_id)
         note(
             connection, self.tenant_id, f"{row.kind}.{how}", branch_id=row.internal_session_id, user_id=row.user_id,
             operation=operation_id, source=row.source_id, checkpoint=row.target_id, **(counts or {}),
@@ -142,6 +147,21 @@ class Operations:
         made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
         query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
         return connection.execute(query, {"branches": list(branch_ids)}).all()
+
+    def left_by_rollback(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
+        """Read the newest rollback that left a branch; None if an operation has led to the branch since.
+
+        Args:
+            connection: to the database.
+            branch_id: the branch.
+            before: the id of the operation that leads to it now; only earlier ones count.
+        """
+        there = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
+        own = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
+        newest = select(OPERATION).where(*own, there).order_by(OPERATION.c.id.desc()).limit(1)
+        found = connection.execute(newest).one_or_none()
+        left = found is not None and found.kind == "rollback" and found.internal_session_id != branch_id
+        return found if left else None
 
     def running(self, connection: Connection, session_id: int) -> Answer:
         """Ask for the operations of a session that somebody works on, or worked on when his process died."""

@@ -107,6 +107,13 @@ def _unpack(data: bytes) -> Any:
     return ormsgpack.unpackb(data, ext_hook=_payload, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
+def structure(data: bytes) -> Any:
+    """Read msgpack as far as it is plain; what only LangGraph can rebuild is of no type that JSON has."""
+    import ormsgpack  # as above
+
+    return ormsgpack.unpackb(data, ext_hook=lambda *_: object(), option=ormsgpack.OPT_NON_STR_KEYS)
+
+
 def _payload(code: int, data: bytes) -> Any:
     value = _unpack(data)
     if code == NUMPY:

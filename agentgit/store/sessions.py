@@ -6,20 +6,23 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, cast
 
 from sqlalchemy import Connection, Row, Select, and_, bindparam, insert, select, update
 
 from agentgit.checkpoints import refs
-from agentgit.errors import Conflict, NotFound
+from agentgit.errors import Conflict
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store import owners
+from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
 from agentgit.store.leases import UNTIL, Held, Leases, is_over
 from agentgit.store.prepared import Answer, Prepared
 from agentgit.store.tables import CheckpointRow, ExternalSessionRow, InternalSessionRow, TagRow
 from agentgit.store.telling.trail import note
+from agentgit.store.threads import OF_SESSIONS
 from agentgit.store.users import Users
 from agentgit.values import as_object, to_json
 
@@ -83,9 +86,16 @@ class Sessions:
         return session_id
 
     def one(self, connection: Connection, session_id: int) -> Found:
-        """Read the row of one session that must exist."""
+        """Read the row of one session that must exist.
+
+        Raises:
+            NotFound: it does not.
+        """
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        return connection.execute(select(SESSION).where(where)).one()
+        row = connection.execute(select(SESSION).where(where)).first()
+        if row is None:
+            raise missing_row("session", session_id)
+        return row
 
     def names(self, connection: Connection, user_id: int) -> list[str]:
         """List the names of a user's sessions."""
@@ -112,7 +122,7 @@ class Sessions:
             .values(current_branch_id=branch_id, updated_at=datetime.now(UTC))
         )
         if not moved.rowcount:
-            raise _gone()
+            raise missing_row("session", session_id)
 
     def keep(self, connection: Connection, session_id: int) -> None:
         """Let nobody erase a session until the transaction ends; others may change it."""
@@ -135,7 +145,14 @@ class Sessions:
         """Do as `touch`, together with what is asked for next; give what tells the metadata."""
         moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
         asked = _TOUCH.ask(connection, moved)
-        return lambda: bytes(asked.all()[0].meta)
+
+        def meta() -> bytes:
+            row = asked.first()
+            if row is None:
+                raise missing_row("session", session_id)
+            return bytes(row.meta)
+
+        return meta
 
     # -- branches
 
@@ -165,7 +182,7 @@ class Sessions:
             insert(BRANCH),
             {
                 "tenant_id": self.tenant_id, "id": branch_id, "external_session_id": session_id,
-                "thread_id": f"agentgit-{branch_id}", "name": name, "status": status, "parent_id": parent_id,
+                "thread_id": f"{OF_SESSIONS}{branch_id}", "name": name, "status": status, "parent_id": parent_id,
                 "branch_point_id": branch_point_id, "inherited": inherited, "created_at": datetime.now(UTC),
                 "meta": to_json({}),
             },
@@ -210,7 +227,7 @@ class Sessions:
         """
         row = _BRANCH.first(connection, self._key(branch_id))
         if row is None:
-            raise _gone()
+            raise missing_row("branch", branch_id)
         return cast(Found, row)
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
@@ -296,6 +313,10 @@ class Sessions:
         connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
         return int(meta["turns"])
 
+    def inherit_nothing(self, connection: Connection, branch_id: int) -> None:
+        """Record that a branch has the whole of its track for itself, because the calls of its path ran again."""
+        connection.execute(_INHERIT_NOTHING, self._key(branch_id))
+
     def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
         """Add facts to the metadata of a branch; those of the same names are replaced."""
         meta = {**self._meta(connection, branch_id), **facts}
@@ -303,7 +324,10 @@ class Sessions:
 
     def _meta(self, connection: Connection, branch_id: int) -> dict[str, Any]:
         """Read the metadata of a branch, which nobody else may change until this transaction ends."""
-        return as_object(connection.execute(_META, self._key(branch_id)).scalar_one())
+        row = connection.execute(_META, self._key(branch_id)).first()
+        if row is None:
+            raise missing_row("branch", branch_id)
+        return as_object(row.meta)
 
     def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
         """Follow a branch to the root; give the parts of its path, root first.
@@ -314,7 +338,7 @@ class Sessions:
         try:
             return self._lineage(connection, branch)
         except KeyError as error:
-            raise _gone() from error
+            raise missing_row("branch or branch point", error.args[0]) from error
 
     def _lineage(self, connection: Connection, branch: Found) -> list[Segment]:
         others = {row.id: row for row in _LINEAGE.all(connection, self._key(branch.id))} if branch.parent_id else {}
@@ -324,13 +348,16 @@ class Sessions:
         points = self._points(connection, [row.branch_point_id for row in line[:-1]])
         # A branch begins with a checkpoint that stands for its branch point, so its parent's part ends before that.
         ends = [None, *(points[row.branch_point_id] - 1 for row in line[:-1])]
-        inherited = [None, *(row.inherited for row in line[:-1])]
+        # What a branch has a track of its own for, it does not have from any of its ancestors.
+        inherited = [None, *accumulate((row.inherited for row in line[:-1]), min)]
         parts = [
             Segment(
                 branch=row,
                 checkpoints=end,
                 track=Part(
-                    branch_id=row.id, before=row.inherited, count=None if until is None else until - row.inherited
+                    branch_id=row.id,
+                    before=row.inherited,
+                    count=None if until is None else max(0, until - row.inherited),
                 ),
             )
             for row, end, until in zip(line, ends, inherited, strict=True)
@@ -391,6 +418,7 @@ _RELEASE = Prepared(
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
     .values(status=OPEN, owner=None, lease_until=None)
 )
+_INHERIT_NOTHING = update(BRANCH).where(*_this_branch).values(inherited=0)
 _SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
 _META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 _SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
@@ -405,10 +433,6 @@ _TOUCH = Prepared(
 def _is_held(row: Any, taken: Found) -> bool:
     """Tell whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
     return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
-
-
-def _gone() -> NotFound:
-    return NotFound("This branch is not there any more: its session was deleted. List them: repo.sessions().")
 
 
 def expect_whole(branch: Found) -> None:

@@ -25,7 +25,8 @@ Shape = dict[str, dict[str, str]]
 _TRIGGERS = {
     "sqlite": "SELECT tbl_name, name, 'on', NULL, NULL FROM sqlite_master WHERE type = 'trigger' "
     "AND :place IS NOT NULL",
-    "postgresql": "SELECT c.relname, t.tgname, CASE t.tgenabled WHEN 'D' THEN 'off' ELSE 'on' END, p.proname, p.prosrc "
+    "postgresql": "SELECT c.relname, t.tgname, CASE t.tgenabled WHEN 'D' THEN 'off' ELSE 'on' END, p.proname, "
+    "p.prosrc || coalesce(array_to_string(p.proconfig, ', '), '') "
     "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid "
     "WHERE NOT t.tgisinternal AND c.relnamespace = to_regnamespace(quote_ident(:place))",
 }

@@ -26,7 +26,7 @@ OF_THREADS = {GRAPH: (GRAPH.c.meta, GRAPH.c.header, GRAPH.c.channels), WRITE: (W
 
 OF_BRANCHES = {
     INVOCATION: (INVOCATION.c.args, INVOCATION.c.result, INVOCATION.c.answers),
-    CHECKPOINT: (CHECKPOINT.c.data,),
+    CHECKPOINT: (CHECKPOINT.c.data, CHECKPOINT.c.pending),
 }
 """The columns whose contents count, of the rows of a branch."""
 

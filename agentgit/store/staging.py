@@ -10,11 +10,12 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, func, select, update
 
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
+from agentgit.store.threads import OF_SESSIONS
 
 IMPORTED = "imported"
 """Where the metadata of a branch says from which thread it was made."""
 
-PREFIX = "import-"
+PREFIX = f"{OF_SESSIONS}import-"
 _NAME = re.compile(PREFIX + "[0-9a-f]{40}")
 
 
@@ -28,7 +29,7 @@ def name(user_id: int, session_name: str, thread_id: str) -> str:
 
     Example:
         >>> name(1, "s", "t") == name(1, "s", "t"), len(name(1, "s", "t"))
-        (True, 47)
+        (True, 56)
     """
     key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
     return PREFIX + sha256(key).hexdigest()[:40]

@@ -14,19 +14,21 @@ from agentgit.auth import Principal
 from agentgit.errors import Corrupt
 from agentgit.sessions.history import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
+from agentgit.sessions.webhook_hosts import WebhookHosts
 from agentgit.store import owners
 from agentgit.store.attempts import Failures
 from agentgit.store.checkpoints import Checkpoints, Snapshot
 from agentgit.store.database import Database
 from agentgit.store.fences import Fences
 from agentgit.store.graph import GraphStore
-from agentgit.store.graph_rows import INTERRUPT
+from agentgit.store.graph_rows import INTERRUPT, Place
 from agentgit.store.graph_rows import Found as At
 from agentgit.store.journal import Journal, Part
 from agentgit.store.keys import Keys
 from agentgit.store.log import Log
 from agentgit.store.members import Members
 from agentgit.store.operations import Operations
+from agentgit.store.pending_writes import NO_WRITES
 from agentgit.store.search import Search
 from agentgit.store.sessions import Found, Sessions
 from agentgit.store.snapshots import Snapshots
@@ -69,12 +71,17 @@ class Store:
         database: an open one that has its tables.
         tenant_id: whose.
         compression: how new values are packed, `zlib`, `zstd` or `none`.
+        webhook_hosts: where webhooks may be sent besides public addresses.
     """
 
-    def __init__(self, database: Database, tenant_id: int, compression: str = "zstd") -> None:
+    def __init__(
+        self, database: Database, tenant_id: int, compression: str = "zstd",
+        webhook_hosts: WebhookHosts = WebhookHosts(),  # noqa: B008  # it is frozen
+    ) -> None:  # fmt: skip
         self.database = database if database.tenant_id == tenant_id else database.bound(tenant_id)
         self.tenant_id = tenant_id
         self.compression = compression
+        self.webhook_hosts = webhook_hosts
         self.users = Users(tenant_id)
         self.keys = Keys(tenant_id)
         self.failures = Failures(tenant_id)
@@ -153,18 +160,20 @@ class Store:
             thread_id: its thread.
         """
         tally, stand = self.journal.tally(connection, branch_id), self.graphs.stand(connection, thread_id)
-        return lambda branch: self._moment(connection, branch, *tally(), *stand())
+        return lambda branch: self._moment(connection, branch, tally(), stand())
 
     def _moment(
-        self, connection: Connection, branch: Found, calls: int, batch: int, at: At | None, asks: bool
+        self, connection: Connection, branch: Found, tally: tuple[int, int], stand: tuple[At | None, bool, bool]
     ) -> Moment:
+        (calls, batch), (at, asks, holds) = tally, stand
         position = branch.inherited + calls
         if at is None:
             return Moment(snapshot=snapshot_of(None, position), latest=None, settled=True, batch=batch)
         latest, tail = at.place.checkpoint_id, self._tail(connection, at)
         waiting = unanswered(tail)
         if asks or not waiting:
-            here, left = snapshot_of(at, position), tail if waiting else ()
+            pending = self.graphs.pending(connection, at.place) if holds else NO_WRITES
+            here, left = snapshot_of(at, position, pending), tail if waiting else ()
             return Moment(
                 snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch
             )  # fmt: skip
@@ -181,13 +190,21 @@ class Store:
             found = self.graphs.find(connection, earlier) if earlier else None
         return found
 
+    def pending(self, connection: Connection, branch: Found, checkpoint_id: str | None) -> bytes | None:
+        """Read what waits at a graph checkpoint of a branch now; None before the first one."""
+        return self.graphs.pending(connection, Place(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
+
     def is_interrupted(self, connection: Connection, at: At) -> bool:
         """Tell whether a graph checkpoint waits for a person's answer."""
         return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
 
     def is_unfinished(self, connection: Connection, at: At) -> bool:
         """Tell whether a tool call of a graph checkpoint has no result there."""
-        return bool(unanswered(self._tail(connection, at)))
+        return bool(self.unanswered(connection, at))
+
+    def unanswered(self, connection: Connection, at: At) -> list[str]:
+        """List the ids of the tool calls of a graph checkpoint that have no result there."""
+        return unanswered(self._tail(connection, at))
 
     def last_message(self, connection: Connection, at: At) -> dict[str, Any] | None:
         """Give the last message of a graph checkpoint, shown; None if there is none."""
@@ -239,11 +256,18 @@ class Store:
             )
 
 
-def snapshot_of(at: At | None, position: int) -> Snapshot:
-    """Tell what a checkpoint made at a graph checkpoint points at; None is before the first."""
+def snapshot_of(at: At | None, position: int, pending: bytes | None = None) -> Snapshot:
+    """Tell what a checkpoint made at a graph checkpoint points at.
+
+    Args:
+        at: the graph checkpoint; None is before the first.
+        position: how many tool invocations lie before it.
+        pending: the pending writes there; None if that is not known.
+    """
     return Snapshot(
         graph_checkpoint_id=at.place.checkpoint_id if at else None,
         state_hash=at.state_hash if at else b"",
         position=position,
         message_count=at.message_count if at else 0,
+        pending=pending if at else None,
     )

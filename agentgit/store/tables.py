@@ -76,6 +76,16 @@ class LoginFailureRow(Row, table=True):
     forget_at: datetime = column.moment()
 
 
+class ErasedNameRow(Row, table=True):
+    """When the last user of a name was erased: tokens from before are nobody's. `hash` is of the name."""
+
+    __tablename__ = "erased_name"
+
+    tenant_id: int = column.identity(primary_key=True)
+    hash: bytes = column.binary(primary_key=True)
+    erased_at: datetime = column.moment()
+
+
 class ExternalSessionRow(Row, table=True):
     """What a person calls a session. `current_branch_id` moves."""
 
@@ -174,7 +184,11 @@ _NAMED = where("name IS NOT NULL")
 
 
 class CheckpointRow(Row, table=True):
-    """A saved point of a branch; its state is the graph checkpoint it names."""
+    """A saved point of a branch; its state is the graph checkpoint it names.
+
+    `pending` has the pending writes that were there at that moment (`agentgit.store.pending_writes`); None if nobody
+    noted them.
+    """
 
     __tablename__ = "checkpoint"
     __table_args__ = (
@@ -203,6 +217,7 @@ class CheckpointRow(Row, table=True):
     restore_point: str | None = column.words(nullable=True)
     data: bytes | None = column.sealed("checkpoint.data", nullable=True)
     workspace_snapshot_id: int | None = column.reference()
+    pending: bytes | None = column.binary(nullable=True)
 
 
 class TagRow(Row, table=True):
@@ -277,7 +292,8 @@ class ToolInvocationRow(Row, table=True):
     messages. `kind` says whether the tool ran for a call, ran again for an earlier one (`redo`, off the track), or was
     not run because the record had the answer (`replay`). `identity` is the hash of what makes two calls the same.
     `answers` says which of a person's answers it took, and what it waits to be told, if it asked. `made_on` is the
-    branch that made it, by its id in the session that it was imported from; None if it was made here.
+    branch that made it, by its id in the session that it was imported from; None if it was made here. `task` names the
+    task that made a call which no AI message asked for; the task has the same name when it runs again, on a fork too.
     """
 
     __tablename__ = "tool_invocation"
@@ -287,6 +303,7 @@ class ToolInvocationRow(Row, table=True):
         # Few rows have them, so the others stay out of these indexes.
         Index(None, "tenant_id", "external_session_id", "identity", **where("identity IS NOT NULL")),
         Index(None, "tenant_id", "external_session_id", "replay_of", **where("replay_of IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "task", **where("task IS NOT NULL")),
         same_tenant("internal_session_id", "internal_session"),
     )
 
@@ -316,6 +333,7 @@ class ToolInvocationRow(Row, table=True):
     replay_of: int | None = column.reference()
     answers: bytes | None = column.sealed("tool_invocation.answers", nullable=True)
     made_on: int | None = column.reference()
+    task: str | None = column.word(32, nullable=True)
 
 
 class WorldLogRow(Row, table=True):
@@ -456,7 +474,7 @@ class AuditEventRow(Row, table=True):
 
 
 class WebhookRow(Row, table=True):
-    """Where a user's events are sent. `secret` is the key of the signatures, or `env:` and the variable that has it."""
+    """Where a user's events are sent. `secret` is the key of the signatures."""
 
     __tablename__ = "webhook"
 
@@ -494,7 +512,10 @@ class WebhookDeliveryRow(Row, table=True):
 
 
 class EncryptionKeyRow(Row, table=True):
-    """A key that values may be sealed with. `proof` is sealed with it, and tells another key of that name from it."""
+    """A key that values may be sealed with. `proof` is sealed with it.
+
+    The proof tells another key of that name from it, and whether anything is in clear.
+    """
 
     __tablename__ = "encryption_key"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, select, update
 
 from agentgit.errors import Conflict, NotFound
+from agentgit.store import own_track
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.sessions import BRANCH, CHECKPOINT, Found
 from agentgit.store.store import Store
@@ -17,10 +18,13 @@ ERASED = "an erased session"
 """What is told of a template that was erased."""
 
 
-def begin(store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str) -> int:
+def begin(
+    store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str, *, calls: bool = False
+) -> int:
     """Make a session whose first branch begins with the conversation and the state of a checkpoint; give its id.
 
-    Its tool track is empty, and its world is its own: what was done before is the other session's.
+    Its world is its own: what was done before is the other session's. Its tool track is empty, unless the calls come
+    too; they are then calls that were made in another world.
 
     Args:
         store: where.
@@ -29,6 +33,7 @@ def begin(store: Store, connection: Connection, user_id: int, name: str, point: 
         name: how it is called.
         point: the row of the checkpoint.
         called: how a person calls that, with its session.
+        calls: True to bring the calls on the way to the checkpoint along, so that they can be made again.
 
     Raises:
         NotFound: the checkpoint was deleted meanwhile.
@@ -39,11 +44,15 @@ def begin(store: Store, connection: Connection, user_id: int, name: str, point: 
         raise NotFound(f"The checkpoint {called} was deleted meanwhile. List those that are there: agentgit log.")
     (branch,) = store.sessions.branches(connection, session_id)
     if point.graph_checkpoint_id is not None:
-        store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id)
+        store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id, point.pending)
     store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": called}})
+    if calls:
+        origin = store.sessions.branch(connection, point.internal_session_id)
+        own_track.bring(connection, store.journal, branch, store.track(connection, origin, point.position))
     snapshot = Snapshot(
-        graph_checkpoint_id=point.graph_checkpoint_id, state_hash=point.state_hash, position=0,
-        message_count=point.message_count,
+        graph_checkpoint_id=point.graph_checkpoint_id, state_hash=point.state_hash,
+        position=point.position if calls else 0, message_count=point.message_count,
+        pending=store.pending(connection, branch, point.graph_checkpoint_id),
     )  # fmt: skip
     store.checkpoints.add(
         connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {called}")
@@ -102,6 +111,22 @@ def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
     first, *others = store.sessions.branches(connection, session_id)
     begun = store.snapshots.last(connection, session_id) is not None or bool(others)
     return not begun and store.checkpoints.one(connection, first.head_id).number == 1
+
+
+def expect_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
+    """Give the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
+
+    Raises:
+        Conflict: the session went on without that.
+    """
+    first, *others = store.sessions.branches(connection, session_id)
+    beginning = store.checkpoints.by_id(connection, first.head_id)
+    if others or beginning.number != 1 or beginning.position != point.position:
+        raise Conflict(
+            "This session began as the template without its calls, and they are not made now: it may have gone on. "
+            "Give the new session another name; or leave replay out to continue this one."
+        )
+    return beginning
 
 
 def with_files(store: Store, connection: Connection, session_id: int) -> None:

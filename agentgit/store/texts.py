@@ -112,7 +112,8 @@ class Texts:
                 added += [(row.number, key) for key in _added(held, now) if key not in known]
                 held, at = now, _state(row)
             made.append((row.position - branch.inherited, row.number))
-        first = before.position - branch.inherited if before is not None else 0
+        is_own = before is not None and before.internal_session_id == branch.internal_session_id
+        first = before.position - branch.inherited if before is not None and is_own else 0
         yield from self._calls(connection, branch, max(0, first), made, known)
         leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in added])
         for number, key in added:

@@ -13,6 +13,9 @@ from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found, wher
 from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
 
+OF_SESSIONS = "agentgit-"
+"""What the ids of the threads begin with that belong to sessions."""
+
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
 
@@ -69,16 +72,23 @@ def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
         connection.execute(delete(table).where(table.c.tenant_id == tenant_id, table.c.thread_id == thread))
 
 
-def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str]) -> None:
+def is_of_nobody(column: Any) -> Any:
+    """Select the threads that belong to no session."""
+    return func.substr(column, 1, len(OF_SESSIONS)) != OF_SESSIONS
+
+
+def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str], *, sessions: bool = False) -> None:
     """Delete the graph checkpoints that those runs made, with their pending writes.
 
     Args:
         connection: in a transaction that writes.
         tenant_id: whose.
         run_ids: as in the checkpoints' metadata.
+        sessions: True to delete them from the threads of sessions, too.
     """
     for part in slices(run_ids):
-        _delete(connection, tenant_id, CHECKPOINT.c.run_id.in_(part))
+        chosen = CHECKPOINT.c.run_id.in_(part)
+        _delete(connection, tenant_id, chosen if sessions else and_(chosen, is_of_nobody(CHECKPOINT.c.thread_id)))
 
 
 def prune(connection: Connection, tenant_id: int, thread: str) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.database import Database
-from agentgit.store.encryption import Seal, missing
+from agentgit.store.encryption import Seal, key_of, missing
 from agentgit.store.prepared import Prepared
+from agentgit.store.sealed import counts
 from agentgit.store.tables import EncryptionKeyRow
 
 KEY = EncryptionKeyRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 
-_PLACE, _PROOF = "encryption_key.proof", b"agentgit"
+_PLACE, _PROOF, _WHOLE = "encryption_key.proof", b"agentgit", b"agentgit, and nothing is in clear"
+"""What the proof of a key says: that it is this key, and whether everything was encrypted when it was written."""
 
 
 def unlock(database: Database, tenant_id: int) -> None:
@@ -38,8 +40,13 @@ def unlock(database: Database, tenant_id: int) -> None:
     for name, proof in known.items():
         if seal is None or name not in seal.keyring:
             raise missing(name)
-        _expect_same(seal, name, proof)
+        seal.is_whole |= _says_whole(seal, name, proof)
     if seal is not None and seal.keyring.current not in known:
+        if not seal.is_whole:
+            with database.reading() as connection:
+                stored = counts(connection, tenant_id)
+            # What has a key that is not known had one: somebody took its row away, and with it what that said.
+            seal.is_whole = "" not in stored or not stored.keys() <= {"", *known}
         database.write(lambda connection: _register(connection, tenant_id, seal), durable=True)
 
 
@@ -54,23 +61,45 @@ def forget(connection: Connection, tenant_id: int, name: str) -> None:
     connection.execute(delete(KEY).where(KEY.c.tenant_id == tenant_id, KEY.c.id == name))
 
 
+def prove(connection: Connection, tenant_id: int, seal: Seal, *, is_whole: bool) -> None:
+    """Write down whether all that a tenant has is sealed, in the proofs of its keys, where nobody can forge it."""
+    for name in registered(connection, tenant_id):
+        if name in seal.keyring:
+            same = (KEY.c.tenant_id == tenant_id, KEY.c.id == name)
+            connection.execute(update(KEY).where(*same).values(proof=_proof(seal, name, is_whole=is_whole)))
+    seal.is_whole = is_whole
+
+
+def _proof(seal: Seal, name: str, *, is_whole: bool) -> bytes:
+    return seal.seal(_PLACE, _WHOLE if is_whole else _PROOF, name)
+
+
 def _register(connection: Connection, tenant_id: int, seal: Seal) -> None:
+    name = seal.keyring.current
     values: dict[str, Any] = {
-        "tenant_id": tenant_id, "id": seal.keyring.current, "proof": seal.seal(_PLACE, _PROOF),
+        "tenant_id": tenant_id, "id": name, "proof": _proof(seal, name, is_whole=seal.is_whole),
         "created_at": datetime.now(UTC),
     }  # fmt: skip
     if not _ADD.count(connection, values):  # another process was faster; its key may be another one
-        _expect_same(seal, seal.keyring.current, registered(connection, tenant_id)[seal.keyring.current])
+        seal.is_whole |= _says_whole(seal, name, registered(connection, tenant_id)[name])
 
 
-def _expect_same(seal: Seal, name: str, proof: bytes) -> None:
+def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
+    """Tell whether the proof of a key says that nothing is in clear.
+
+    Raises:
+        InvalidInput: it is another key's.
+    """
     try:
-        seal.open(_PLACE, proof)
-    except Corrupt as error:
+        said = seal.open(_PLACE, proof) if key_of(proof) == name else b""
+    except Corrupt:
+        said = b""
+    if said not in (_PROOF, _WHOLE):
         raise InvalidInput(
             f"The key {name} is another one than this database is encrypted with under that name. Give the right one, "
             "or give a new key a new name."
-        ) from error
+        )
+    return said == _WHOLE
 
 
 _ADD = Prepared({

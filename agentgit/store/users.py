@@ -10,14 +10,16 @@ from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select,
 
 from agentgit.auth import Principal, User
 from agentgit.errors import NotAllowed
+from agentgit.store.attempts import hidden
 from agentgit.store.ids import is_id, new_id
 from agentgit.store.prepared import Prepared
-from agentgit.store.tables import ApiKeyRow, TenantRow, UserRow
+from agentgit.store.tables import ApiKeyRow, ErasedNameRow, TenantRow, UserRow
 from agentgit.store.telling.trail import note
 
 USER = UserRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
 TENANT = TenantRow.__table__  # type: ignore[attr-defined]  # as above
 KEY = ApiKeyRow.__table__  # type: ignore[attr-defined]  # as above
+ERASED_NAME = ErasedNameRow.__table__  # type: ignore[attr-defined]  # as above
 
 
 class Users:
@@ -117,6 +119,24 @@ class Users:
         """Give a user another password, and let nothing hold any more that the one before has let in."""
         self.revoke_tokens(connection, user_id)
         self.change(connection, user_id, {"password": stored})
+
+    def note_erased_name(self, connection: Connection, name: str) -> None:
+        """Write down, by a hash, that a user of this name was erased now."""
+        this, now = self._erased(name), datetime.now(UTC)
+        if connection.execute(update(ERASED_NAME).where(*this).values(erased_at=now)).rowcount == 0:
+            row = {"tenant_id": self.tenant_id, "hash": self._hash(name), "erased_at": now}
+            connection.execute(insert(ERASED_NAME), row)
+
+    def is_of_erased(self, connection: Connection, name: str, issued_at: datetime) -> bool:
+        """Tell whether what was issued for this name then was for a user who was erased since."""
+        at = connection.execute(select(ERASED_NAME.c.erased_at).where(*self._erased(name))).scalar()
+        return at is not None and issued_at <= at
+
+    def _erased(self, name: str) -> tuple[Any, Any]:
+        return ERASED_NAME.c.tenant_id == self.tenant_id, ERASED_NAME.c.hash == self._hash(name)
+
+    def _hash(self, name: str) -> bytes:
+        return hidden(self.tenant_id, "erased", name)
 
     def stands(self, connection: Connection, principal: Principal) -> bool:
         """Tell whether what a principal acts by still holds: one statement by primary keys, and one for who acts."""

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select
 from agentgit.checkpoints import Checkpoint
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.tree import Branch, Point
+from agentgit.store import pending_writes
 from agentgit.store.journal import INVOCATION
 from agentgit.store.marks import marked, marks
 from agentgit.store.sessions import CHECKPOINT, Found
@@ -65,6 +66,7 @@ class Views:
                 "state_hash": row.state_hash.hex(),
                 "workspace_snapshot": row.workspace_snapshot_id,
                 "data": from_json(row.data) if row.data is not None else None,
+                **_pending(row),
                 **({"tags": list(tags)} if tags else {}),
             },
             user_id=row.user_id,
@@ -128,6 +130,13 @@ class Views:
             marked(branch, calls.get(row.id, ()), row.inherited) for row, branch in zip(rows, branches, strict=True)
         ]
         return Tree.grow(session.session_name, grown)
+
+
+def _pending(row: Found) -> dict[str, Any]:
+    """Tell of a checkpoint in the middle of a step what each of its tasks has come to."""
+    tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
+    told = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
+    return {"pending": told} if told else {}
 
 
 def _branch(row: Found, session: ExternalSession, points: list[Point]) -> Branch:

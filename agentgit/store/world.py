@@ -16,9 +16,9 @@ from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
 from agentgit.store.tables import OperationRow
 from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import READ_ONLY, UNDECLARED
+from agentgit.tools.effects import READ_ONLY, REVERSIBLE, UNDECLARED
 from agentgit.tools.invocation import (
-    DONE,
+    CALL,
     FAILED,
     REDO,
     REPLAY,
@@ -118,6 +118,7 @@ class World:
                 INVOCATION.c.kind != REPLAY,
                 or_(INVOCATION.c.kind == REDO, ~self._recorded_on(connection, path)),
                 ~SUPERSEDED,
+                ~MADE_HERE,
             )
         )
         rows = connection.execute(query).all()
@@ -161,6 +162,7 @@ class World:
                 INVOCATION.c.external_session_id == session_id,
                 INVOCATION.c.status.in_((REVERSING, REVERSE_UNKNOWN, UNKNOWN)),
                 or_(INVOCATION.c.kind == REDO, INVOCATION.c.status != UNKNOWN),
+                ~MAY_BE_REPEATED,
             )
         )
         rows = connection.execute(query.order_by(INVOCATION.c.id)).all()
@@ -192,6 +194,11 @@ class World:
             query = query.where(INVOCATION.c.internal_session_id == branch_id)
         return self.journal.own_values(connection, connection.execute(query.order_by(INVOCATION.c.id.desc())).all())
 
+    def stands(self, connection: Connection, call: ToolInvocation) -> bool:
+        """Tell whether something of a call may be in the world: itself, or what ran again in its place."""
+        again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
+        return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
+
     def firsts(self, connection: Connection, ids: Iterable[int]) -> set[int]:
         """Give for each of these invocations its id, or that of the call that it repeats."""
         wanted = sorted(set(ids))
@@ -214,9 +221,48 @@ class World:
                 INVOCATION.c.replay_of.in_(part),
                 INVOCATION.c.kind == REDO,
                 INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
+                ~MAY_BE_REPEATED,
             )
             found.update(connection.execute(query).scalars())
         return found
+
+    def has_standing(self, connection: Connection, session_id: int, path: Sequence[Part], keys: Sequence[str]) -> bool:
+        """Tell whether calls are on a path, and none of them was reversed, or may have been.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track.
+            keys: the idempotency keys of the calls.
+        """
+        query = select(INVOCATION.c.id, INVOCATION.c.idempotency_key, INVOCATION.c.kind, INVOCATION.c.replay_of).where(
+            INVOCATION.c.tenant_id == self.tenant_id,
+            INVOCATION.c.external_session_id == session_id,
+            INVOCATION.c.kind != REDO,
+        )
+        rows = [
+            row
+            for part in slices(keys)
+            for row in connection.execute(query.where(INVOCATION.c.idempotency_key.in_(part)))
+        ]
+        own = self.on_path(connection, path, (row.id for row in rows))
+        lost = {call.id for call in self.gone(connection, path)}
+        lost |= {call.first_id for call in self.doubted(connection, session_id, path)}
+        held = {
+            row.idempotency_key
+            for row in rows
+            if row.id in own and (row.replay_of if row.kind == REPLAY else row.id) not in lost
+        }
+        return held.issuperset(keys)
+
+    def standing_keys(self, connection: Connection, path: Sequence[Part]) -> list[str]:
+        """Read the idempotency keys of the calls of a path that act on the world and were not reversed."""
+        lost = {call.id for call in self.gone(connection, path)}
+        return [
+            call.idempotency_key
+            for call in self.journal.track(connection, path)
+            if call.effect != READ_ONLY and not lost & {call.id, call.replay_of}
+        ]
 
     # -- the path
 
@@ -252,7 +298,12 @@ def _stands_for(row: Row[Any]) -> int:
     return int(row.replay_of if row.kind == REDO else row.id)
 
 
-_TAKEN = (INVOCATION.c.kind == REPLAY, INVOCATION.c.status == DONE)  # failed, it was an answer that nobody took
+_TAKEN = (INVOCATION.c.kind == REPLAY, INVOCATION.c.status != FAILED)  # failed, it was an answer that nobody took
+
+MAY_BE_REPEATED = and_(
+    INVOCATION.c.status == UNKNOWN, INVOCATION.c.effect == REVERSIBLE, INVOCATION.c.ended_at.is_not(None)
+)
+"""As `ToolInvocation.may_be_repeated`."""
 
 _again = INVOCATION.alias("again")
 # What ran again speaks for the call that it repeats: that one was reversed, or is not in the fresh world.
@@ -262,6 +313,16 @@ SUPERSEDED = exists().where(
     _again.c.replay_of == INVOCATION.c.id,
     _again.c.kind == REDO,
     _again.c.status != FAILED,
+)
+# A call that came from another world was made again in this one, on the track of a branch: it speaks for both.
+MADE_HERE = and_(
+    INVOCATION.c.made_on.is_not(None),
+    exists().where(
+        _again.c.tenant_id == INVOCATION.c.tenant_id,
+        _again.c.external_session_id == INVOCATION.c.external_session_id,
+        _again.c.replay_of == INVOCATION.c.id,
+        _again.c.kind == CALL,
+    ),
 )
 _first = INVOCATION.alias("first")
 _FIRST = case((INVOCATION.c.kind == REDO, INVOCATION.c.replay_of), else_=INVOCATION.c.id)

@@ -39,6 +39,10 @@ class ByName(Generic[T]):
                 found.append(said)
         return found
 
+    def all(self) -> list[T]:
+        """Give all that is said of any tool."""
+        return [said for of_name in list(self._said.values()) for said in of_name.values()]
+
 
 def name_of(tool: Any) -> str:
     """Give the name by which a model calls a tool, or the function that one will be made of."""

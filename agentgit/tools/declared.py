@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgit.errors import InvalidInput
-from agentgit.tools.effects import UNDECLARED, Effect, as_effect, declared_by_name
+from agentgit.tools.effects import (
+    READ_ONLY,
+    UNDECLARED,
+    Effect,
+    as_effect,
+    decorated,
+)
 from agentgit.tools.hints import hints_in, stricter
 from agentgit.tools.identity import identity
 
@@ -29,16 +35,23 @@ class Declared:
     defaults: Mapping[str, Effect] = field(default_factory=dict)
     bare: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
 
-    def get(self, name: str, metadata: Any = None) -> Effect | None:
+    def get(self, name: str, metadata: Any = None, decorated: Effect | None = None) -> Effect | None:
         """Give what a tool does; None if it is undeclared.
 
         Args:
             name: the tool's.
             metadata: what LangChain knows of it, where the tool itself may be out of sight of the graph.
+            decorated: what its decorator says, if it has one.
         """
         known = name in self.tools
-        effect = self.tools[name] if known else declared_by_name(name) or default(self.defaults, name)
+        effect = self.tools[name] if known else decorated or default(self.defaults, name)
         return stricter(effect, hints_in(metadata)) if metadata else effect
+
+    @property
+    def acts(self) -> bool:
+        """True if something that may be called acts on the world: it is declared, and not as read-only."""
+        declared = (*self.tools.values(), *self.defaults.values(), *decorated())
+        return any(effect is not None and effect.kind != READ_ONLY for effect in declared)
 
     def in_one_form(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Give the arguments of a call as they are compared with those of another one."""

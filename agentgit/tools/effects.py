@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.tools.by_name import ByName
+from agentgit.tools.naming import name_of
 
 READ_ONLY = "read_only"
 IDEMPOTENT = "idempotent"
@@ -47,14 +48,17 @@ class Effect:
     Args:
         kind: one of `KINDS`.
         undo: for `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
-            parameter; or its import path `package.module:function`, which also works after a restart.
+            parameter; or its import path `package.module:function`. A call records its name; after a restart it is
+            found again when the graph is wrapped again, or its module is trusted.
         identity_args: the names of the arguments that make two calls the same; None for all. What the model makes up
             anew each time, like a reference, is left out.
         verify: takes the invocation, and looks whether a call that was broken off happened: False if it did not, None
             if that cannot be seen, True or its result if it did. A function or an import path.
         precheck: takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
             text or False. A function or an import path.
-        once: True if such a call happens at most once in a session, on whatever branch: an approval, a token.
+        once: True if such a call stands at most once in a session, on whatever branch: an approval, a token.
+        failed_on: the exceptions by which the tool says that it did nothing; their subclasses count too. Any other
+            error leaves it open whether the call acted.
 
     Raises:
         InvalidInput: an unknown kind; an undo function missing where it is needed; anything that means nothing with
@@ -67,6 +71,7 @@ class Effect:
     verify: Look | str | None = None
     precheck: Look | str | None = None
     once: bool = False
+    failed_on: tuple[type[Exception], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -81,14 +86,16 @@ class Effect:
             expect_function(role, function)
         if self.identity_args is not None:
             object.__setattr__(self, "identity_args", _names(self.identity_args))
+        object.__setattr__(self, "failed_on", _exceptions(self.failed_on))
 
     def _expect_meaning(self) -> None:
         """Refuse what says nothing about a tool of this kind: whoever wrote it believes that it does something."""
         if not isinstance(self.once, bool):
             raise InvalidInput(f"once={self.once!r} means nothing; it is True or False.")
         given = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
-        if self.kind == READ_ONLY and (given or self.once):
-            raise InvalidInput(f"A tool that is {READ_ONLY} changes nothing; leave out {', '.join(given) or 'once'}.")
+        given += [name for name in ("once", "failed_on") if getattr(self, name)]
+        if self.kind == READ_ONLY and given:
+            raise InvalidInput(f"A tool that is {READ_ONLY} changes nothing; leave out {', '.join(given)}.")
         if self.kind not in UNDOABLE and "precheck" in given:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out precheck.")
 
@@ -115,22 +122,27 @@ class Effect:
 
     @property
     def undo_path(self) -> str | None:
-        """The import path of the undo function, if another process could find it by that."""
+        """The qualified name of the undo function, which a call records; None if there is none."""
         return path_of(self.undo)
 
     @property
     def verify_path(self) -> str | None:
-        """The import path of `verify`, as `undo_path`."""
+        """The qualified name of `verify`, as `undo_path`."""
         return path_of(self.verify)
 
     @property
     def precheck_path(self) -> str | None:
-        """The import path of `precheck`, as `undo_path`."""
+        """The qualified name of `precheck`, as `undo_path`."""
         return path_of(self.precheck)
 
 
 def effect(
-    kind: str, *, identity_args: Sequence[str] | None = None, verify: Look | str | None = None, once: bool = False
+    kind: str,
+    *,
+    identity_args: Sequence[str] | None = None,
+    verify: Look | str | None = None,
+    once: bool = False,
+    failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
     """Declare what a tool does: `read_only`, `idempotent` or `irreversible`.
 
@@ -139,6 +151,7 @@ def effect(
         identity_args: as `Effect` takes it.
         verify: as `Effect` takes it.
         once: as `Effect` takes it.
+        failed_on: as `Effect` takes it.
 
     Raises:
         InvalidInput: as `Effect`.
@@ -151,7 +164,7 @@ def effect(
         >>> effect("irreversible", identity_args=["to", "subject"], once=True).identity_args
         ('to', 'subject')
     """
-    return Effect(kind, identity_args=identity_args, verify=verify, once=once)
+    return Effect(kind, identity_args=identity_args, verify=verify, once=once, failed_on=failed_on)
 
 
 def reversible(
@@ -161,6 +174,7 @@ def reversible(
     verify: Look | str | None = None,
     precheck: Look | str | None = None,
     once: bool = False,
+    failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
     """Declare that `undo(args, result)` brings the world back to what it was before the call.
 
@@ -170,6 +184,7 @@ def reversible(
         verify: as `Effect` takes it.
         precheck: as `Effect` takes it.
         once: as `Effect` takes it.
+        failed_on: as `Effect` takes it.
 
     Raises:
         InvalidInput: as `Effect`.
@@ -178,7 +193,7 @@ def reversible(
         >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
         'shop:cancel_order'
     """
-    return Effect(REVERSIBLE, undo, identity_args, verify, precheck, once)
+    return Effect(REVERSIBLE, undo, identity_args, verify, precheck, once, failed_on)
 
 
 def compensable(
@@ -188,6 +203,7 @@ def compensable(
     verify: Look | str | None = None,
     precheck: Look | str | None = None,
     once: bool = False,
+    failed_on: tuple[type[Exception], ...] = (),
 ) -> Effect:
     """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction).
 
@@ -197,11 +213,12 @@ def compensable(
         verify: as `Effect` takes it.
         precheck: as `Effect` takes it.
         once: as `Effect` takes it.
+        failed_on: as `Effect` takes it.
 
     Raises:
         InvalidInput: as `Effect`.
     """
-    return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once)
+    return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once, failed_on)
 
 
 def declared_on(tool: Any) -> Effect | None:
@@ -219,20 +236,19 @@ def declared_by_name(name: str) -> Effect | None:
     return found[0] if len(found) == 1 else None
 
 
+def decorated() -> list[Effect]:
+    """List the effects that decorators have declared in this process."""
+    return _decorated.all()
+
+
 def as_effect(declared: Effect | str) -> Effect:
     """Read what a user may write in `effects={...}`: an Effect, or the name of one."""
     return declared if isinstance(declared, Effect) else Effect(declared)
 
 
 def path_of(function: Undo | str | None) -> str | None:
-    """Give the import path by which another process could find a function; None if there is none."""
-    if function is None or isinstance(function, str):
-        return function
-    path = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    try:
-        return path if resolve(path) is function else None
-    except (NotFound, InvalidInput):
-        return None
+    """Give the qualified name of a function, as a call records it; None if there is no function."""
+    return None if function is None else str(name_of(function))
 
 
 def expect_path(path: str) -> tuple[str, str]:
@@ -251,7 +267,7 @@ def expect_path(path: str) -> tuple[str, str]:
 
 
 def resolve(path: str) -> Undo:
-    """Import a function by its path.
+    """Import a function by its path, which the program itself declared: never by one that was recorded.
 
     Args:
         path: `package.module:function`; `function` may be dotted.
@@ -310,6 +326,15 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
         raise InvalidInput(f"identity_args={given!r} is no list of names; write identity_args=['to', 'amount'].")
     if not all(isinstance(name, str) and name for name in given) or len(set(given)) < len(given):
         raise InvalidInput(f"identity_args={list(given)!r}: each is the name of an argument, and is there once.")
+    return tuple(given)
+
+
+def _exceptions(given: Any) -> tuple[type[Exception], ...]:
+    """Check that these are exception classes; what breaks a call off (KeyboardInterrupt) is no answer of its tool."""
+    if not isinstance(given, tuple | list):
+        raise InvalidInput(f"failed_on={given!r} must be a tuple of exception classes: failed_on=(ToolException,).")
+    if wrong := [one for one in given if not (isinstance(one, type) and issubclass(one, Exception))]:
+        raise InvalidInput(f"failed_on: {wrong[0]!r} is not a subclass of Exception. Name exception classes only.")
     return tuple(given)
 
 

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-WRITE, DELETE, ASIDE, CONFLICT, LEFT = "write", "delete", "aside", "conflict", "left"
+from agentgit.values import shown
+
+WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "conflict", "missing", "left"
 """A path gets the content it had; goes, because it was made since; is moved aside, because no snapshot has it and it
-stands in the way; was changed by somebody else since the last turn; is left as it is."""
+stands in the way; was changed by somebody else since the last turn; is gone, and cannot be restored because
+the snapshot left it out; is left as it is, because the snapshot left it out, though it changed or came since."""
+
+OVERWRITTEN = "overwritten"
+"""What somebody else had written at a path was replaced or deleted by force; a safety snapshot has it."""
 
 IMPORTED = "imported"
 """Where the settings of files say that an import brought them, and that nobody has looked at the workspace since."""
@@ -19,7 +25,7 @@ class FileChange:
     """What is done about one path.
 
     Args:
-        action: `write`, `delete`, `aside`, `conflict` or `left`.
+        action: `write`, `delete`, `aside`, `conflict`, `missing`, `left` or `overwritten`.
         path: relative to the workspace.
         why: the reason, as a sentence; empty where the action says it.
     """
@@ -29,7 +35,7 @@ class FileChange:
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action} {self.path}" + (f": {self.why}" if self.why else "")
+        return f"{self.action} {shown(self.path)}" + (f": {shown(self.why)}" if self.why else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,7 @@ class FileChanges:
         changes: what is done about each path that differs.
         safety: the snapshot of what was there before; empty in a plan.
         problem: why they could not be brought back; empty if they were, or in a plan can be.
+        everything: True if an environment of the user's own was restored as a whole; it does not list files.
     """
 
     workspace: str
@@ -49,6 +56,12 @@ class FileChanges:
     changes: list[FileChange] = field(default_factory=list)
     safety: str = ""
     problem: str = ""
+    everything: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        """True if bringing the files back does, or would do, anything: what is missing stays so."""
+        return bool(self.problem) or any(change.action not in (MISSING, LEFT) for change in self.changes)
 
     @property
     def conflicts(self) -> list[str]:
@@ -60,7 +73,9 @@ class FileChanges:
         """A sentence that counts them."""
         counted = {action: sum(c.action == action for c in self.changes) for action in _SAID}
         said = ", ".join(f"{_files(n)} {_SAID[action]}" for action, n in counted.items() if n)
-        return f"Files: {self.problem or said or 'as they were'}."
+        if self.everything:
+            said = ", ".join(["restored as a whole by their environment", *([said] if said else [])])
+        return f"Files: {self.problem or said or 'unchanged'}."
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
@@ -77,7 +92,7 @@ class FileChanges:
 
 _SAID = {
     WRITE: "brought back", DELETE: "deleted", ASIDE: "moved aside", CONFLICT: "changed by somebody else",
-    LEFT: "left as they are",
+    MISSING: "missing", LEFT: "left as they are", OVERWRITTEN: "of somebody else overwritten",
 }  # fmt: skip
 
 
@@ -136,8 +151,13 @@ class Keeper(Protocol):
             AgentGitError: the snapshot or the directory is gone.
         """
 
-    def bring(self, at: FilesAt) -> FileChanges:
-        """Bring the files back, with a safety snapshot first; twice does no harm."""
+    def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
+        """Bring the files back, with a safety snapshot first; twice does no harm.
+
+        Args:
+            at: the files to come to.
+            known: those that the session left: what is not as in them, and is replaced or deleted, is named.
+        """
 
     def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
         """Compare two snapshots; the fields of a `Diff` of checkpoints, by their names."""

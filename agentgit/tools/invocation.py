@@ -9,6 +9,7 @@ from reprlib import Repr
 from typing import Any, Self
 
 from agentgit.errors import InvalidInput
+from agentgit.tools.effects import REVERSIBLE
 from agentgit.values import Listed, Shown
 
 CALL, REPLAY, REDO = "call", "replay", "redo"
@@ -48,6 +49,9 @@ DECISIONS = {
 ELSEWHERE = "it was imported: the world in which it happened is not here"
 """Why nothing is done about an imported call: not reversed, not looked for, not made again by itself."""
 
+_VERIFY_RAISED = "its verify raised "
+"""Begins what an error message says of a look at the world that failed."""
+
 _TIMES = ("started_at", "ended_at")
 
 
@@ -77,7 +81,7 @@ class ToolInvocation(Shown):
         tool_name: which tool.
         args: what it was called with, JSON-like.
         result: what it returned, JSON-like; None unless it is done.
-        error_message: what it raised, if it did.
+        error_message: what it raised, if it did; and what its `verify` raised, where nobody knows what became of it.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
             `reverse_unknown`.
         effect: what the tool does to the world, as declared when it was called.
@@ -86,13 +90,15 @@ class ToolInvocation(Shown):
         ended_at: aware UTC; None while it runs, and where it was never learned.
         replay_of: the recorded invocation that this one stands for on another branch.
         idempotency_key: the same for every attempt at this call.
-        undo: the import path of its undo function, if it has one.
-        verify: the import path of the function that looks whether it happened, if it has one.
-        precheck: the import path of the function that looks whether it can be undone, if it has one.
+        undo: the qualified name of its undo function as declared at the call, if it has one. It is never imported.
+        verify: the qualified name of the function that looks whether it happened, if it has one.
+        precheck: the qualified name of the function that looks whether it can be undone, if it has one.
         kind: `call`; `replay` if the tool did not run because the record had the answer; `redo` if it ran again in
             place of an earlier invocation, which is not on the track a second time.
         identity: the hash of what makes two calls the same, for tools of which that matters.
         made_on: the branch that made it, by its id in the session that it was imported from; None if it was made here.
+        runs: how often its tool has begun: once more each time that it waited for a person's answer. What it does
+            before a question, it does each time.
     """
 
     id: int
@@ -115,6 +121,7 @@ class ToolInvocation(Shown):
     kind: str = "call"
     identity: str | None = None
     made_on: int | None = None
+    runs: int = 1
 
     @property
     def is_imported(self) -> bool:
@@ -122,9 +129,30 @@ class ToolInvocation(Shown):
         return self.made_on is not None
 
     @property
+    def has_raised(self) -> bool:
+        """True if it raised and may have acted before; False also for one that was broken off, which never ended."""
+        return self.status == UNKNOWN and self.ended_at is not None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """True if it raised and is reversible: then it blocks nothing, whether or not it acted."""
+        return self.has_raised and self.effect == REVERSIBLE
+
+    @property
     def first_id(self) -> int:
         """The id of the call that this one repeats, if it ran again; else its own."""
         return self.id if self.replay_of is None or self.kind != REDO else self.replay_of
+
+    @property
+    def verify_raised(self) -> str | None:
+        """What its `verify` raised, as the error message has it; None if it did not."""
+        _, mark, said = (self.error_message or "").partition(_VERIFY_RAISED)
+        return mark + said or None
+
+    @property
+    def own_error(self) -> str | None:
+        """What the call or its undo raised: the error message without what its `verify` raised."""
+        return (self.error_message or "").partition(_VERIFY_RAISED)[0].removesuffix("; ") or None
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields as a JSON-like dict, times in ISO form."""
@@ -149,6 +177,20 @@ class ToolInvocation(Shown):
     def __str__(self) -> str:
         args = ", ".join(f"{key}={brief(value)}" for key, value in self.args.items())
         return f"{self.tool_name}({args})"
+
+
+def and_verify(error: str | None, raised: str | None) -> str | None:
+    """Write into one error message what a call raised, and what its `verify` raised.
+
+    Args:
+        error: of the call or its undo; None if it raised nothing.
+        raised: of the `verify`; None if it did not raise.
+
+    Example:
+        >>> and_verify("TimeoutError: late", "KeyError: 'id'")
+        "TimeoutError: late; its verify raised KeyError: 'id'"
+    """
+    return "; ".join(filter(None, [error, _VERIFY_RAISED + raised if raised else None])) or None
 
 
 class ToolTrack(Listed[ToolInvocation]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ KEEP = "keep"
 BLOCK = "block"
 GONE = "gone"
 REDO = "redo"
+ANSWER = "answer"
 
 TOOLS_MODES = ("reverse", "keep", "require_clean")
 """What a rollback may do about effects: reverse them, leave the world alone, or refuse if there are any."""
@@ -30,6 +31,14 @@ ROLLBACK, SWITCH, WORLD_ONLY = "rollback", "switch", "world_only"
 
 GOING_BACK = "it was reversed since, and going back does not make it again"
 
+AGAIN = "its tool runs again for the new branch"
+
+UNDECLARED = (
+    "its tool was not declared when it was called, so it can only be undone by hand; "
+    "a declaration counts for later calls"
+)
+"""Why an undeclared call stays."""
+
 Why = Callable[[ToolInvocation], str | None]
 """Says why something cannot be done about an invocation; None if it can."""
 
@@ -40,11 +49,12 @@ class PlanStep:
 
     Args:
         action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently
-            kept), or `gone` (the conversation will tell of it, and it was reversed since).
+            kept), `gone` (the conversation will tell of it, and it was reversed since), or `answer` (the tool does not
+            run again; the new branch gets the recorded result, and the effect stays in the world).
         invocation: the call that had the effect.
         why: the reason, as a sentence.
-        otherwise: what `force=True` makes of a step that is in the way: `keep`, or `gone` if the tool would have to run
-            again and cannot.
+        otherwise: what `force=True` makes of a step that is in the way: `keep`; `gone` if the tool would have to run
+            again and cannot; `answer` if its effect stands and the record answers for it.
     """
 
     action: str
@@ -101,9 +111,19 @@ class RollbackPlan(Drawn):
         return [step for step in self.steps if step.action == KEEP]
 
     @property
+    def answered(self) -> list[PlanStep]:
+        """The steps whose tool does not run again, because the record answers for it."""
+        return [step for step in self.steps if step.action == ANSWER]
+
+    @property
     def blockers(self) -> list[PlanStep]:
-        """The steps that stand in the way; `force=True` keeps them."""
+        """The steps that stand in the way; `force=True` keeps them, or answers them from the record."""
         return [step for step in self.steps if step.action == BLOCK]
+
+    @property
+    def unsettled(self) -> list[ToolInvocation]:
+        """The calls in the way of which somebody can tell what happened; see `Repository.resolve`."""
+        return [step.invocation for step in self.blockers if step.invocation.status in invocation.DECISIONS]
 
     @property
     def is_admissible(self) -> bool:
@@ -189,6 +209,7 @@ _SAID = {
     REDO: ("runs again", "run again"),
     KEEP: ("stays", "stay"),
     GONE: ("is gone", "are gone"),
+    ANSWER: ("is answered from the record", "are answered from the record"),
 }
 """What is said of one effect, and of several."""
 
@@ -203,6 +224,21 @@ def _forced(step: PlanStep) -> PlanStep:
     return replace(step, action=step.otherwise, why=f"forced: {step.why}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PastCall:
+    """A call on the path to a checkpoint, as `replay="execute"` looks at it.
+
+    Args:
+        invocation: the call that was made; of one that the record answered, the call that it stands for.
+        stands: what of it may stand in the world: itself, or the newest run in its place; None if nothing does.
+        blocked: why its tool must not or cannot run again; None if it runs.
+    """
+
+    invocation: ToolInvocation
+    stands: ToolInvocation | None = None
+    blocked: str | None = None
+
+
 def make_plan(
     *,
     checkpoint_id: int,
@@ -214,35 +250,41 @@ def make_plan(
     accepted: Collection[int] = (),
     tools: str = "reverse",
     replay: str = RECORD,
-    track: Iterable[ToolInvocation] = (),
+    track: Sequence[PastCall] = (),
     can_redo: Why = lambda call: None,
+    remark: Why = lambda call: None,
     kind: str = ROLLBACK,
 ) -> RollbackPlan:
     """Decide about every effect that stands in the world and is not on the path to the checkpoint.
+
+    With `execute` also about those on the path: they are reversed with the others, and then made again.
 
     Args:
         checkpoint_id: where to go back to.
         target: how a person calls that place.
         position: how many tool invocations lie before it.
-        later: the other invocations of the session that may stand in the world, newest first in world order.
+        later: the other invocations of the session that may stand in the world, newest first in world order; with
+            `execute` all of them.
         can_undo: None if the undo function of an invocation is at hand, else why not.
         gone: invocations before the checkpoint that were reversed since, or may have been, oldest first.
         accepted: the `first_id` of those that an earlier rollback kept and reported.
         tools: one of `TOOLS_MODES`.
         replay: one of `REPLAY_MODES`.
-        track: the invocations before the checkpoint; only `execute` asks for them.
+        track: the calls before the checkpoint, oldest first; only `execute` asks for them.
         can_redo: None if the tool of an invocation can be run again, else why not.
+        remark: what else is to be told of the functions of an invocation; None if nothing.
         kind: what the plan is of.
     """
+    past, again = _executed(track, can_undo, tools)
     steps = [
         PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
-        if call.first_id in accepted and not call.is_imported
-        else step
+        if call.first_id in accepted and not call.is_imported and call.id not in past
+        else _remarked(step, remark)
         for call in later
-        if (step := _step(call, can_undo, tools)) is not None
+        if (step := past[call.id] if call.id in past else _step(call, can_undo, tools)) is not None
     ]
     if replay == EXECUTE:
-        steps += [_again(call, can_redo, "a fresh world gets it by running its tool") for call in track if _ran(call)]
+        steps += again
     elif replay == REDO:
         steps += [_redo(call, can_redo) for call in gone]
     else:
@@ -250,9 +292,36 @@ def make_plan(
     return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, kind=kind, steps=steps)
 
 
-def _ran(call: ToolInvocation) -> bool:
-    """Tell whether a call of the past did something; what failed is not made to fail again."""
-    return call.status not in (invocation.FAILED, invocation.PAUSED)
+def _remarked(step: PlanStep, remark: Why) -> PlanStep:
+    """Add what is to be told of the functions that this step calls, or would have to ask."""
+    asks = step.action in (REVERSE, BLOCK) or step.invocation.status == invocation.UNKNOWN
+    said = remark(step.invocation) if asks else None
+    return step if said is None else replace(step, why=f"{step.why}; {said}")
+
+
+def _executed(
+    track: Sequence[PastCall], can_undo: Why, tools: str
+) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
+    """Decide about the calls of the path that are to be made again.
+
+    Returns:
+        What is done first about each of those that stand, by the id of what stands; and then the runs, oldest first.
+    """
+    first: dict[int, PlanStep | None] = {}
+    runs: list[PlanStep] = []
+    for call in track:
+        step = None if call.stands is None else _step(call.stands, can_undo, tools)
+        if call.invocation.status in (invocation.FAILED, invocation.PAUSED):
+            continue  # it is not made to fail again; what it may have done is told like any other
+        why = call.blocked or (step.why if step is not None and step.action == BLOCK else None)
+        is_there = call.stands is not None or call.invocation.effect == effects.READ_ONLY
+        if call.stands is not None:
+            is_reversed = why is None and step is not None and step.action == REVERSE
+            first[call.stands.id] = step if is_reversed else None
+        action = BLOCK if why is not None else REDO
+        left = ANSWER if is_there else GONE
+        runs.append(PlanStep(action=action, invocation=call.invocation, why=why or AGAIN, otherwise=left))
+    return first, runs
 
 
 def _again(call: ToolInvocation, can_redo: Why, why: str) -> PlanStep:
@@ -280,6 +349,8 @@ def _step(call: ToolInvocation, can_undo: Why, tools: str) -> PlanStep | None:
     if call.effect == effects.READ_ONLY or call.status not in invocation.STANDING:
         return None
     action, why = _decide(call, can_undo)
+    if call.runs > 1:
+        why += f"; its tool began {call.runs} times, as it asked a person: what it does before that, it did each time"
     if tools == "keep" and action != KEEP:
         return PlanStep(action=KEEP, invocation=call, why="the world is to be left alone")
     if tools == "require_clean" and action == REVERSE:
@@ -289,19 +360,28 @@ def _step(call: ToolInvocation, can_undo: Why, tools: str) -> PlanStep | None:
     return PlanStep(action=action, invocation=call, why=why)
 
 
+def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
+    if call.effect == effects.IDEMPOTENT:
+        return KEEP, f"it {'raised' if call.has_raised else 'was broken off'}, and calling it again does no harm"
+    if not call.has_raised:
+        return BLOCK, "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
+    raised = f"it raised {call.error_message}, and may have happened"
+    if call.may_be_repeated:
+        return KEEP, f"{raised}; if it did, tell with repo.resolve() to have it reversed"
+    return BLOCK, f"{raised}; look, and tell with repo.resolve()"
+
+
 def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
     if call.is_imported:
         return KEEP, ELSEWHERE
     if call.effect == effects.UNDECLARED:
-        return KEEP, "nothing was declared about this tool; declare its effect and its undo function"
+        return KEEP, UNDECLARED
     if call.status == invocation.FAILED:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
     if call.status == invocation.INTENDED:
         return BLOCK, "it is running now; wait for its turn to end"
-    if call.status == invocation.UNKNOWN and call.effect == effects.IDEMPOTENT:
-        return KEEP, "it was broken off, and calling it again does no harm"
     if call.status == invocation.UNKNOWN:
-        return BLOCK, "it is unknown whether it happened: it was broken off; look, and tell with repo.resolve()"
+        return _decide_unknown(call)
     if call.status == invocation.REVERSING:
         return BLOCK, "a rollback is reversing it, or died doing so; see repo.operations() and repo.resume()"
     if call.status == invocation.REVERSE_UNKNOWN:

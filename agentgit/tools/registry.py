@@ -4,57 +4,103 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.tools.declared import default
-from agentgit.tools.effects import Effect, Look, Undo, resolve
+from agentgit.tools.declared import ALL
+from agentgit.tools.effects import (
+    IDEMPOTENT,
+    IRREVERSIBLE,
+    REVERSIBLE,
+    ROLES,
+    UNDECLARED,
+    Effect,
+    Look,
+    Undo,
+    resolve,
+)
 from agentgit.tools.files import Keeper
-from agentgit.tools.invocation import ELSEWHERE, ToolInvocation
+from agentgit.tools.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
+from agentgit.tools.naming import Name, doubt, is_other, name_of, shown
 
 Run = Callable[[dict[str, Any], str], Any]
 """Calls a tool with recorded arguments, on the thread of a branch; gives what it returned, or what to await for it."""
 
+EVERYWHERE = 0
+"""Stands for all sessions, in place of the id of one."""
+
+CALLED = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
+
+DECLARE_IT = "wrap the graph again, or name the module that declares it: trust=[...], --trust MODULE"
+
+
+class _Here(NamedTuple):
+    """A function that is declared in this process.
+
+    Args:
+        name: its name.
+        function: itself; the sentence that says why its import path leads nowhere.
+    """
+
+    name: Name
+    function: Undo | str
+
 
 class Registry:
-    """The functions at hand: those that graphs were wrapped with here, and those that can be imported.
+    """The functions at hand: those that this process declared, and nothing else.
 
-    What was declared here of a session's tools wins over the import path in a record, which may be older; that wins
-    over the defaults. What a later declaration leaves out stays as an earlier one had it, for the calls that were made
-    under that one. What a decorator says of a tool of the same name elsewhere in the process says nothing: to undo a
-    payment with the function of another shop's `pay` would do harm, and call it undone.
+    They were declared of a session's tools when a graph was wrapped, or of every session's: by modules that the
+    operator trusts, or as defaults. A record has only the name of a function. That chooses among those that are
+    declared here of a tool of that name, and is never imported. What a later declaration leaves out stays as an earlier
+    one had it, for the calls that were made under that one. What a decorator says of a tool of the same name elsewhere
+    in the process says nothing: to undo a payment with the function of another shop's `pay` would do harm, and call it
+    undone.
 
     Args:
         defaults: what the repository says of tools of which nothing else is said, by name or `*`.
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
-        self._defaults = defaults or {}
-        self._declared: dict[tuple[int, str, str], Undo | str] = {}
+        self._declared: dict[tuple[int, str, str], dict[str, _Here]] = {}
+        self._effects: dict[tuple[int, str], Effect] = {}
         self._runners: dict[tuple[int, str], Run | str] = {}
         self._keepers: dict[int, Keeper] = {}
-        self._ask: Callable[[int], None] | None = None
-        self._asked: set[int] = set()
-        self._asking = threading.RLock()
+        self._waiting: list[Callable[[], None]] = []
+        self._changing = threading.RLock()
+        for tool_name, effect in (defaults or {}).items():
+            self.declare(EVERYWHERE, tool_name, effect)
 
-    def offer(self, ask: Callable[[int], None]) -> None:
-        """Have somebody asked for the tools of each session, once, before its calls are looked at.
+    def offer(self, take: Callable[[], None]) -> None:
+        """Take what a module declares when it is first needed: the module is still being run.
 
         Args:
-            ask: gets the external session; declares and provides what it has.
+            take: declares and provides it; imports nothing that is not imported.
         """
-        self._ask = ask
+        self._waiting.append(take)
 
     def declare(self, session_id: int, tool_name: str, effect: Effect) -> None:
-        """Remember the functions that belong to a tool of a session."""
-        for role, function in effect.functions():
-            self._declared[session_id, tool_name, role] = function
-
-    def provide(self, session_id: int, tool_name: str, run: Run | str) -> None:
-        """Remember how a tool of a session is called.
+        """Remember the functions that belong to a tool; an import path is imported now, and not by a plan.
 
         Args:
-            session_id: the external session.
+            session_id: the external session, or `EVERYWHERE`.
+            tool_name: which tool.
+            effect: as this process declares it.
+        """
+        self._effects[session_id, tool_name] = effect
+        for role, function in effect.functions():
+            name, found = name_of(function), _imported(function) if isinstance(function, str) else function
+            names = {name, name if isinstance(found, str) else name_of(found)}
+            with self._changing:
+                before = self._declared.get((session_id, tool_name, role), {})
+                kept = {path: here for path, here in before.items() if path not in {one.path for one in names}}
+                now = {one.path: _Here(one, found) for one in names}
+                self._declared[session_id, tool_name, role] = kept | now  # a new one: others may be reading the old one
+
+    def provide(self, session_id: int, tool_name: str, run: Run | str) -> None:
+        """Remember how a tool is called again.
+
+        Args:
+            session_id: the external session, or `EVERYWHERE`.
             tool_name: which tool.
             run: calls it; or a sentence that says why it can be called only by its graph.
         """
@@ -72,50 +118,54 @@ class Registry:
         """Give the function that undoes one recorded call.
 
         Raises:
-            NotFound: there is none here.
-            InvalidInput: its import path leads to something else.
+            NotFound: none is declared here, or another one than the call recorded.
         """
         if call.is_imported:
             raise NotFound(ELSEWHERE)
         undo = self._find("undo", session_id, call)
         if undo is None:
-            raise NotFound(
-                f"its undo function is not here; wrap the graph with effects={{{call.tool_name!r}: ...}} first, or "
-                "declare the undo function by an import path"
-            )
+            raise NotFound(f"no undo function of {shown(call.tool_name)} is declared here; {DECLARE_IT}")
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> Look | None:
-        """Give the function that looks whether one recorded call happened; None if none was declared.
+        """Give the function that looks whether one recorded call happened; None if it has none.
 
         Raises:
-            NotFound, InvalidInput: its import path leads nowhere, or to something else.
+            NotFound: it is not declared here, or another one is.
         """
         return self._find("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> Look | None:
-        """Give the function that looks whether one recorded call can be undone now; None if none was declared.
+        """Give the function that looks whether one recorded call can be undone now; None if it has none.
 
         Raises:
-            NotFound, InvalidInput: its import path leads nowhere, or to something else.
+            NotFound: it is not declared here, or another one is.
         """
         return self._find("precheck", session_id, call)
+
+    def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
+        """Return the exceptions by which the tool of a recorded call says that it did nothing."""
+        effect = self._effect(session_id, call.tool_name)
+        return effect.failed_on if effect is not None else ()
 
     def runner(self, session_id: int, call: ToolInvocation) -> Run:
         """Give the function that makes one recorded call again.
 
         Raises:
-            NotFound: its tool is not at hand, or can be called only by its graph.
+            NotFound: its tool is not at hand, or can be called only by its graph; or the tool of that name here has
+                another undo function than the call recorded.
         """
-        self._expect(session_id)
-        run = self._runners.get((session_id, call.tool_name))
+        self._take_what_waits()
+        run = self._runners.get((session_id, call.tool_name)) or self._runners.get((EVERYWHERE, call.tool_name))
         if run is None:
             raise NotFound(
-                f"the tool {call.tool_name} is not here; first wrap a graph that has it in a ToolNode, or name its "
-                "module on the command line: --import"
+                f"the tool {shown(call.tool_name)} is not here; first wrap a graph that has it in a ToolNode, or name "
+                "its module: trust=[...], --trust MODULE"
             )
         if isinstance(run, str):
             raise NotFound(run)
+        if call.undo is not None and self._of(session_id, call.tool_name, "undo"):
+            self._here("undo", session_id, call)  # a tool with another undo function is another tool
         return run
 
     def cannot_run(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -126,26 +176,104 @@ class Registry:
             return str(error)
         return None
 
+    def must_not_run(self, session_id: int, call: ToolInvocation) -> str | None:
+        """Say why a recorded call must not be made a second time, as it was or is declared; None if it may."""
+        declared = self._effect(session_id, call.tool_name)
+        if call.effect == UNDECLARED:
+            return "its tool was not declared when it was called, so nobody knows what a second run would do"
+        if call.effect == IRREVERSIBLE or (declared is not None and declared.kind == IRREVERSIBLE):
+            return "its tool is irreversible, and must not run a second time"
+        # Of a reversible or idempotent call the identity is recorded only if its tool happens once.
+        was_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
+        if was_once or (declared is not None and declared.once):
+            return "its tool happens once in a session, and must not run a second time"
+        return None
+
     def missing(self, session_id: int, call: ToolInvocation) -> str | None:
         """Say why a recorded call cannot be undone here; None if it can."""
         try:
             self.undo(session_id, call)
-        except (NotFound, InvalidInput) as error:
-            return str(error)
+        except NotFound as error:
+            return str(error) if call.is_imported else f"cannot be reversed here: {error}"
         return None
+
+    def remark(self, session_id: int, call: ToolInvocation) -> str | None:
+        """Say what a plan should tell of the functions of a call, besides what stands in the way; None if nothing."""
+        said = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
+        return "; ".join(one for one in said if one is not None) or None
+
+    def _remark(self, role: str, session_id: int, call: ToolInvocation) -> str | None:
+        recorded = getattr(call, role)
+        if recorded is None:
+            return None
+        try:
+            here = self._here(role, session_id, call)
+        except NotFound as error:  # of the others it is said where they are asked for
+            asks = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
+            return str(error) if asks else None
+        return doubt(Name.read(recorded), here.name)
+
+    # -- among what is declared
 
     def _find(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function that looks at the world of this program would see another one
             return None
-        self._expect(session_id)
-        found = self._declared.get((session_id, call.tool_name, role)) or getattr(call, role)
-        found = found or getattr(default(self._defaults, call.tool_name), role, None)
-        return resolve(found) if isinstance(found, str) else found
+        if getattr(call, role) is not None:
+            return _usable(self._here(role, session_id, call))
+        known = self._of(session_id, call.tool_name, role)
+        return _usable(known[0]) if known else None  # it was recorded without one: nothing says that this is another
 
-    def _expect(self, session_id: int) -> None:
-        if self._ask is None or session_id in self._asked:
-            return
-        with self._asking:  # who comes second waits until all is there
-            if session_id not in self._asked:
-                self._ask(session_id)
-                self._asked.add(session_id)
+    def _here(self, role: str, session_id: int, call: ToolInvocation) -> _Here:
+        """Find the function that a call recorded among those that are declared here.
+
+        Raises:
+            NotFound: it is not among them.
+        """
+        recorded, known = Name.read(getattr(call, role)), self._of(session_id, call.tool_name, role)
+        if found := next((here for here in known if not is_other(recorded, here.name)), None):
+            return found
+        if not known:
+            raise NotFound(f"its {CALLED[role]} {shown(recorded)} is not declared here; {DECLARE_IT}")
+        raise NotFound(
+            f"its {CALLED[role]} was {shown(recorded)} at the call, and {shown(known[0].name)} is declared here: "
+            "another one; declare the first again"
+        )
+
+    def _of(self, session_id: int, tool_name: str, role: str) -> list[_Here]:
+        """List what is declared of a tool, the nearest and latest word first."""
+        self._take_what_waits()
+        return [
+            here
+            for place in _places(session_id, tool_name)
+            for here in reversed(self._declared.get((*place, role), {}).values())
+        ]
+
+    def _effect(self, session_id: int, tool_name: str) -> Effect | None:
+        """Return the nearest declaration of a tool; None if there is none."""
+        self._take_what_waits()
+        found = (self._effects.get(place) for place in _places(session_id, tool_name))
+        return next((effect for effect in found if effect is not None), None)
+
+    def _take_what_waits(self) -> None:
+        with self._changing:  # who comes second waits until all is there
+            while self._waiting:
+                self._waiting[0]()
+                self._waiting.pop(0)
+
+
+def _places(session_id: int, tool_name: str) -> tuple[tuple[int, str], ...]:
+    """Return where a tool may be declared, the nearest first."""
+    return (session_id, tool_name), (EVERYWHERE, tool_name), (EVERYWHERE, ALL)
+
+
+def _imported(path: str) -> Undo | str:
+    try:
+        return resolve(path)
+    except (NotFound, InvalidInput) as error:
+        return str(error)
+
+
+def _usable(here: _Here) -> Undo:
+    if isinstance(here.function, str):
+        raise NotFound(here.function)
+    return here.function

@@ -12,8 +12,11 @@ from agentgit.tools.invocation import ToolInvocation
 from agentgit.tools.plan import ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.values import Drawn
 
-GROUPS = ("reversed", "redone", "drifted", "replayed", "kept", "gone", "failed", "remaining")
+GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
 """What can become of the steps of a plan, and of the track."""
+
+NEWER = frozenset({"answered"})
+"""The groups that reports of an earlier version do not have."""
 
 DONE = "done"
 
@@ -47,7 +50,8 @@ class RollbackReport(Drawn):
         reversed: effects taken back, in the order it happened.
         redone: calls whose tool ran again.
         drifted: those of them that returned something else than before.
-        replayed: invocations that the new branch's track begins with.
+        answered: calls that were to run again and did not: the new branch has their recorded results.
+        replayed: invocations that the new branch's track begins with, taken from the record as they are.
         kept: effects that stay in the world.
         gone: effects that the conversation tells of, and that were reversed before.
         failed: reversals that raised.
@@ -63,6 +67,7 @@ class RollbackReport(Drawn):
     reversed: list[ReportItem] = field(default_factory=list)
     redone: list[ReportItem] = field(default_factory=list)
     drifted: list[ReportItem] = field(default_factory=list)
+    answered: list[ReportItem] = field(default_factory=list)
     replayed: list[ReportItem] = field(default_factory=list)
     kept: list[ReportItem] = field(default_factory=list)
     gone: list[ReportItem] = field(default_factory=list)
@@ -92,7 +97,10 @@ class RollbackReport(Drawn):
             True
         """
         try:
-            groups: dict[str, Any] = {group: [_item(item) for item in data[group]] for group in GROUPS}
+            groups: dict[str, Any] = {
+                group: [_item(item) for item in (data.get(group, ()) if group in NEWER else data[group])]
+                for group in GROUPS
+            }
             files = FileChanges.from_dict(data["files"]) if data.get("files") else None
             return cls(**{name: data[name] for name in _FACTS}, **groups, files=files)
         except (KeyError, TypeError) as error:
@@ -105,7 +113,8 @@ class RollbackReport(Drawn):
     @property
     def heading(self) -> str:
         """A sentence that says what it is a report of."""
-        calls = f"{len(self.replayed)} tool call{'' if len(self.replayed) == 1 else 's'}"
+        n = len(self.replayed) + len(self.answered)
+        calls = f"{n} tool call{'' if n == 1 else 's'}"
         if self.kind == SWITCH:
             return f"Switch {self.status}: branch {self.branch}."
         if self.kind == WORLD_ONLY:
@@ -124,7 +133,9 @@ class RollbackReport(Drawn):
 
 _FACTS = ("operation_id", "status", "checkpoint_id", "branch", "kind")
 
-_SAID = {group: group for group in GROUPS if group != "replayed"} | {"remaining": "not tried"}
+_SAID = {group: group for group in GROUPS if group != "replayed"} | {
+    "remaining": "not tried", "answered": "answered from the record",
+}  # fmt: skip
 """What is said of each group; what was replayed is in the heading."""
 
 

@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from agentgit.web import api, pages
+from agentgit.web import api, health, pages
 from agentgit.web.entrance import Accounts, Link
+from agentgit.web.proxies import Proxies, public_address
 from agentgit.web.security import Guard
-from agentgit.web.site import Limits, Site
+from agentgit.web.site import Limits, Site, name_of
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
@@ -25,6 +26,7 @@ STATIC = Path(__file__).parent / "static"
 
 def app(
     repo: Repository, *, link: Link | None = None, hosts: Iterable[str] | None = None, insecure: bool = False,
+    trusted_proxies: Iterable[str] = (), public_url: str | None = None, metrics_token: str | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:  # fmt: skip
     """Make an ASGI application of a repository: pages, and an HTTP API under `/api/v1`.
@@ -33,9 +35,15 @@ def app(
         repo: of whoever runs it; each request is served as the user who makes it. It stays open as long as the
             application is used, and is closed by whoever opened it.
         link: let in by a link, as the owner of `repo`; None asks for names and passwords. Both take API keys.
-        hosts: the names under which it may be asked for; None is any.
+        hosts: the names under which it may be asked for, besides that of the public URL; None is any if there is none.
         insecure: True to let people log in over plain http from other machines.
+        trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
+        public_url: where browsers find it; None is the scheme and host of each request.
+        metrics_token: what lets a program read `/metrics`; None lets admins only, with an API key.
         limits: how much one request may ask for.
+
+    Raises:
+        InvalidInput: a proxy or the public URL is none.
 
     Example:
         >>> import agentgit
@@ -44,10 +52,13 @@ def app(
         >>> TestClient(site).get("/api/v1/sessions").json()["status"]
         401
     """
+    public = public_address(public_url) if public_url is not None else None
+    names = [*(hosts or ()), *([name_of(public.host)] if public else [])]
     site = Site(
         entrance=link or Accounts(repo),
-        hosts=frozenset(name.lower() for name in hosts) if hosts is not None else None,
-        insecure=insecure, limits=limits or Limits(),
+        hosts=frozenset(name.lower() for name in names) if names or hosts is not None else None,
+        insecure=insecure, proxies=Proxies(trusted_proxies), public=public, metrics_token=metrics_token or None,
+        limits=limits or Limits(),
     )  # fmt: skip
     made = FastAPI(
         title="agentgit", openapi_url=None, docs_url=None, redoc_url=None,
@@ -56,6 +67,7 @@ def app(
     made.state.site = site
     made.mount("/api/v1", api.make())
     made.mount("/static", Static(directory=STATIC))
+    made.include_router(health.router)
     pages.add_to(made)
     return made
 

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agentgit.errors import InvalidInput, NotAllowed
 
@@ -20,6 +20,20 @@ HOURS = 12
 
 BROWSER = "browser"
 """What the key of a browser is called."""
+
+
+class Entered(NamedTuple):
+    """What a browser keeps of a login.
+
+    Args:
+        key: lets it in.
+        device: has its later attempts counted apart.
+        user_id: who it is.
+    """
+
+    key: str
+    device: str
+    user_id: int
 
 
 class Accounts:
@@ -42,16 +56,22 @@ class Accounts:
         """
         return self.repo.authenticate(credential)
 
-    def login(self, name: str, password: str, source: str) -> str:
-        """Let somebody in who has an account; give the key that their browser keeps.
+    def login(self, name: str, password: str, source: str, device: str | None = None) -> Entered:
+        """Let somebody in who has an account; give what their browser keeps.
+
+        Args:
+            name: of the account.
+            password: its.
+            source: the address of whoever asks.
+            device: what their browser kept of an earlier login of that name.
 
         Raises:
             NotAllowed: there is no such account, or the password is wrong.
             TooManyAttempts: it was wrong too often.
         """
-        user = self.repo.login(name, password, source=source)
+        user = self.repo.login(name, password, source=source, device=device)
         made = user.keys.create(BROWSER, scopes=("admin",), expires_in=timedelta(hours=HOURS))
-        return made.secret
+        return Entered(made.secret, user.keys.device(), user.user.id)
 
     def leave(self, credential: str) -> None:
         """Let a credential be nobody's from now on.
@@ -70,8 +90,8 @@ class Accounts:
 class Link:
     """Comes in, as the owner of the repository, who has the link that is shown where the server was started.
 
-    The link works once: whoever finds it later in a log or in the history of a browser is too late. Programs come in
-    with API keys, as everywhere.
+    The link works for 12 hours, as often as it is opened: a preview that fetches it spends nothing, and a second
+    browser, or the same one after its cookies are gone, needs no restart. Programs come in with API keys.
 
     Args:
         repo: what they see.
@@ -82,10 +102,10 @@ class Link:
         >>> credential = link.enter(link.token)
         >>> link.repository(credential) is link.repo
         True
-        >>> link.enter(link.token)
+        >>> link.enter("another")
         Traceback (most recent call last):
             ...
-        agentgit.errors.NotAllowed: This link was used, or it is of another start. Start agentgit serve again.
+        agentgit.errors.NotAllowed: This link has ended, or it is of another start. Start agentgit serve again.
     """
 
     by_password = False
@@ -93,7 +113,7 @@ class Link:
     def __init__(self, repo: Repository) -> None:
         self.repo = repo
         self.token = secrets.token_urlsafe(32)
-        self._is_used = False
+        self._ends = time.monotonic() + HOURS * 3600
         self._until: dict[bytes, float] = {}
         self._lock = threading.Lock()
 
@@ -101,14 +121,15 @@ class Link:
         """Let in who has the link; give the credential that their browser keeps.
 
         Raises:
-            NotAllowed: the token is another one, or was used.
+            NotAllowed: the token is another one, or has ended.
         """
+        now, credential = time.monotonic(), secrets.token_urlsafe(32)
+        is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
+        if not is_right or now >= self._ends:
+            raise NotAllowed("This link has ended, or it is of another start. Start agentgit serve again.")
         with self._lock:
-            if self._is_used or not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
-                raise NotAllowed("This link was used, or it is of another start. Start agentgit serve again.")
-            self._is_used = True
-            credential = secrets.token_urlsafe(32)
-            self._until[_hash(credential)] = time.monotonic() + HOURS * 3600
+            live = {key: until for key, until in self._until.items() if until > now}
+            self._until = {**live, _hash(credential): now + HOURS * 3600}
         return credential
 
     def repository(self, credential: str) -> Repository:
@@ -121,7 +142,9 @@ class Link:
 
     def leave(self, credential: str) -> None:
         """Let a credential be nobody's from now on: a browser's here, an API key in the database."""
-        if self._until.pop(_hash(credential), None) is None:
+        with self._lock:
+            was_in = self._until.pop(_hash(credential), None) is not None
+        if not was_in:
             _end(self.repo, credential)
 
     def has_left(self, repo: Repository, credential: str) -> bool:

@@ -45,6 +45,9 @@ class Seats:
         self._taken: Counter[int] = Counter()
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return self._taken.total()
+
     def take(self, user_id: int) -> None:
         """Take a seat.
 

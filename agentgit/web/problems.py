@@ -24,7 +24,7 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
-from agentgit.values import to_json
+from agentgit.values import is_of_database, to_json
 
 LOG = logging.getLogger("agentgit.web")
 
@@ -95,7 +95,12 @@ def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, 
 
 
 def of_error(error: AgentGitError) -> dict[str, Any]:
-    """Give the details of a failure: with the head that moved, the plan that is blocked, the report so far."""
+    """Give the details of a failure: with the head that moved, the plan that is blocked, the report so far.
+
+    What a database's driver said of it goes to the log.
+    """
+    if is_of_database(error.__cause__):
+        LOG.warning("The database refused something.", exc_info=error)
     more: dict[str, Any] = {}
     for name in ("near", "candidates", "head", "invocation", "nearest", "operation"):
         if (value := getattr(error, name, None)) not in (None, ()):

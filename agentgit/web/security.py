@@ -7,9 +7,9 @@ import hashlib
 import hmac
 import math
 import secrets
+import time
 from collections.abc import Callable
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Form, HTTPException
 from starlette.concurrency import run_in_threadpool
@@ -18,9 +18,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentgit.errors import NotAllowed
-from agentgit.web.entrance import HOURS
-from agentgit.web.site import KEY, LOOPBACK, Site, name_of, site_of
+from agentgit.errors import NotAllowed, TooManyAttempts
+from agentgit.web.entrance import HOURS, Accounts, Entered
+from agentgit.web.metrics import route_of, write_access
+from agentgit.web.problems import LOG
+from agentgit.web.proxies import Address, read_address
+from agentgit.web.site import KEY, LOOPBACK, Site, name_of, note_user, site_of
 
 HEADERS = {
     "content-security-policy": (
@@ -41,7 +44,10 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 """What changes nothing."""
 
 NOT_BY_HEAD = ("/enter", "/events/live")
-"""Where the head of an answer cannot be had alone: the link would be used up, and a feed has no end."""
+"""Where the head of an answer cannot be had alone: it would let somebody in, or has no end."""
+
+BY_ANY_NAME = ("/healthz", "/readyz")
+"""What is answered whatever the host is called: probes come by addresses."""
 
 
 class Guard:
@@ -63,11 +69,26 @@ class Guard:
             await self.app(scope, receive, send)
             return
         scope[KEY] = self.site
+        self.site.proxies.apply(scope, self.site.public)
+        method, root, begun = scope["method"], scope.get("root_path", ""), time.monotonic()
         answering = _Answering(scope, send)
+        try:
+            await self._answer(scope, receive, answering)
+        finally:
+            route, seconds = route_of(scope, root), time.monotonic() - begun
+            self.site.metrics.observe(route, method, answering.status, seconds)
+            write_access(scope, route, method, answering.status, seconds)
+
+    async def _answer(self, scope: Scope, receive: Receive, answering: _Answering) -> None:
         if answering.head_alone:
             scope["method"] = "GET"  # what is asked for is the same; only the body does not go out
+        line = len(scope["path"]) + len(scope.get("query_string", b""))
+        if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.site.limits.head:
+            await PlainTextResponse("The headers are too large.\n", 431)(scope, receive, answering.send)
+            return
         host = name_of(Headers(scope=scope).get("host", ""))
-        if self.site.hosts is not None and host not in self.site.hosts:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self.site.hosts is not None and host not in self.site.hosts and path not in BY_ANY_NAME:
             told = "This server is not called so. Add the name where it is started: agentgit serve --allow-host NAME\n"
             await PlainTextResponse(told, 400)(scope, receive, answering.send)
             return
@@ -123,11 +144,12 @@ class _Answering:
         self._is_https, self._send = scope["scheme"] == "https", send
         self.head_alone = scope["method"] == "HEAD" and not scope["path"].endswith(NOT_BY_HEAD)
         self.is_begun = self.is_whole = False
+        self.status = 0
 
     async def send(self, message: Message) -> None:
         """Send a piece of it."""
         if message["type"] == "http.response.start":
-            self.is_begun = True
+            self.is_begun, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
@@ -143,41 +165,88 @@ class _Answering:
 # -- the cookie of a browser
 
 
+def address_of(connection: HTTPConnection) -> Address | None:
+    """Give where the browser finds the application: the public URL, else where the request was sent to."""
+    url = f"{connection.scope['scheme']}://{connection.headers.get('host', '')}"
+    return site_of(connection).public or read_address(url)
+
+
+def is_https(connection: HTTPConnection) -> bool:
+    """Tell whether the browser finds the application by https."""
+    address = address_of(connection)
+    return address is not None and address.scheme == "https"
+
+
 def cookie_name(connection: HTTPConnection) -> str:
     """Name the cookie. Over https only this host can set one of this name; else two ports of a machine do not share it.
 
     Over https a browser takes a name that begins so only with Secure, for all paths, and from this host.
     """
-    return "__Host-agentgit" if connection.url.scheme == "https" else f"agentgit-{connection.url.port or 80}"
+    address = address_of(connection)
+    port = address.host.removeprefix(name_of(address.host)).removeprefix(":") if address else ""
+    return "__Host-agentgit" if is_https(connection) else f"agentgit-{port or 80}"
+
+
+def device_cookie(connection: HTTPConnection, name: str) -> str:
+    """Name the cookie by which a browser is known in which somebody has logged in; each name has its own."""
+    return f"{cookie_name(connection)}-device-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
+
+
+def keep(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
+    """Let a browser keep a cookie, where no script reads it and no other site sends it along.
+
+    Args:
+        request: of the browser.
+        response: what it is answered.
+        name: of the cookie.
+        value: what is kept.
+        seconds: how long; None is until it is closed.
+    """
+    response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
 
 def closed_line(request: Request) -> None:
-    """Make sure, before a password is asked for or a link is used up, that nobody on the way can read along.
+    """Make sure, before a password is asked for or a link lets somebody in, that nobody on the way can read along.
 
     Raises:
         NotAllowed: somebody could.
     """
-    is_https = request.url.scheme == "https"
-    if not (is_https or site_of(request).insecure or name_of(request.headers.get("host", "")) in LOOPBACK):
+    is_here = name_of(request.headers.get("host", "")) in LOOPBACK
+    if not (request.scope["scheme"] == "https" or is_here or site_of(request).insecure):
         raise NotAllowed(
-            "Over plain http anybody on the way could read your password and key. Use https; or, where you trust the "
-            "network, start agentgit serve with --insecure."
+            "Over plain http anybody on the way could read your password and key. Use https. If a proxy speaks it, let "
+            "that set X-Forwarded-Proto, and start agentgit serve with --trusted-proxy ADDRESS; where you trust the "
+            "network, with --insecure."
         )
 
 
+def log_in(request: Request, entrance: Accounts, name: str, password: str, device: str | None = None) -> Entered:
+    """Let somebody in who has an account, and count it if not; see `Accounts.login`.
+
+    Raises:
+        NotAllowed: there is no such account, or the password is wrong.
+        TooManyAttempts: it was wrong too often.
+    """
+    try:
+        entered = entrance.login(name, password, request.client.host if request.client else "", device)
+    except NotAllowed as error:
+        site_of(request).metrics.login_failed(throttled=isinstance(error, TooManyAttempts))
+        raise
+    note_user(request, entered.user_id)
+    return entered
+
+
 def let_in(request: Request, response: Response, credential: str) -> Response:
-    """Let a browser keep a credential, where no script reads it and no other site sends it along."""
-    response.set_cookie(
-        cookie_name(request), credential, max_age=HOURS * 3600, path="/", secure=request.url.scheme == "https",
-        httponly=True, samesite="lax",
-    )  # fmt: skip
+    """Let a browser keep a credential."""
+    keep(request, response, cookie_name(request), credential, HOURS * 3600)
     return response
 
 
 def let_go(request: Request, response: Response) -> Response:
     """Let a browser forget its credential."""
-    is_https = request.url.scheme == "https"
-    response.delete_cookie(cookie_name(request), path="/", secure=is_https, httponly=True, samesite="lax")
+    response.delete_cookie(
+        cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax"
+    )  # fmt: skip
     return response
 
 
@@ -211,11 +280,16 @@ def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "")
     Raises:
         HTTPException: it does not.
     """
-    origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    if origin is not None:
-        ours = urlsplit(origin).netloc == host
-    else:
-        ours = request.headers.get("sec-fetch-site") == "same-origin"
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    theirs, ours = read_address(origin) if origin is not None else None, address_of(request)
+    is_ours = theirs is not None and ours is not None and theirs.origin == ours.origin
+    is_from_here = is_ours if origin is not None else site == "same-origin"
     mark = mark_of(request)
-    if not ours or not mark or not hmac.compare_digest(csrf.encode("utf-8", "replace"), mark.encode()):
+    has_mark = bool(mark) and hmac.compare_digest(csrf.encode("utf-8", "replace"), mark.encode())
+    if not is_from_here or not has_mark:
+        LOG.warning(
+            "A form was refused. Its Origin: %.300r, Sec-Fetch-Site: %.50r; ours: %.300r; its mark is %s. "
+            "If Origin and ours should be equal: agentgit serve --trusted-proxy ADDRESS, or --public-url URL.",
+            origin, site, ours.origin if ours else None, "right" if has_mark else "wrong or missing",
+        )  # fmt: skip
         raise HTTPException(403, "This form is of another page or of an earlier visit. Go back, reload, and try again.")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
+import sys
 import webbrowser
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from fastapi import FastAPI
 
 from agentgit.auth.user import LOCAL
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.web.app import app
+from agentgit.web.connections import Connection, Connections
 from agentgit.web.entrance import Link
+from agentgit.web.metrics import ACCESS
 from agentgit.web.site import LOOPBACK, Site
 
 if TYPE_CHECKING:
@@ -23,21 +29,28 @@ if TYPE_CHECKING:
 STOP_SECONDS = 10
 """How long what is being answered may take when the server stops."""
 
-MOST_AT_ONCE = 500
-"""How many requests and feeds are held open at once; more are told to come again."""
+IDLE_SECONDS = 5
+"""How long a connection is kept after an answer if nothing more comes."""
 
 
 class Server(uvicorn.Server):
-    """Stops live feeds first, which would go on for ever.
+    """Serves an application; when it stops it ends live feeds first, which would go on for ever.
 
     Args:
-        config: as uvicorn takes it.
-        site: what the requests share.
+        made: as `app` makes it.
     """
 
-    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+    def __init__(self, made: FastAPI) -> None:
+        self._site: Site = made.state.site
+        connections, limits = Connections(self._site), self._site.limits
+        self._site.connections = connections.__len__
+        config = uvicorn.Config(
+            made, http=cast(Any, partial(Connection, connections)), ws="none", log_level="warning", access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS, limit_concurrency=limits.connections,
+            h11_max_incomplete_event_size=limits.head,
+        )  # fmt: skip
         super().__init__(config)
-        self._site = site
 
     async def shutdown(self, sockets: Any = None) -> None:
         """End what is being answered, and stop."""
@@ -47,7 +60,8 @@ class Server(uvicorn.Server):
 
 def serve(
     repo: Repository, *, host: str = "127.0.0.1", port: int = 8700, accounts: bool = False,
-    hosts: Iterable[str] = (), insecure: bool = False, behind_proxy: bool = False,
+    hosts: Iterable[str] = (), insecure: bool = False, trusted_proxies: Iterable[str] = (),
+    public_url: str | None = None, metrics_token: str | None = None, access_log: bool = False,
     say: Callable[[str], None] = print, browser: bool = False,
 ) -> None:  # fmt: skip
     """Serve a repository until Ctrl-C or SIGTERM.
@@ -59,14 +73,18 @@ def serve(
         host: where it listens.
         port: where it listens; 0 is any that is free.
         accounts: True to ask for accounts on a SQLite file, too.
-        hosts: the names under which it may be asked for; none are those of this machine if it listens there, else any.
+        hosts: the names under which it may be asked for, besides that of the public URL; none are those of this
+            machine if it listens there, else any if there is no public URL.
         insecure: True to let people log in over plain http from other machines.
-        behind_proxy: True to believe the proxy before it who asks, and whether they came by https.
+        trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
+        public_url: where browsers find it; None is the scheme and host of each request.
+        metrics_token: what lets a program read `/metrics`; None lets admins only, with an API key.
+        access_log: True to write a line for each request to the standard output.
         say: is told where it is.
         browser: True to open it in a browser.
 
     Raises:
-        InvalidInput: nobody could come in: there is no account.
+        InvalidInput: nobody could come in: there is no account; or a proxy or the public URL is none.
         Unavailable: the place to listen is taken.
     """
     is_here = host in ("localhost", "127.0.0.1", "::1")
@@ -75,12 +93,14 @@ def serve(
         raise InvalidInput(
             "Nobody could come in: there is no account yet. Make one: agentgit users add NAME --password"
         )
+    if access_log:
+        ACCESS.addHandler(logging.StreamHandler(sys.stdout))
+        ACCESS.setLevel(logging.INFO)
+        ACCESS.propagate = False
     names = {*LOOPBACK, *hosts} if is_here else set(hosts) or None
-    made = app(repo, link=link, hosts=names, insecure=insecure)
-    config = uvicorn.Config(
-        made, host=host, port=port, log_level="warning", access_log=False, server_header=False,
-        proxy_headers=behind_proxy, forwarded_allow_ips="*" if behind_proxy else None,
-        timeout_graceful_shutdown=STOP_SECONDS, limit_concurrency=MOST_AT_ONCE,
+    made = app(
+        repo, link=link, hosts=names, insecure=insecure, trusted_proxies=trusted_proxies, public_url=public_url,
+        metrics_token=metrics_token,
     )  # fmt: skip
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -90,20 +110,22 @@ def serve(
             f"{host}:{port} cannot be listened at: {error.strerror}. Name another port: --port PORT"
         ) from error
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
-    _tell(say, address, link, browser=browser)
+    place = f"http://{shown}:{listening.getsockname()[1]}"
+    if public_url is not None:
+        say(f"It listens at {place}")
+    _tell(say, f"{(public_url or place).rstrip('/')}/", link, browser=browser)
     # uvicorn stops in good order at a signal, and then sends it again for whoever called it.
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        Server(config, made.state.site).run([listening])
+        Server(made).run([listening])
 
 
 def _tell(say: Callable[[str], None], address: str, link: Link | None, *, browser: bool) -> None:
-    """Say where it is; the link is good for one browser."""
+    """Say where it is; the link lets browsers in."""
     address = f"{address}enter?token={link.token}" if link is not None else address
     say(f"agentgit is at {address}")
     if link is not None:
-        say("The link lets one browser in, for 12 hours. Whoever has it sees all of this database.")
+        say("The link lets a browser in, for 12 hours. Whoever has it sees all of this database.")
     say("Ctrl-C stops it.")
     if browser:
         webbrowser.open(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -9,6 +10,8 @@ from starlette.requests import HTTPConnection
 
 from agentgit.web.entrance import Accounts, Link
 from agentgit.web.live import Seats
+from agentgit.web.metrics import USER, Metrics
+from agentgit.web.proxies import Address, Proxies
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
@@ -26,13 +29,20 @@ class Limits:
 
     Args:
         body: bytes of its body.
-        seconds: how long it may take to send that.
+        head: bytes of its line and headers.
+        seconds: how long each of these may take to come, and the other side to read on.
         feeds: how many live feeds one user may have open at once.
+        connections: how many connections a server has open at once; for another one it ends the one that waits longest
+            for a request.
+        connections_each: how many of them one address has, if it is no trusted proxy.
     """
 
     body: int = 1_000_000
+    head: int = 16_384
     seconds: float = 20.0
     feeds: int = 8
+    connections: int = 500
+    connections_each: int = 100
 
 
 @dataclass(kw_only=True)
@@ -43,13 +53,23 @@ class Site:
         entrance: how people come in.
         hosts: the names under which it may be asked for, without a port; None is any.
         insecure: True to let people log in over plain http from other machines.
+        proxies: whose word is taken of where a request comes from.
+        public: where browsers find it; None is where a request was sent to.
         limits: how much one request may ask for.
+        metrics_token: what lets a program read the metrics, besides the key of an admin.
+        metrics: what was counted.
+        connections: tells how many are open, if a server of ours serves it.
     """
 
     entrance: Accounts | Link
     hosts: frozenset[str] | None = None
     insecure: bool = False
+    proxies: Proxies = field(default_factory=Proxies)
+    public: Address | None = None
     limits: Limits = field(default_factory=Limits)
+    metrics_token: str | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    connections: Callable[[], int] | None = None
     is_closing: bool = False
     """True once the server stops: live feeds end."""
 
@@ -65,6 +85,11 @@ class Site:
 def site_of(connection: HTTPConnection) -> Site:
     """Give the application that a request is for."""
     return cast(Site, connection.scope[KEY])
+
+
+def note_user(connection: HTTPConnection, user_id: int) -> None:
+    """Note as whom a request is served, for the access log."""
+    connection.scope[USER] = user_id
 
 
 def name_of(host: str) -> str:

@@ -25,7 +25,7 @@ from agentgit.workspace.own import Own
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.trees import Trees
 from agentgit.workspace.undo import UndoStack
-from agentgit.workspace.values import FileCheckpoint, plain, when
+from agentgit.workspace.values import FileCheckpoint, Restored, plain, when
 
 if TYPE_CHECKING:
     from agentgit.workspace.environment import Environment
@@ -54,6 +54,7 @@ class Base(ABC):
     _environment: str | Environment
     _listeners: dict[str, list[Callable[[Any], None]]]
     _thread: threading.RLock
+    _finished: Sequence[Restored] = ()
 
     @property
     @abstractmethod
@@ -103,7 +104,8 @@ class Base(ABC):
             with exclusive(os.path.join(self._storage, "lock"), patience=PATIENCE, what=f"the workspace {self._root}"):
                 self._inner = True
                 try:
-                    for done in self._engine.finish():
+                    self._finished = self._engine.finish()
+                    for done in self._finished:
                         self._catalog.set(POSITION, done.id)
                         self._tell(RESTORED, done)
                     yield
@@ -197,16 +199,46 @@ class Base(ABC):
         return Expected(row.snapshot.id, row.tree)
 
     def _inside(self, paths: Paths) -> tuple[bytes, ...] | None:
-        """Give paths relative to the workspace.
+        """Return paths relative to the workspace, as they are written: no link in the workspace is followed.
 
         Raises:
             InvalidInput: one is outside of it.
         """
         if paths is None:
             return None
-        if isinstance(paths, str):
+        if isinstance(paths, str | bytes | os.PathLike):
             raise InvalidInput("paths is a list of paths; write [path] for one.")
-        return tuple(self.relative(path) for path in paths)
+        return tuple(self._as_written(path) for path in paths)
+
+    def _as_written(self, path: str | os.PathLike[str]) -> bytes:
+        """Return a path relative to the workspace, whichever way an absolute one leads to it."""
+        above = whole = self._whole(path)
+        while above != os.path.dirname(above):
+            if above == self._root or os.path.realpath(above) == self._root:
+                return b"" if above == whole else os.fsencode(os.path.relpath(whole, above))
+            above = os.path.dirname(above)
+        return self.relative(path)
+
+    def _whole(self, path: str | os.PathLike[str]) -> str:
+        """Return a path as an absolute one.
+
+        Raises:
+            InvalidInput: no file can have it.
+        """
+        try:
+            text = os.fsdecode(path)
+            if text and b"\0" not in os.fsencode(text):
+                return os.path.normpath(os.path.join(self._root, text))
+        except (TypeError, UnicodeEncodeError):
+            pass
+        raise InvalidInput(f"{path!r} is no path of a file.")
+
+    def _looked_at(self, paths: Paths) -> tuple[bytes, ...] | None:
+        """Return the paths at which files may have changed: as they are written, and where links lead from there."""
+        inside = self._inside(paths)
+        if inside is None or paths is None:
+            return None
+        return tuple(dict.fromkeys([*inside, *(self.relative(path) for path in paths if self.holds(path))]))
 
     def relative(self, path: str | os.PathLike[str]) -> bytes:
         """Give a path relative to the workspace, without following a link at its end.
@@ -214,7 +246,7 @@ class Base(ABC):
         Raises:
             InvalidInput: it is outside of the workspace.
         """
-        whole = os.path.normpath(os.path.join(self._root, os.fsdecode(path)))
+        whole = self._whole(path)
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
         if whole == self._root:
             return b""

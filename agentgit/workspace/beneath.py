@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import BinaryIO
 
 from agentgit.errors import InvalidInput, Unavailable
+from agentgit.values import shown
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """How each directory on the way to a file is opened: never through a symbolic link."""
@@ -18,8 +19,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """How a file is opened to be read; a pipe that somebody puts in its place is not waited for."""
 
-CHUNK = 1 << 20
-"""How much of a file is read and kept at once, in bytes."""
+PRIVATE, OLD = b".agentgit-", b"-old"
+"""How the names begin and end that a change gives to what it works with; they are gone when it is done."""
 
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -41,7 +42,7 @@ def told(path: bytes) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
         what = TO_DO.get(error.errno or 0, "See what is wrong there")
-        raise Unavailable(f"{os.fsdecode(path)}: {error.strerror}. {what}, then do the same again.") from error
+        raise Unavailable(f"{shown(path)}: {error.strerror or error}. {what}, then do the same again.") from error
 
 
 @contextmanager
@@ -52,24 +53,14 @@ def regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result
         yield (file, found) if stat.S_ISREG(found.st_mode) else None
 
 
-def replace(parent: int, name: bytes, make: Callable[[bytes], None]) -> None:
-    """Put something in place of a file or a link, or of nothing, in one step.
+def written_name(name: bytes) -> bytes:
+    """Give the name under which the new contents of a file are written, beside it."""
+    return PRIVATE + sha256(name).hexdigest()[:16].encode()
 
-    It is made beside it and renamed: if the process is killed meanwhile, doing the same again takes that file away.
 
-    Args:
-        parent: the open directory.
-        name: of the file in it.
-        make: makes what is put there, under the name that it is given.
-    """
-    beside = b".agentgit-" + sha256(name).hexdigest()[:16].encode()
-    remove_file(parent, beside)
-    try:
-        make(beside)
-        os.rename(beside, name, src_dir_fd=parent, dst_dir_fd=parent)
-    except BaseException:
-        remove_file(parent, beside)
-        raise
+def taken_name(name: bytes) -> bytes:
+    """Give the name under which what stood at a name is kept until it is clear what becomes of it."""
+    return name if name.startswith(PRIVATE) and name.endswith(OLD) else written_name(name) + OLD
 
 
 def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tuple[int, int]) -> None:
@@ -90,6 +81,16 @@ def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tu
         os.fchmod(file.fileno(), stat.S_IMODE(mode))
 
 
+def flush(*folders: str | bytes | os.PathLike[str]) -> None:
+    """Bring the names in directories to the disk, so that they outlast a loss of power."""
+    for folder in folders:
+        at = os.open(folder, FOLDER & ~os.O_NOFOLLOW)
+        try:
+            os.fsync(at)
+        finally:
+            os.close(at)
+
+
 def remove_file(parent: int, name: bytes) -> None:
     """Remove a file or a link; nothing is done if it is gone."""
     with suppress(FileNotFoundError):
@@ -97,11 +98,37 @@ def remove_file(parent: int, name: bytes) -> None:
 
 
 def remove_empty(parent: int, name: bytes) -> bool:
-    """Remove a directory if it is empty; tell whether it was."""
+    """Remove a directory if it is empty and nothing is mounted there; tell whether it was."""
     try:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
             return False
         raise
     return True
+
+
+def set_mode(parent: int, name: bytes, mode: int) -> None:
+    """Set the permission bits of a directory, never through a link.
+
+    A file never gets other bits in place: it may have other names, outside of the workspace too.
+
+    Raises:
+        OSError: it is no directory, or is not one's own.
+    """
+    try:
+        file = os.open(name, FOLDER, dir_fd=parent)
+    except PermissionError:  # its owner may set the bits of what they may not read
+        if not hasattr(os, "O_PATH"):
+            os.chmod(name, stat.S_IMODE(mode), dir_fd=parent, follow_symlinks=False)
+            return
+        file = os.open(name, FOLDER | os.O_PATH, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{file}", stat.S_IMODE(mode))
+        finally:
+            os.close(file)
+        return
+    try:
+        os.fchmod(file, stat.S_IMODE(mode))
+    finally:
+        os.close(file)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from agentgit.errors import Unavailable
 from agentgit.workspace.known import Known, Seen, Skipped, Stamp
+from agentgit.workspace.left_out import Left, LeftOut, packed, unpacked
 from agentgit.workspace.trees import Entry
 from agentgit.workspace.values import UNDO, FileCheckpoint, when
 
@@ -28,7 +29,10 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
     message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed INTEGER NOT NULL,
-    metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0);
+    metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0, left_out TEXT);
+CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS permit (
+    path BLOB PRIMARY KEY, mode INTEGER NOT NULL, inode INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seen (
     path BLOB PRIMARY KEY, mode INTEGER, oid TEXT, why TEXT,
     mtime INTEGER, ctime INTEGER, size INTEGER, ino INTEGER, looks INTEGER);
@@ -45,7 +49,7 @@ PATIENCE = 30.0
 
 PINNED = "pinned OR EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
 
-COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, {PINNED}, seq"
+COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, {PINNED}, seq, left_out"
 
 DIRECTORY = 0o040000
 
@@ -54,11 +58,12 @@ INODES = (1 << 64) - 1
 
 
 class Row(NamedTuple):
-    """A snapshot, and the key of its tree."""
+    """A snapshot, the key of its tree, and the name of the record of what it left out; an old one has none."""
 
     snapshot: FileCheckpoint
     tree: str
     seq: int
+    left: str | None = None
 
 
 class Restoring(NamedTuple):
@@ -94,6 +99,7 @@ class Catalog:
         with self._open() as db:
             _use_wal(db)
             db.executescript(SCHEMA)
+            _upgrade(db)
 
     def known(self, before: Known | None) -> Known:
         """Give what is known of the files.
@@ -116,16 +122,17 @@ class Catalog:
                     known.files[path] = Seen(Entry(mode, oid), looks)
             return known
 
-    def enter(self, snapshot: FileCheckpoint | None, known: Known) -> None:
-        """Enter a snapshot, if there is one, and what is known.
+    def enter(self, snapshot: FileCheckpoint | None, known: Known, left: Left | None = None) -> None:
+        """Enter a snapshot, if there is one, and what is known. A new snapshot outlasts a loss of power.
 
         Args:
             snapshot: the new one.
             known: what is known now; `known.key` is its tree.
+            left: what the snapshot left out; None if that is not known.
         """
-        with self._write() as db:
+        with self._write(lasting=snapshot is not None) as db:
             if snapshot is not None:
-                _insert(db, snapshot, known.key or "")
+                _insert(db, snapshot, known.key or "", left)
             if known.dirty or snapshot is not None:
                 known.generation = str(time.time_ns())
                 _save(db, known)
@@ -147,17 +154,42 @@ class Catalog:
                     return found if where.startswith("substr") else found[:1]
         return []
 
-    def add(self, snapshot: FileCheckpoint, tree: str) -> None:
-        """Enter a snapshot of files that did not stand here."""
-        with self._write() as db:
-            _insert(db, snapshot, tree)
+    def add(self, snapshot: FileCheckpoint, tree: str, left: Left | None) -> None:
+        """Enter a snapshot of files that did not stand here.
 
-    def of_tree(self, tree: str) -> FileCheckpoint | None:
-        """Give the newest snapshot that has this tree; None if there is none. Those of the undo stack are its own."""
-        query = f"SELECT {COLUMNS} FROM snapshot WHERE tree = ? AND kind <> ? ORDER BY seq DESC LIMIT 1"  # noqa: S608
+        Args:
+            snapshot: the new one.
+            tree: the key of its tree.
+            left: what it left out; None if that is not known.
+        """
+        with self._write(lasting=True) as db:
+            _insert(db, snapshot, tree, left)
+
+    def of_tree(self, tree: str, left: Left) -> FileCheckpoint | None:
+        """Give the newest snapshot that has this tree and left out just this; None if there is none.
+
+        Those of the undo stack are its own.
+
+        Args:
+            tree: the key of the tree.
+            left: what is left out.
+        """
+        where = "tree = ? AND left_out = ? AND kind <> ?"
+        query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608
         with self._open() as db:
-            found = db.execute(query, (tree, UNDO)).fetchone()
+            found = db.execute(query, (tree, packed(left)[0], UNDO)).fetchone()
         return _row(found).snapshot if found else None
+
+    def left(self, snapshot: str) -> dict[bytes, LeftOut] | None:
+        """Give what a snapshot left out; None if there is no record of it.
+
+        Args:
+            snapshot: its id.
+        """
+        query = "SELECT paths FROM left_out WHERE id = (SELECT left_out FROM snapshot WHERE id = ?)"
+        with self._open() as db:
+            found = db.execute(query, (snapshot,)).fetchone()
+        return unpacked(found[0]) if found else None
 
     def remove(self, ids: Iterable[str]) -> None:
         """Take snapshots out of the catalog."""
@@ -176,6 +208,7 @@ class Catalog:
         """Forget trees that were waste, and bring back the space of the catalog itself."""
         with self._write() as db:
             db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
+            db.execute("DELETE FROM left_out WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE left_out = left_out.id)")
         with self._open() as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -239,6 +272,21 @@ class Catalog:
         with self._write() as db:
             _set(db, name, value)
 
+    def permit(self, path: bytes, mode: int, inode: int) -> None:
+        """Note the mode that a path has, before it is changed for a while."""
+        with self._write() as db:
+            db.execute("INSERT OR REPLACE INTO permit VALUES (?, ?, ?)", (path, mode, _signed(inode)))
+
+    def unpermit(self, path: bytes) -> None:
+        """Forget the mode of a path: it has it again."""
+        with self._write() as db:
+            db.execute("DELETE FROM permit WHERE path = ?", (path,))
+
+    def permits(self) -> list[tuple[bytes, int, int]]:
+        """Give the paths whose mode a killed process changed for a while, each with its mode and inode."""
+        with self._open() as db:
+            return [(path, mode, inode & INODES) for path, mode, inode in db.execute("SELECT * FROM permit")]
+
     def left_out(self) -> list[str]:
         """Give the paths that no snapshot is to hold and no restore to touch, relative to the workspace."""
         return list(json.loads(self.get(LEFT_OUT) or "[]"))
@@ -264,13 +312,18 @@ class Catalog:
     def _connection(self) -> sqlite3.Connection:
         if self._held is None or self._process != os.getpid():  # a connection must not go along with a fork
             self._held = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-            self._held.execute("PRAGMA synchronous=NORMAL")
             self._process, self._closing = os.getpid(), weakref.finalize(self, self._held.close)
         return self._held
 
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _write(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
+        """Do all of a block or nothing of it.
+
+        Args:
+            lasting: True to have it outlast a loss of power, with all that was written before.
+        """
         with self._open() as db:
+            db.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -280,14 +333,18 @@ class Catalog:
             db.commit()
 
 
-def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str) -> None:
+def _insert(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, left: Left | None) -> None:
     query = (
-        "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, metadata, pinned)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, metadata, pinned, left_out)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
+    record = None if left is None else packed(left)
+    if record is not None:
+        db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
     created = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
     values = (snapshot.id, tree, snapshot.name, snapshot.message, created, snapshot.kind, snapshot.files_changed)
-    db.execute(query, (*values, json.dumps(dict(snapshot.metadata)), snapshot.pinned))
+    kept = json.dumps(dict(snapshot.metadata)), snapshot.pinned
+    db.execute(query, (*values, *kept, None if record is None else record[0]))
 
 
 def _save(db: sqlite3.Connection, known: Known) -> None:
@@ -310,8 +367,11 @@ def _save(db: sqlite3.Connection, known: Known) -> None:
 def _stored(stamp: Stamp | None) -> tuple[int | None, ...]:
     if stamp is None:
         return (None,) * 5
-    inode = stamp[3] - (1 << 64) if stamp[3] >> 63 else stamp[3]
-    return *stamp[:3], inode, stamp[4]
+    return *stamp[:3], _signed(stamp[3]), stamp[4]
+
+
+def _signed(inode: int) -> int:
+    return inode - (1 << 64) if inode >> 63 else inode
 
 
 def _set(db: sqlite3.Connection, name: str, value: str) -> None:
@@ -319,15 +379,26 @@ def _set(db: sqlite3.Connection, name: str, value: str) -> None:
 
 
 def _row(found: tuple[Any, ...]) -> Row:
-    id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq = found
+    id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq, left = found
     snapshot = FileCheckpoint(
         id, name, message, when(created_at), files_changed, json.loads(metadata), kind, bool(pinned)
     )
-    return Row(snapshot, tree, seq)
+    return Row(snapshot, tree, seq, left)
 
 
 def _paths(stored: str | None) -> tuple[bytes, ...] | None:
     return None if stored is None else tuple(path.encode("latin-1") for path in json.loads(stored))
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Add the column that a catalog from before the record of what is left out does not have."""
+    query = "SELECT 1 FROM pragma_table_info('snapshot') WHERE name = 'left_out'"
+    if db.execute(query).fetchone():
+        return
+    db.execute("BEGIN IMMEDIATE")
+    if not db.execute(query).fetchone():  # another process may have been first
+        db.execute("ALTER TABLE snapshot ADD COLUMN left_out TEXT")
+    db.commit()
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

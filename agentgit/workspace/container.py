@@ -103,7 +103,8 @@ class ContainerEnvironment:
             self._run("create", f"--name={self.container}{NEXT}", label, *settings, target.image)
             new = self._container(self.container + NEXT)
             safety = self._replace(old, running, f"before the restore of {id}")
-        return ContainerRestored(id, safety, mounts(old or new), differences(old, new) if old else ())
+        not_mounted = tuple(path for path in target.not_included if path not in mounts(new))
+        return ContainerRestored(id, safety, mounts(old or new), differences(old, new) if old else (), not_mounted)
 
     def list(self) -> tuple[ContainerSnapshot, ...]:
         """Give the snapshots, newest first.
@@ -245,6 +246,7 @@ class ContainerEnvironment:
             "message": message,
             "running": container["State"]["Running"],
             "settings": options(container),
+            "not_included": mounts(container),
         }
         packed = base64.urlsafe_b64encode(json.dumps(record).encode()).decode().rstrip("=")
         labels = (f"--change=LABEL {OWNER}={self.container}", f"--change=LABEL {RECORD}={packed}")
@@ -269,6 +271,7 @@ class ContainerEnvironment:
             size=image["Size"],
             running=record["running"],
             settings=tuple(record["settings"]),
+            not_included=tuple(record.get("not_included", ())),  # an older snapshot does not record them
         )
 
     def _known(self, id: str) -> ContainerSnapshot:

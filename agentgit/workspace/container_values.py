@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from agentgit.values import shown
+
 
 @dataclass(frozen=True)
 class ContainerSnapshot:
@@ -19,6 +21,7 @@ class ContainerSnapshot:
         image: the tag of the image.
         size: of the image with the layers that it shares, in bytes.
         running: True if the container ran then.
+        not_included: paths in the container that the image does not hold: volumes, mounts.
         settings: the options that a container of it is made with, if the container itself is gone.
     """
 
@@ -30,6 +33,7 @@ class ContainerSnapshot:
     size: int
     running: bool
     settings: tuple[str, ...] = ()
+    not_included: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
@@ -41,6 +45,7 @@ class ContainerSnapshot:
             "image": self.image,
             "size": self.size,
             "running": self.running,
+            "not_included": list(self.not_included),
         }
 
 
@@ -53,17 +58,30 @@ class ContainerRestored:
         safety: the id of the snapshot that was taken of it before; None if there was no container.
         not_included: paths in the container that are in no image, so that they are as they were: volumes, mounts.
         not_kept: settings that the engine did not give the new container as the old one had them.
+        not_mounted: paths that were a volume or a mount when the snapshot was taken, and are none now.
     """
 
     snapshot: str
     safety: str | None
     not_included: tuple[str, ...]
     not_kept: tuple[str, ...]
+    not_mounted: tuple[str, ...] = ()
+
+    @property
+    def left(self) -> tuple[tuple[str, str], ...]:
+        """The paths that stay as they are, each with the reason."""
+        return tuple((path, "a volume or a mount, which no image holds") for path in self.not_included)
+
+    @property
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        """The paths that cannot be restored, each with the reason."""
+        return tuple((path, "a volume or a mount that the container does not have now") for path in self.not_mounted)
 
     def __str__(self) -> str:
         lines = [f"restored {self.snapshot}"]
         lines += [f"{self.safety} is how it was before"] if self.safety else []
-        lines += [f"left as it is: {path} is a volume or a mount, which no image holds" for path in self.not_included]
+        lines += [f"missing: {shown(path)} was {why}" for path, why in self.missing]
+        lines += [f"left as it is: {shown(path)} is {why}" for path, why in self.left]
         return "\n".join(lines + [f"not the same as before: {name}" for name in self.not_kept])
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,4 +91,5 @@ class ContainerRestored:
             "safety": self.safety,
             "not_included": list(self.not_included),
             "not_kept": list(self.not_kept),
+            "not_mounted": list(self.not_mounted),
         }

@@ -13,7 +13,10 @@ from pathlib import Path
 import orjson
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
-from agentgit.workspace.trees import Change, Entry, Written, digest
+from agentgit.values import shown
+from agentgit.workspace.beneath import flush
+from agentgit.workspace.contents import IN_MEMORY, Data, Large, parts
+from agentgit.workspace.trees import Change, Entry, Written, digest_of
 
 FILES, INDEX = b"files", "tree.json"
 """What is in the directory of a snapshot: the copies, and what stands at each path with its real permission bits."""
@@ -52,9 +55,11 @@ class Copies:
             try:
                 (new / os.fsdecode(FILES)).mkdir(parents=True, mode=0o700)
                 old = self._files(base) if base is not None else None
-                index = _Writing(os.fsencode(new) + b"/" + FILES, old, known).write(changes)
-                (new / INDEX).write_bytes(_packed(index))
+                writing = _Writing(os.fsencode(new) + b"/" + FILES, old, known)
+                _write(os.fsencode(new / INDEX), _packed(writing.write(changes)))
+                flush(*writing.folders, new)
                 new.rename(self._folder / key)
+                flush(self._folder)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
                 raise
@@ -97,7 +102,7 @@ class Copies:
             if one.get(path) != other.get(path)
         }
 
-    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, bytes]]:
+    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
         """Read files and links of a snapshot, one after the other; each comes with its contents.
 
         Raises:
@@ -108,9 +113,9 @@ class Copies:
             try:
                 data = os.readlink(at) if entry.is_link else _read(at)
             except OSError as error:
-                raise Corrupt(f"{os.fsdecode(at)} is gone: {error.strerror}.", row=key) from error
-            if digest(data) != entry.oid:
-                raise Corrupt(f"{os.fsdecode(at)} is not what was written; somebody has changed it.", row=key)
+                raise Corrupt(f"{shown(at)} is gone: {error.strerror}.", row=key) from error
+            if digest_of(parts(data), len(data)) != entry.oid:
+                raise Corrupt(f"{shown(at)} is not what was written; somebody has changed it.", row=key)
             yield path, entry, data
 
     def collect(self, keep: Collection[str]) -> int:
@@ -144,6 +149,11 @@ class _Writing:
         self._copies = {entry.oid: path for path, entry in known.items() if stat.S_ISREG(entry.mode)}
         self._made = {b""}
 
+    @property
+    def folders(self) -> list[bytes]:
+        """The directories that were made, with that of all copies."""
+        return [os.path.join(self._new, path) for path in self._made]
+
     def write(self, changes: Iterable[Written]) -> dict[bytes, Entry]:
         """Put everything there; give what stands in it."""
         for path, entry in self._index.items():
@@ -155,13 +165,13 @@ class _Writing:
                 self._place(path, entry_now, data)
         return self._index
 
-    def _place(self, path: bytes, entry: Entry, data: bytes | None = None) -> None:
+    def _place(self, path: bytes, entry: Entry, data: Data | None = None) -> None:
         at = self._new + b"/" + path
         self._make_folder(path if entry.is_directory else os.path.dirname(path))
         if entry.is_directory:
             return
         if entry.is_link:
-            os.symlink(data if data is not None else os.readlink(self._known(path)), at)
+            os.symlink(os.readlink(self._known(path)) if data is None else b"".join(parts(data)), at)
         elif (copy := self._copies.get(entry.oid)) is not None:
             _link(self._known(copy), at)
         else:
@@ -200,13 +210,19 @@ def _link(copy: bytes, at: bytes) -> None:
         _write(at, _read(copy))
 
 
-def _write(at: bytes, data: bytes) -> None:
+def _write(at: bytes, data: Data) -> None:
     with open(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, READ_ONLY), "wb") as file:
-        file.write(data)
+        file.writelines(parts(data))
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _read(at: bytes) -> bytes:
-    with open(at, "rb") as file:
+def _read(at: bytes) -> Data:
+    file = open(at, "rb")  # noqa: SIM115 - large contents are read from it later
+    size = os.fstat(file.fileno()).st_size
+    if size > IN_MEMORY:
+        return Large(file, size)
+    with file:
         return file.read()
 
 
@@ -230,5 +246,5 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename else path
+        where = shown(error.filename if error.filename else str(path))
         raise Unavailable(f"{where}: {error.strerror}. Free some space or give the permission.") from error

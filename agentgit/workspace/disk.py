@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from agentgit.workspace.beneath import CHUNK, FOLDER, READ, regular, remove_empty, remove_file, replace, told, write
+from agentgit.workspace.aside import Aside
+from agentgit.workspace.beneath import FOLDER, regular, remove_empty, set_mode, told, write
+from agentgit.workspace.contents import CHUNK, Data, parts
 from agentgit.workspace.known import PLAIN_DIRECTORY
+from agentgit.workspace.permits import READABLE, SEARCHABLE, WRITABLE, Permits
+from agentgit.workspace.place import Place
 from agentgit.workspace.trees import Entry, digest, digest_of
 
 
@@ -24,77 +27,92 @@ class Disk:
     Args:
         root: the workspace, without a `/` at its end.
         aside: the directory to move things to; it is made when it is needed.
+        permits: lets its owner look into, and change, what he has closed to himself.
     """
 
-    def __init__(self, root: bytes, aside: bytes) -> None:
-        self._root, self._aside = root, aside
+    def __init__(self, root: bytes, aside: bytes, permits: Permits) -> None:
+        self._root, self._aside, self._permits = root, Aside(aside), permits
         self.created: list[bytes] = []
 
     def look(self, path: bytes) -> Entry | None:
         """Tell what stands at a path; something that is no file, link or directory has no `oid`."""
         with told(path), self._parent(path) as parent:
+            folder, name = os.path.split(path)
+            return None if parent is None else self._look(folder, parent, name)
+
+    def read(self, path: bytes, most: int) -> bytes | None:
+        """Read a file or a link; None if it is larger than so many bytes. What is gone by now is empty.
+
+        Args:
+            path: relative to the workspace.
+            most: the most to read, in bytes.
+        """
+        with told(path), self._parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
+            name = os.path.basename(path)
             if parent is None:
-                return None
-            name = os.path.basename(path)
-            try:
-                found = os.lstat(name, dir_fd=parent)
-            except FileNotFoundError:
-                return None
+                return b""
+            found = os.lstat(name, dir_fd=parent)
             if stat.S_ISLNK(found.st_mode):
-                return Entry(stat.S_IFLNK | 0o777, digest(os.readlink(name, dir_fd=parent)))
-            if not stat.S_ISREG(found.st_mode):
-                return Entry(found.st_mode)
-            with regular(parent, name) as opened:
+                return os.readlink(name, dir_fd=parent)
+            with self._permits.lent(path, READABLE), regular(parent, name) as opened:
                 if opened is None:
-                    return Entry(stat.S_IFIFO)
-                file, found = opened
-                return Entry(found.st_mode, digest_of(iter(partial(file.read, CHUNK), b""), found.st_size))
+                    return b""
+                return opened[0].read() if opened[1].st_size <= most else None
+        return b""
 
-    def put(self, path: bytes, entry: Entry, data: bytes) -> None:
-        """Put a file or a link at a path in one step, in place of a file or a link, or of nothing."""
+    def put(self, path: bytes, entry: Entry, data: Data, seen: Entry | None) -> bool:
+        """Put a file or a link at a path in one step. A file is always a new one: other names of the old one keep it.
+
+        Args:
+            path: where.
+            entry: what is to stand there.
+            data: its contents, or where it leads.
+            seen: what was seen there: a file, a link, or nothing.
+
+        Returns:
+            False if something else stands there by now; that stays.
+        """
         self.make_folder(os.path.dirname(path))
-        name = os.path.basename(path)
-        with told(path), self._parent(path, must=True) as parent:
-            assert parent is not None  # noqa: S101 - made above
+        with told(path), self._place(path, must=True) as place:
+            assert place is not None  # noqa: S101 - made above
             if entry.is_link:
-                replace(parent, name, partial(os.symlink, data, dir_fd=parent))
-            else:
-                owner = _owner(parent, name)
-                replace(parent, name, lambda beside: write(parent, beside, [data], entry.mode, owner))
+                return place.put(partial(os.symlink, b"".join(parts(data)), dir_fd=place.parent), entry, seen)
+            owner = _owner(place.parent, place.name)
+            return place.put(lambda name: write(place.parent, name, parts(data), entry.mode, owner), entry, seen)
 
-    def chmod(self, path: bytes, mode: int) -> None:
-        """Set the permission bits of a file or a directory, never through a link."""
+    def set_folder_mode(self, path: bytes, mode: int) -> None:
+        """Set the permission bits of a directory, never through a link."""
         with told(path), self._parent(path, must=True) as parent:
-            name = os.path.basename(path)
-            try:
-                with _closing(os.open(name, READ, dir_fd=parent)) as file:
-                    os.fchmod(file, stat.S_IMODE(mode))
-            except PermissionError:  # its owner may set what he may not read
-                if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
-                    raise
-                os.chmod(name, stat.S_IMODE(mode), dir_fd=parent)
+            assert parent is not None  # noqa: S101 - it must be there
+            set_mode(parent, os.path.basename(path), mode)
+            self._permits.forget(path)
 
-    def unlink(self, path: bytes) -> None:
-        """Remove a file or a link; nothing is done if it is gone."""
-        with told(path), self._parent(path) as parent:
-            if parent is not None:
-                remove_file(parent, os.path.basename(path))
+    def unlink(self, path: bytes, seen: Entry) -> bool:
+        """Remove the file or the link that was seen at a path; return False if something else stands there by now."""
+        with told(path), self._place(path) as place:
+            return place is None or place.take_away(seen)
+
+    def recover(self, path: bytes, *known: Entry) -> bytes | None:
+        """Clear away what a process left that was killed while it changed a path; see `Place.recover`."""
+        with told(path), self._place(path) as place:
+            return None if place is None else place.recover(*known)
 
     def remove_folder(self, path: bytes) -> bool:
         """Remove a directory if it is empty; tell whether it was."""
-        with told(path), self._parent(path) as parent:
+        with told(path), self._parent(path, change=True) as parent:
             return parent is not None and remove_empty(parent, os.path.basename(path))
 
     def make_folder(self, path: bytes) -> None:
         """Make a directory and those above it; what is no directory and in the way is moved aside."""
-        parts = path.split(b"/") if path else []
-        for end in range(1, len(parts) + 1):
-            at = b"/".join(parts[:end])
-            with told(at), self._parent(at, must=True) as parent:
-                name = parts[end - 1]
+        names = path.split(b"/") if path else []
+        for end in range(1, len(names) + 1):
+            at = b"/".join(names[:end])
+            with told(at), self._parent(at, must=True, change=True) as parent:
+                name = names[end - 1]
+                assert parent is not None  # noqa: S101 - it was made before
                 try:
                     os.mkdir(name, dir_fd=parent)
-                    os.chmod(name, PLAIN_DIRECTORY & 0o777, dir_fd=parent)
+                    set_mode(parent, name, PLAIN_DIRECTORY)
                     self.created.append(at)
                     continue
                 except FileExistsError:
@@ -105,42 +123,76 @@ class Disk:
 
     def move_aside(self, path: bytes) -> None:
         """Move what stands at a path out of the workspace, with all that is in it."""
-        to = os.path.join(self._aside, path)
-        number = 0
-        while os.path.lexists(to):  # a restore that was killed moved something of that name
-            number += 1
-            to = os.path.join(self._aside, path) + b".%d" % number
-        with told(path), self._parent(path, must=True) as parent:
-            os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
-            name = os.path.basename(path)
-            try:
-                os.rename(name, to, src_dir_fd=parent)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                _copy(os.path.join(self._root, path), to)
-                assert parent is not None  # noqa: S101 - it must be there
-                _remove(parent, name)
+        with told(path), self._place(path, must=True) as place:
+            assert place is not None  # noqa: S101 - it must be there
+            found = os.lstat(place.name, dir_fd=place.parent)
+            # A directory that may not be written cannot be moved; its mode goes along.
+            given = stat.S_ISDIR(found.st_mode) and self._permits.give(path, WRITABLE)
+            to = place.move_aside()
+            if given:
+                os.chmod(to, stat.S_IMODE(found.st_mode))
+                self._permits.forget(path)
 
     def moved(self) -> list[tuple[bytes, bytes]]:
         """Give what this restore moved aside: the path of each file that it had, and where it is now."""
-        found = []
-        for parent, folders, names in os.walk(self._aside):
-            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-            leaves = names + links if names or folders or parent == self._aside else [b""]
-            for name in leaves:
-                to = os.path.join(parent, name) if name else parent
-                found.append((os.path.relpath(to, self._aside), to))
-        return sorted(found)
+        return self._aside.moved()
+
+    def _look(self, folder: bytes, parent: int, name: bytes) -> Entry | None:
+        """Tell what stands at a name of an open directory.
+
+        Args:
+            folder: the path of the directory.
+            parent: the open directory.
+            name: the name in it.
+        """
+        path = os.path.join(folder, name)
+        try:
+            found = os.lstat(name, dir_fd=parent)
+            if stat.S_ISLNK(found.st_mode):
+                return Entry(stat.S_IFLNK | 0o777, digest(os.readlink(name, dir_fd=parent)))
+            before = self._permits.before(path) or found
+            return self._hashed(path, parent, before) if stat.S_ISREG(found.st_mode) else Entry(before.st_mode)
+        except FileNotFoundError:
+            return None
+        except PermissionError:  # nobody knows what is in it; it is neither what was there nor what is wanted
+            return Entry(before.st_mode)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EINVAL):  # a file became a link since, or a link a file
+                return self._look(folder, parent, name)
+            raise
+
+    def _hashed(self, path: bytes, parent: int, before: os.stat_result) -> Entry:
+        bits = 0 if before.st_mode & READABLE else READABLE
+        with self._permits.lent(path, bits), regular(parent, os.path.basename(path)) as opened:
+            if opened is None:
+                return Entry(stat.S_IFIFO)
+            file, found = opened
+            mode = before.st_mode if found.st_ino == before.st_ino else found.st_mode
+            return Entry(mode, digest_of(iter(partial(file.read, CHUNK), b""), found.st_size))
 
     @contextmanager
-    def _parent(self, path: bytes, *, must: bool = False) -> Iterator[int | None]:
-        """Open the directory that a path is in; None if it is not there, or a link or a file is in its place."""
-        at = os.open(self._root, FOLDER & ~os.O_NOFOLLOW)
+    def _place(self, path: bytes, *, must: bool = False) -> Iterator[Place[Entry | None] | None]:
+        """Open the directory that a path is in to change it, and give the place of its name there."""
+        with self._parent(path, must=must, change=True) as parent:
+            folder, name = os.path.split(path)
+            look = partial(self._look, folder)
+            yield None if parent is None else Place(parent, name, path, look, None, self._aside)
+
+    @contextmanager
+    def _parent(self, path: bytes, *, must: bool = False, change: bool = False) -> Iterator[int | None]:
+        """Open the directory that a path is in; None if it is not there, or a link or a file is in its place.
+
+        Args:
+            path: relative to the workspace.
+            must: True to fail instead.
+            change: True to add names to it, or take some away.
+        """
+        at, way = self._open(None, self._root, b""), b""
         try:
             for name in path.split(b"/")[:-1]:
+                way = os.path.join(way, name)
                 try:
-                    below = os.open(name, FOLDER, dir_fd=at)
+                    below = self._open(at, name, way)
                 except OSError as error:
                     if must or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                         raise
@@ -148,19 +200,25 @@ class Disk:
                 os.close(at)
                 at = below
             else:
+                if change and os.fstat(at).st_mode & WRITABLE != WRITABLE:
+                    self._permits.give(way, WRITABLE)
                 yield at
                 return
             yield None
         finally:
             os.close(at)
 
-
-@contextmanager
-def _closing(file: int) -> Iterator[int]:
-    try:
-        yield file
-    finally:
-        os.close(file)
+    def _open(self, at: int | None, name: bytes, path: bytes) -> int:
+        """Open one directory on the way; its owner may also do so if he has closed it to himself."""
+        try:
+            below = os.open(name, FOLDER, dir_fd=at)
+        except PermissionError:
+            if not self._permits.give(path, SEARCHABLE):
+                raise
+            below = os.open(name, FOLDER, dir_fd=at)
+        if os.fstat(below).st_mode & SEARCHABLE != SEARCHABLE:  # it can be listed, and nothing in it be looked at
+            self._permits.give(path, SEARCHABLE)
+        return below
 
 
 def _owner(parent: int, name: bytes) -> tuple[int, int]:
@@ -170,22 +228,3 @@ def _owner(parent: int, name: bytes) -> tuple[int, int]:
     except FileNotFoundError:
         found = os.fstat(parent)
     return found.st_uid, found.st_gid
-
-
-def _copy(at: bytes, to: bytes) -> None:
-    """Copy to another file system."""
-    if os.path.isdir(at) and not os.path.islink(at):
-        shutil.copytree(os.fsdecode(at), os.fsdecode(to), symlinks=True)
-    elif stat.S_ISREG(os.lstat(at).st_mode) or os.path.islink(at):
-        shutil.copy2(at, to, follow_symlinks=False)
-    elif stat.S_ISFIFO(os.lstat(at).st_mode):
-        os.mkfifo(to)
-    else:
-        raise OSError(errno.EXDEV, "a socket or a device is in the way, and cannot be moved to the storage")
-
-
-def _remove(parent: int, name: bytes) -> None:
-    if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
-        shutil.rmtree(name, dir_fd=parent)
-    else:
-        os.unlink(name, dir_fd=parent)

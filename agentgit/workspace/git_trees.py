@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import IO
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
-from agentgit.workspace.trees import PLAIN_MODES, Change, Entry, Written, digest
+from agentgit.values import shown
+from agentgit.workspace.beneath import flush
+from agentgit.workspace.contents import IN_MEMORY, Data, gather, parts
+from agentgit.workspace.trees import PLAIN_MODES, Change, Entry, Written, digest_of
 
 REFS = "refs/agentgit/"
 
@@ -28,7 +31,8 @@ SETTINGS = (
     ("fastimport.unpackLimit", "0"),  # a snapshot stays one file
     ("core.protectNTFS", "false"),  # any name that this system has can be kept
     ("core.protectHFS", "false"),
-    ("core.fsync", "none"),  # as with `git add`; a snapshot survives its process, not a loss of power
+    ("core.fsync", "pack,pack-metadata,reference"),  # a snapshot that is listed survives a loss of power
+    ("core.bigFileThreshold", str(IN_MEMORY)),  # git streams what is larger
     ("gc.auto", "0"),
 )
 
@@ -90,7 +94,9 @@ class GitTrees:
             raise
         if process.returncode:
             self._sweep()
-            raise Unavailable(f"The snapshot was not written: {_last_line(err)}. Free some space, then try again.")
+            raise Unavailable(f"The snapshot was not written: {_reason(err)}. Free some space, then try again.")
+        with _told(self._folder):
+            flush(*(os.path.join(self._folder, name) for name in ("objects/pack", REFS)))
         self._remember(key, out.split()[2].decode() if b" tree " in out else NOTHING, odd)
 
     def tree(self, key: str) -> dict[bytes, Entry]:
@@ -124,7 +130,7 @@ class GitTrees:
         self._differing_modes(before, old, new, found)
         return {path: change for path, change in found.items() if change.before != change.after}
 
-    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, bytes]]:
+    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
         """See `Trees.contents`."""
         wanted = list(entries)
         if not wanted:
@@ -143,7 +149,9 @@ class GitTrees:
         assert process.stdout is not None  # noqa: S101 - asked for above
         try:
             for path, entry in wanted:
-                yield path, entry, _read(process.stdout, key, path, entry)
+                with _told(self._folder):
+                    data = _read(process.stdout, key, path, entry, self._folder)
+                yield path, entry, data
         finally:
             process.stdout.close()
             process.kill()
@@ -244,7 +252,7 @@ class GitTrees:
         if done.returncode and missing is not None:
             raise NotFound(f"There is no snapshot {missing} in {self._folder}.")
         if done.returncode:
-            raise Unavailable(f"git {arguments[0]} in {self._folder} failed: {_last_line(done.stderr)}")
+            raise Unavailable(f"git {arguments[0]} in {self._folder} failed: {_reason(done.stderr)}")
         return done.stdout
 
 
@@ -254,7 +262,7 @@ def _told(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = os.fsdecode(error.filename) if error.filename else folder
+        where = shown(error.filename if error.filename else folder)
         raise Unavailable(f"{where}: {error.strerror}. Give the permission, or name another storage_dir.") from error
 
 
@@ -289,7 +297,7 @@ def _send(to: IO[bytes], key: str, tree: str, changes: Iterable[Written], odd: d
             odd[path] = entry.mode
         if not entry.is_directory:
             to.write(b"M %s inline %s\ndata %d\n" % (_git_mode(entry), quoted, len(data)))
-            to.write(data)
+            to.writelines(parts(data))
             to.write(b"\n")
     shown = json.dumps({path.decode("latin-1"): odd[path] for path in sorted(odd)}, separators=(",", ":")).encode()
     to.write(b'M 100644 inline odd\ndata %d\n%s\nls "files"\ndone\n' % (len(shown), shown))
@@ -322,20 +330,24 @@ def _parts(out: bytes) -> list[bytes]:
     return out.split(b"\0")[:-1]
 
 
-def _read(out: IO[bytes], key: str, path: bytes, entry: Entry) -> bytes:
+def _read(out: IO[bytes], key: str, path: bytes, entry: Entry, folder: str) -> Data:
     header = out.readline().split()
-    data = out.read(int(header[2])) if len(header) == 3 else b""
-    if len(header) != 3 or digest(data) != entry.oid:
+    size = int(header[2]) if len(header) == 3 else 0
+    data = gather(out.read, size, folder)
+    if len(header) != 3 or digest_of(parts(data), size) != entry.oid:
         raise Corrupt(
-            f"The contents of {os.fsdecode(path)} in snapshot {key} are damaged. Restore from another snapshot.",
+            f"The contents of {shown(path)} in snapshot {key} are damaged. Restore from another snapshot.",
             row=f"{key}:{entry.oid}",
         )
     out.read(1)
     return data
 
 
-def _last_line(err: bytes) -> str:
-    return err.decode("utf-8", "replace").strip().rpartition("\n")[2] or "git gave no reason"
+def _reason(err: bytes) -> str:
+    """Return why git failed; after that it may tell what it does about it."""
+    lines = err.decode("utf-8", "replace").strip().split("\n")
+    fatal = [line for line in lines if line.startswith("fatal: ")]
+    return (fatal or lines)[-1] or "git gave no reason"
 
 
 def _size(folder: str) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Self
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.exports.trees import Item
 from agentgit.workspace.files import Files
+from agentgit.workspace.left_out import Left, LeftOut
 from agentgit.workspace.trees import Entry, Written, digest
 from agentgit.workspace.workspace import AUTO, Workspace
 
@@ -35,6 +36,7 @@ class Incoming:
         self._changes = tempfile.TemporaryFile()  # noqa: SIM115  # as above
         self._kept: dict[bytes, _Kept] = {}
         self._end = 0
+        self._tree: list[Any] | None = None
         self._put: list[str] = []
 
     def __enter__(self) -> Self:
@@ -56,13 +58,25 @@ class Incoming:
 
     def tree(self, id: int, base: int | None) -> None:
         """Begin a tree: that of another number, or an empty one, with the changes that come."""
-        self._note([id, base])
+        self._note_tree()
+        self._tree = [id, base, {}]
+
+    def left(self, path: bytes, why: str | None) -> None:
+        """Take note that the tree leaves out what stands at a path, and why; None if it does not any more."""
+        assert self._tree is not None  # noqa: S101  # it was checked that a tree came, and no change of it
+        self._tree[2][path.decode("latin-1")] = why
 
     def change(self, path: bytes, item: Item | None) -> None:
         """Put something at a path, or take away what stands there."""
+        self._note_tree()
         parts = (path, *(item[1:] if item is not None else (None, None)))
         shown = [part.decode("latin-1") if part is not None else None for part in parts]
         self._note([*shown, item.mode if item is not None else None])
+
+    def _note_tree(self) -> None:
+        if self._tree is not None:
+            self._note(self._tree)
+        self._tree = None
 
     def _note(self, values: list[Any]) -> None:
         with _told():
@@ -87,10 +101,12 @@ class Incoming:
                 raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
             made: dict[int, str] = {}
             keys: dict[int, str] = {}
+            left: dict[bytes, LeftOut] = {}
             try:
-                for id, base, changes in self._trees():
+                for id, base, changed, changes in self._trees():
+                    left = _following(left if base is not None else {}, changed)
                     new = workspace._new("imported", AUTO)
-                    keys[id] = engine.put(new, keys[base] if base is not None else None, changes)
+                    keys[id] = engine.put(new, keys[base] if base is not None else None, changes, left)
                     made[id] = new.id
                     self._put.append(new.id)
                     workspace._catalog.hold(new.id, holder)
@@ -104,8 +120,9 @@ class Incoming:
         workspace._catalog.remove(self._put)
         self._put = []
 
-    def _trees(self) -> Iterator[tuple[int, int | None, Iterator[Written]]]:
+    def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[Written]]]:
         """Read the trees back; the changes of each are to be read before the next one."""
+        self._note_tree()
         with _told():
             self._contents.flush()
             self._changes.seek(0)
@@ -118,7 +135,7 @@ class Incoming:
 
     def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[Written]:
         for values in lines:
-            if len(values) == 2:
+            if len(values) == 3:
                 following.append(values)
                 return
             path, file, link, mode = values
@@ -139,6 +156,13 @@ class Incoming:
         kept = self._kept[id]
         self._contents.seek(kept.start)
         return self._contents.read(kept.size)
+
+
+def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, LeftOut]:
+    """Return what a tree leaves out: what the one before does, with changes. How it looked did not travel."""
+    named = {path.encode("latin-1"): why for path, why in changed.items()}
+    kept = {path: one for path, one in left.items() if path not in named}
+    return kept | {path: LeftOut(why, 0, 0, 0) for path, why in named.items() if why is not None}
 
 
 @contextmanager

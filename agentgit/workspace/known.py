@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -103,3 +104,12 @@ def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
 def mode_of(stamp: Stamp) -> int:
     """Give what a snapshot keeps of a mode: a link has none of its own."""
     return stat.S_IFLNK | 0o777 if stat.S_ISLNK(stamp[4]) else stamp[4]
+
+
+def within(path: bytes, paths: Container[bytes]) -> bytes | None:
+    """Give the path among some that this one is, or is below; None if there is none."""
+    while path:
+        if path in paths:
+            return path
+        path = path.rpartition(b"/")[0]
+    return None

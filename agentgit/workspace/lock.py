@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from agentgit.errors import Unavailable
 
 PAUSE = 0.002
 """How long to wait before looking again, in seconds."""
+
+_held = threading.local()
+"""Which files this thread has locked: it would wait for itself."""
 
 
 @contextmanager
@@ -24,9 +28,12 @@ def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> It
         what: is locked, for the message.
 
     Raises:
-        Unavailable: another one took longer than that, or the file cannot be opened.
+        Unavailable: another one took longer than that, this thread has it already, or the file cannot be opened.
     """
-    end = time.monotonic() + patience
+    end, place = time.monotonic() + patience, os.path.realpath(path)
+    mine: set[str] = _held.__dict__.setdefault("places", set())
+    if place in mine:
+        raise Unavailable(f"This is called from inside a use of {what}, for example from a callback. Do it after that.")
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -36,8 +43,10 @@ def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> It
             if time.monotonic() > end:
                 raise Unavailable(f"Another process uses {what}; try again later.")
             time.sleep(PAUSE)
+        mine.add(place)
         yield
     finally:
+        mine.discard(place)
         os.close(lock)
 
 

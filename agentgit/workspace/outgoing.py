@@ -9,20 +9,29 @@ from __future__ import annotations
 import base64
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from agentgit.errors import NotFound
 from agentgit.exports import paths
-from agentgit.exports.trees import GONE, LARGEST_FILE, ODD, OWN, PART_BYTES, Item, Tree
+from agentgit.exports.trees import GONE, LARGEST_FILE, OWN, PART_BYTES, Item, Tree
 from agentgit.workspace.catalog import Catalog
+from agentgit.workspace.contents import parts
 from agentgit.workspace.copies import Copies
 from agentgit.workspace.git_trees import GitTrees
 from agentgit.workspace.trees import Change, Entry, Trees
 
 ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": Copies}
+
+
+PERMISSIONS = 0o777
+
+SPECIAL_BITS = "has a mode with which it would run as its owner, or another special bit"
+TOO_LARGE = f"is larger than {LARGEST_FILE:,} bytes"
+
+LONGEST_WHY = 200
 
 
 class Sent(NamedTuple):
@@ -33,11 +42,19 @@ class Sent(NamedTuple):
 
 
 class _At(NamedTuple):
-    """Where a tree is: its storage, what reads that, and its key there."""
+    """Where a tree is: its storage, what reads that, its key there, and what it left out when it was taken."""
 
     storage: str
     trees: Trees
     key: str
+    left: Mapping[bytes, str]
+
+
+class _Left(NamedTuple):
+    """Why a path cannot travel; and what would stand there, if only what stands beside it is against it."""
+
+    why: str
+    item: Item | None = None
 
 
 class Outgoing:
@@ -56,6 +73,8 @@ class Outgoing:
         self._number = 0
         self._last: _At | None = None
         self._tree = Tree()
+        self._left: dict[bytes, _Left] = {}
+        self._named: dict[bytes, str] = {}
 
     def send(self, settings: Mapping[str, Any], snapshot: str) -> Sent:
         """Write the tree of a snapshot, unless that was done before.
@@ -83,68 +102,109 @@ class Outgoing:
             return GONE
         with closing(Catalog(catalog)) as opened:
             rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
+            left = opened.left(snapshot) or {}
         if not rows:
             return GONE
         if storage not in self._engines:
             self._engines[storage] = ENGINES[environment](folder)
-        return _At(storage, self._engines[storage], rows[0].tree)
+        return _At(storage, self._engines[storage], rows[0].tree, {path: one.why for path, one in left.items()})
 
     def _send(self, at: _At) -> Sent:
         """Write a tree as what it changes of the last one, if that is in the same storage."""
         before = self._last if self._last is not None and self._last.storage == at.storage else None
         self._last = None  # until this one is whole
         if before is None:
-            self._tree = Tree()
+            self._tree, self._left, self._named = Tree(), {}, {}
         try:
-            changes = _between(at, before)
-            items = dict(self._items(at, changes))
-            self._tree.begin()
-            for path, item in items.items():
-                paths.path(paths.text_of(path))
-                self._tree.change(path, item)
+            items = self._change(at, _between(at, before))
         except NotFound:
             return Sent(None, GONE)
-        except ValueError:
-            return Sent(None, ODD)
         self._last, self._number = at, self._number + 1
         self._write({"record": "tree", "id": self._number, "base": self._number - 1 if before is not None else None})
+        self._name(at)
         for path, item in items.items():
             self._write({"record": "path", "path": paths.text_of(path), **_shown(item)})
         return Sent(self._number)
 
-    def _items(self, at: _At, changes: Mapping[bytes, Change]) -> Iterator[tuple[bytes, Item | None]]:
-        """Give what goes, then what comes; contents that were not written before are written on the way."""
-        yield from ((path, None) for path in sorted(changes) if changes[path].after is None)
+    def _change(self, at: _At, changes: Mapping[bytes, Change]) -> dict[bytes, Item | None]:
+        """Change the tree, and leave out what cannot travel; give what changes. New contents are written on the way."""
+        self._tree.begin()
+        items: dict[bytes, Item | None] = {}
+        left = {path: one for path, one in self._left.items() if path not in changes}
+        self._left = {path: one for path, one in left.items() if one.item is None}
         coming = {path: change.after for path, change in sorted(changes.items()) if change.after is not None}
-        for path, entry in coming.items():
-            if stat.S_IMODE(entry.mode) > 0o777:
-                raise ValueError("it would run as its owner")
-            if entry.is_directory:
-                yield path, Item(stat.S_IMODE(entry.mode))
-        for path, data in self._links(at, coming):
-            yield path, Item(0o777, link=data)
-        self._contents(at, coming)
-        for path, entry in coming.items():
-            if stat.S_ISREG(entry.mode):
-                yield path, Item(stat.S_IMODE(entry.mode), file=self._names[at.storage, entry.oid])
+        made = dict(self._made(at, coming))
+        for path in changes:
+            if not isinstance(made.get(path), Item) and self._tree.holds(path):
+                self._tree.change(path, None)
+                items[path] = None
+        self._left |= {path: _Left(one) for path, one in made.items() if isinstance(one, str)}
+        fit = {path: one.item for path, one in left.items() if one.item is not None}
+        fit |= {path: one for path, one in made.items() if isinstance(one, Item)}
+        stood = {path for path in fit if self._tree.holds(path)}
+        for path in sorted(fit, key=lambda path: (path not in stood, path)):  # what is there stays there
+            if why := self._tree.problem(path, fit[path]):
+                self._left[path] = _Left(why, fit[path])
+                if path in stood:
+                    self._tree.change(path, None)
+                    items[path] = None
+            else:
+                self._tree.change(path, fit[path])
+                items[path] = fit[path]
+        return self._with_contents(at, items, stood)
 
-    def _links(self, at: _At, coming: Mapping[bytes, Entry]) -> Iterator[tuple[bytes, bytes]]:
-        links = [(path, entry) for path, entry in coming.items() if entry.is_link]
-        for path, _, data in at.trees.contents(at.key, links):
-            paths.link(paths.text_of(data))
-            yield path, data
+    def _name(self, at: _At) -> None:
+        """Write which paths are left out, and were not in the tree before; and the other way round."""
+        named = {path: why for path, why in at.left.items() if not self._tree.holds(path)}
+        named |= {path: one.why[:LONGEST_WHY] for path, one in self._left.items()}
+        for path in sorted(self._named.keys() | named.keys()):
+            if self._named.get(path) != named.get(path):
+                self._write({"record": "left", "path": paths.text_of(path), "why": named.get(path)})
+        self._named = named
 
-    def _contents(self, at: _At, coming: Mapping[bytes, Entry]) -> None:
-        """Write the contents that are new."""
-        files = {entry.oid: (path, entry) for path, entry in coming.items() if stat.S_ISREG(entry.mode)}
-        wanted = [found for oid, found in files.items() if (at.storage, oid) not in self._names]
+    def _made(self, at: _At, coming: Mapping[bytes, Entry]) -> Iterator[tuple[bytes, Item | str]]:
+        """Make items, of files with the names that their contents have there; or tell why one cannot travel."""
+        links: dict[bytes, Entry] = {}
+        files: dict[bytes, Entry] = {}
+        for path, entry in coming.items():
+            mode = stat.S_IMODE(entry.mode)
+            if why := paths.problem(paths.text_of(path)) or (SPECIAL_BITS if mode > PERMISSIONS else ""):
+                yield path, why
+            elif entry.is_directory:
+                yield path, Item(mode)
+            else:
+                (links if entry.is_link else files)[path] = entry
+        for path, _, data in at.trees.contents(at.key, links.items()):
+            target = b"".join(parts(data))
+            yield path, paths.link_problem(path, target) or Item(PERMISSIONS, link=target)
+        for path, entry in files.items():
+            yield path, Item(stat.S_IMODE(entry.mode), file=entry.oid.encode())
+
+    def _with_contents(
+        self, at: _At, items: Mapping[bytes, Item | None], stood: Collection[bytes]
+    ) -> dict[bytes, Item | None]:
+        """Write the contents that are new; give the items with the names that contents have in the export."""
+        files = {path: item.file.decode() for path, item in items.items() if item is not None and item.file is not None}
+        by_oid = {oid: (path, Entry(stat.S_IFREG, oid)) for path, oid in files.items()}
+        wanted = [found for oid, found in by_oid.items() if (at.storage, oid) not in self._names]
         for _, entry, data in at.trees.contents(at.key, wanted):
-            if len(data) > LARGEST_FILE:
-                raise ValueError("a file is too large")
-            self._names[at.storage, entry.oid] = name = sha256(data).digest()
-            if name not in self._written:
-                self._written.add(name)
-                self._file(name, data)
+            if len(data) <= LARGEST_FILE:
+                whole = b"".join(parts(data))
+                self._names[at.storage, entry.oid] = name = sha256(whole).digest()
+                if name not in self._written:
+                    self._written.add(name)
+                    self._file(name, whole)
+        found = dict(items)
+        for path, oid in files.items():
+            known, item = self._names.get((at.storage, oid)), found.pop(path)
+            if known is not None and item is not None:
+                found[path] = item._replace(file=known)
+                continue
+            self._left[path] = _Left(TOO_LARGE)
+            self._tree.forget(path)
+            if path in stood:
+                found[path] = None
+        return found
 
     def _file(self, name: bytes, data: bytes) -> None:
         body: dict[str, Any] = {"text": None, "data": None, "parts": None}

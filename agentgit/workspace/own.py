@@ -56,10 +56,12 @@ class Own:
             taken = self.snapshot(safety)
             with self._asking("restore"):
                 self._environment.restore(target.row.tree)
-            return Restored(target.row.snapshot.id, taken.id)
+            return Restored(target.row.snapshot.id, taken.id, everything=True)
         with self._asking("restore"):
-            tree = self._environment.restore(target.row.tree).safety
-        return Restored(target.row.snapshot.id, self._entered(tree, safety).id if tree else None)
+            done = self._environment.restore(target.row.tree)
+        kept = self._entered(done.safety, safety).id if done.safety else None
+        said = {name: tuple(getattr(done, name, ())) for name in ("missing", "left")}
+        return Restored(target.row.snapshot.id, kept, everything=True, **said)
 
     def finish(self) -> list[Restored]:
         """There is no journal of what an environment does."""

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from agentgit.errors import InvalidInput, Unavailable
+from agentgit.values import shown
 
 HOME_FOLDERS = ("", "Desktop", "Documents", "Downloads", "Library", "Music", "Pictures", "Videos", ".config", ".local")
 
@@ -28,6 +29,22 @@ def workspace_place(path: str | os.PathLike[str]) -> str:
     if real in {os.path.realpath(one) for one in protected}:
         raise InvalidInput(f"{real} is protected: it holds more than one session's files. Name a directory in it.")
     return real
+
+
+def expect_in_place(root: bytes) -> None:
+    """Make sure that a workspace is still where it was opened.
+
+    Args:
+        root: its real path then.
+
+    Raises:
+        Unavailable: a link stands in its place, or in that of a directory above.
+    """
+    if (now := os.path.realpath(root)) != root:
+        raise Unavailable(
+            f"{shown(root)} is now behind a symbolic link, to {shown(now)}. Nothing was touched. Put the directory "
+            "back, or open the workspace again where it is now."
+        )
 
 
 def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
+from agentgit.workspace.contents import Data
 from agentgit.workspace.disk import Disk
 from agentgit.workspace.known import PLAIN_DIRECTORY
 from agentgit.workspace.trees import Change, Entry, Trees
 
 CHANGED = "changed meanwhile"
+
+NAMED = 5
+"""How many failures are told in one."""
 
 Progress = Callable[[int, int], None]
 """Is told how many of how many files are done."""
@@ -32,15 +38,23 @@ class Outcome:
 
 
 def limited(differences: Mapping[bytes, Change], paths: Iterable[bytes] | None) -> dict[bytes, Change]:
-    """Give the differences at some paths and below them; None gives all."""
+    """Return the differences at some paths and below them; None returns all.
+
+    A file or a link that stands where the snapshot has a directory above such a path is in its way, and so among them.
+    """
     if paths is None:
         return dict(differences)
     wanted = tuple(paths)
-    return {
+    found = {
         path: change
         for path, change in differences.items()
         if any(not one or path == one or path.startswith(one + b"/") for one in wanted)
     }
+    for path in [path for path, change in found.items() if change.after is not None]:
+        found.update(
+            (one, differences[one]) for one in _above(path) if one in differences and _blocks(differences[one])
+        )
+    return found
 
 
 class Restore:
@@ -52,6 +66,7 @@ class Restore:
         target: the key of the snapshot that is wanted.
         differences: between what stood when the restore began and the target.
         progress: is told how far it is.
+        again: True if a process was killed in this restore: what it did counts as done now.
     """
 
     def __init__(
@@ -61,37 +76,69 @@ class Restore:
         target: str,
         differences: Mapping[bytes, Change],
         progress: Progress | None = None,
+        *,
+        again: bool = False,
     ) -> None:
+        self._again = again
         self._disk, self._trees, self._target, self._progress = disk, trees, target, progress
         self._changes = differences
         self._named = trees.directories(target)
+        self._failed: dict[bytes, AgentGitError] = {}
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Do it, or do the rest of it.
+        """Do it, or do the rest of it. A path that fails does not stop the others.
 
         Raises:
-            Unavailable: a path cannot be written; what is done stays, and doing it again goes on from there.
-            Corrupt: contents are damaged.
+            Unavailable: paths cannot be written; all else is done, and doing it again goes on from there.
+            Corrupt: contents are damaged; all else is done.
         """
+        if self._again:
+            self._recover()
         self._remove_files()
         self._remove_folders(below=[path for path, change in self._changes.items() if _leaf(change.after)])
         self._write_files()
         self._make_folders()
         self._remove_folders()
         self._set_modes()
+        if self._failed:
+            raise _all_in_one(list(self._failed.values()))
         return self.outcome
+
+    def _recover(self) -> None:
+        """Clear away what a process left that was killed in this restore; what somebody else wrote then is kept."""
+        for path in sorted({*self._changes, *(folder for one in self._changes for folder in _above(one))}):
+            change = self._changes.get(path, Change(None, None))
+            with self._going_on(path):
+                to = self._disk.recover(path, *(one for one in change if one is not None and not one.is_directory))
+                if to is not None:
+                    self.outcome.conflicts.append((path, f"{CHANGED}; that is now at {os.fsdecode(to)}"))
+
+    @contextmanager
+    def _going_on(self, path: bytes) -> Iterator[None]:
+        """Note a failure at a path, and go on with the others."""
+        try:
+            yield
+        except (Unavailable, InvalidInput) as error:
+            self._failed.setdefault(path, error)
 
     def _remove_files(self) -> None:
         for path, (before, after) in self._changes.items():
-            if not _leaf(before) or _leaf(after):
-                continue
-            found = self._disk.look(path)
-            if found == before:
-                self._disk.unlink(path)
+            if before is not None and _leaf(before) and not _leaf(after):
+                with self._going_on(path):
+                    self._remove_file(path, before, after)
+
+    def _remove_file(self, path: bytes, before: Entry, after: Entry | None) -> None:
+        found = self._disk.look(path)
+        if found == before:
+            if self._disk.unlink(path, before):
                 self.outcome.deleted.append(path)
-            elif found is not None and found != after and not stat.S_ISDIR(found.mode):
+            else:
                 self.outcome.conflicts.append((path, CHANGED))
+        elif found is None and self._again:
+            self.outcome.deleted.append(path)
+        elif found is not None and found != after and not stat.S_ISDIR(found.mode):
+            self.outcome.conflicts.append((path, CHANGED))
 
     def _remove_folders(self, below: Iterable[bytes] | None = None) -> None:
         """Remove the directories that are empty now and that the target does not have.
@@ -107,37 +154,52 @@ class Restore:
             only = set(below)
             gone = {path for path in gone if path in only or any(one in only for one in _above(path))}
         for path in sorted(gone - self._named.keys(), key=len, reverse=True):
-            if self._disk.remove_folder(path):
-                self.outcome.folders_gone.append(path)
+            with self._going_on(path):
+                if self._disk.remove_folder(path):
+                    self.outcome.folders_gone.append(path)
 
     def _write_files(self) -> None:
         changes = sorted(self._changes.items())
         wanted = [(path, after) for path, (_, after) in changes if after is not None and not after.is_directory]
-        for number, (path, entry, data) in enumerate(self._trees.contents(self._target, wanted), 1):
-            self._write_file(path, entry, data)
-            if self._progress:
-                self._progress(number, len(wanted))
+        done = 0
+        while done < len(wanted):
+            try:
+                for path, entry, data in self._trees.contents(self._target, wanted[done:]):
+                    done += 1
+                    with self._going_on(path):
+                        self._write_file(path, entry, data)
+                    if self._progress:
+                        self._progress(done, len(wanted))
+            except Corrupt as error:  # the one after those that are done
+                self._failed.setdefault(wanted[done][0], error)
+                done += 1
 
-    def _write_file(self, path: bytes, after: Entry, data: bytes) -> None:
-        """Put one file in its place. What stands there is looked at now: earlier, and somebody's change is lost."""
+    def _write_file(self, path: bytes, after: Entry, data: Data) -> None:
+        """Put one file in its place. What stands there is looked at now: earlier, and somebody's change is lost.
+
+        Its mode alone is never changed: a file may have other names, outside of the workspace too.
+        """
         before, found = self._changes[path].before, self._disk.look(path)
         if found == after:
+            if self._again:
+                self.outcome.restored.append(path)
             return
         if found is not None and found != before and _leaf(before) and not stat.S_ISDIR(found.mode):
             self.outcome.conflicts.append((path, CHANGED))
             return
-        if found is not None and found == before and not after.is_link and found.oid == after.oid:
-            self._disk.chmod(path, after.mode)
+        if found is not None and not (found == before and _leaf(found)):
+            self._disk.move_aside(path)
+            found = None
+        if self._disk.put(path, after, data, found):
+            self.outcome.restored.append(path)
         else:
-            if found is not None and not (found == before and _leaf(found)):
-                self._disk.move_aside(path)
-            self._disk.put(path, after, data)
-        self.outcome.restored.append(path)
+            self.outcome.conflicts.append((path, CHANGED))
 
     def _make_folders(self) -> None:
         for path in sorted(path for path, change in self._changes.items() if _folder(change.after)):
-            if (found := self._disk.look(path)) is None or not stat.S_ISDIR(found.mode):
-                self._disk.make_folder(path)
+            with self._going_on(path):
+                if (found := self._disk.look(path)) is None or not stat.S_ISDIR(found.mode):
+                    self._disk.make_folder(path)
 
     def _set_modes(self) -> None:
         """The deepest first, so that a directory that may not be written is written before."""
@@ -149,17 +211,34 @@ class Restore:
                 mode = PLAIN_DIRECTORY
             else:
                 continue
-            found = self._disk.look(path)
-            if found and stat.S_ISDIR(found.mode) and found.mode != mode:
-                self._disk.chmod(path, mode)
+            with self._going_on(path):
+                found = self._disk.look(path)
+                if found and stat.S_ISDIR(found.mode) and found.mode != mode:
+                    self._disk.set_folder_mode(path, mode)
 
     def _goes_on(self, path: bytes) -> bool:
         """Whether the target has something in a directory that it does not name."""
         return any(one.startswith(path + b"/") for one in self._trees.tree(self._target))
 
 
+def _all_in_one(failures: Sequence[AgentGitError]) -> AgentGitError:
+    """Make one failure of several: damaged contents first, then what the system refused."""
+    first = next((one for one in failures if isinstance(one, Corrupt)), failures[0])
+    if len(failures) == 1:
+        return first
+    others = [one for one in failures if one is not first][: NAMED - 1]
+    more = len(failures) - 1 - len(others)
+    said = " ".join([str(first), *map(str, others), *([f"And {more} more."] if more else [])])
+    text = f"{len(failures)} paths were not restored; all others are as wanted. {said}"
+    return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)
+
+
 def _leaf(entry: Entry | None) -> bool:
     return entry is not None and not entry.is_directory
+
+
+def _blocks(change: Change) -> bool:
+    return _leaf(change.before) and not _leaf(change.after)
 
 
 def _folder(entry: Entry | None) -> bool:

@@ -10,11 +10,15 @@ import os
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 
 from agentgit.errors import Unavailable
-from agentgit.workspace.ignore import GIT, NAME, Rules
-from agentgit.workspace.known import Known, Seen, Skipped, Stamp, mode_of, settled, stamp_of
-from agentgit.workspace.trees import Entry, Written, digest
+from agentgit.values import shown
+from agentgit.workspace.contents import CHUNK, IN_MEMORY, Data, gather, parts
+from agentgit.workspace.ignore import NAME, Rules
+from agentgit.workspace.known import Known, Seen, Skipped, Stamp, mode_of, settled, stamp_of, within
+from agentgit.workspace.permits import READABLE, SEARCHABLE, Permits
+from agentgit.workspace.trees import Entry, Written, digest, digest_of
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 
@@ -23,8 +27,17 @@ UNLISTED = {errno.EACCES: UNREADABLE, errno.EPERM: UNREADABLE, errno.ENAMETOOLON
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
-Found = tuple[bytes, bytes, Stamp]
-"""A path, its last part, and how it looks."""
+NO_STAMP: Stamp = (0, 0, 0, 0, 0)
+"""How something looks that cannot be looked at."""
+
+Found = tuple[bytes, Stamp]
+"""A path, and how it looks."""
+
+Contents = tuple[Stamp | None, str, Data]
+"""How a file looked, the hash of its contents, and the contents."""
+
+NOTHING: Contents = (None, "", b"")
+"""What there is of something that is no file."""
 
 
 class Scan:
@@ -33,6 +46,8 @@ class Scan:
     Args:
         root: the workspace, without a `/` at its end.
         known: what is known so far; it is changed.
+        permits: lets its owner look into what he has closed to himself.
+        spool: the folder in which a large file takes space while it is read.
         rules: what is left out, as it is now.
         max_file_size: a file that is greater is left out, unless it is captured already, in bytes.
         settings: stands for all that decides what is left out, but the workspace's own files.
@@ -47,6 +62,8 @@ class Scan:
         self,
         root: bytes,
         known: Known,
+        permits: Permits,
+        spool: bytes,
         rules: Rules,
         max_file_size: int,
         *,
@@ -54,7 +71,7 @@ class Scan:
         paths: Iterable[bytes] | None = None,
         outside: Collection[bytes] = (),
     ) -> None:
-        self._at = root + b"/"
+        self._at, self._permits, self._spool = root + b"/", permits, spool
         self._known, self._rules, self._most, self._outside = known, rules, max_file_size, frozenset(outside)
         self._paths = None if paths is None else tuple(paths)
         self._named: dict[bytes, Entry] | None = None
@@ -104,6 +121,7 @@ class Scan:
             self._moved = set(known.folders)
             self._list(self._moved)
             known.settings = settings
+        self._settle_skipped()
 
     def _look_at_folders(self) -> None:
         folders, lost = self._known.folders, set()
@@ -114,9 +132,11 @@ class Scan:
             stamp = self._stamp(path)
             if stamp is None or not stat.S_ISDIR(stamp[4]):
                 if not path:
-                    raise Unavailable(f"The workspace {os.fsdecode(self._at)} is not there. Make it, then try again.")
+                    raise Unavailable(f"The workspace {shown(self._at)} is not there. Make it, then try again.")
                 lost.add(path)
-            elif path not in folders or stamp != folders[path].stamp:
+                continue
+            self._enter(path, stamp)
+            if path not in folders or stamp != folders[path].stamp:
                 self._moved.add(path)
         for path in lost if self._paths is None else [path for path in lost if self._within(path)]:
             self._name()
@@ -136,7 +156,7 @@ class Scan:
                 continue
             try:
                 st = lstat(at + path)
-            except (FileNotFoundError, NotADirectoryError, PermissionError):
+            except OSError:  # gone, or what is wrong with it shows when its directory is listed
                 away.append(path)
                 continue
             if (st.st_mtime_ns, st.st_ctime_ns, st.st_size, st.st_ino, st.st_mode) != seen.stamp:
@@ -158,11 +178,34 @@ class Scan:
                 self._forget(path)
 
     def _look_at_skipped(self) -> None:
-        """List the directory again in which one looks otherwise: it may be small now, or readable."""
-        for path, skipped in self._known.skipped.items():
+        """List the directory again in which one looks otherwise: it may be small now, or readable, or gone."""
+        for path, skipped in list(self._known.skipped.items()):
             folder, _, name = path.rpartition(b"/")
-            if (skipped.why != EXCLUDED or name == NAME) and self._stamp(path) != skipped.stamp:
+            stamp = self._stamp(path)
+            if stamp == skipped.stamp or not self._within(path):
+                continue
+            if stamp is None:
+                del self._known.skipped[path]
+                self._known.dirty.add(path)
+            if stamp is None or skipped.why != EXCLUDED or name == NAME:
                 self._moved |= self._known.folders.keys() if name == NAME else {folder}
+            else:
+                self._known.skipped[path] = Skipped(skipped.why, stamp)
+                self._known.dirty.add(path)
+
+    def _settle_skipped(self) -> None:
+        """Forget that a path was left out which is captured now, or which is in a directory that is left out."""
+        known = self._known
+        held = (known.files, known.folders, self._changed)
+        for path in list(known.skipped):
+            if any(path in paths for paths in held) or within(path.rpartition(b"/")[0], known.skipped):
+                del known.skipped[path]
+                known.dirty.add(path)
+
+    def _enter(self, folder: bytes, stamp: Stamp) -> None:
+        """See to it that a directory can be listed and what is in it looked at, as far as its owner may."""
+        if stamp[4] & SEARCHABLE != SEARCHABLE:
+            self._permits.give(folder, SEARCHABLE)
 
     def _forget(self, path: bytes) -> None:
         self._name()
@@ -174,7 +217,8 @@ class Scan:
     def _list(self, folders: Collection[bytes]) -> list[bytes]:
         """List directories and whatever new ones are in them; give the new files."""
         known, new = self._known, []
-        waiting = [path for path in folders if path not in self._lost and self._relevant(path)]
+        mine = (path for path in folders if path in known.folders or not path)
+        waiting = [path for path in mine if path not in self._lost and self._relevant(path)]
         again = set(waiting)
         for path in [path for path in known.skipped if path.rpartition(b"/")[0] in again | self._lost]:
             del known.skipped[path]
@@ -185,11 +229,12 @@ class Scan:
             stamp = self._stamp(folder)
             if stamp is None or not stat.S_ISDIR(stamp[4]):
                 continue
+            self._enter(folder, stamp)
             whole = self._within(folder)
             known.folders[folder] = Seen(Entry(stamp[4]), settled(stamp) if whole else None)
             known.dirty.add(folder)
-            for path, name, found in self._names(folder):
-                if path in known.files or path in known.folders or path in self._changed or name == GIT:
+            for path, found in self._names(folder):
+                if path in known.files or path in known.folders or path in self._changed:
                     continue
                 if stat.S_ISDIR(found[4]):
                     if self._relevant(path) and not self._skips(path, found):
@@ -207,16 +252,15 @@ class Scan:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            if error.errno not in UNLISTED:
-                raise
             if not folder:
                 raise Unavailable(
-                    f"The workspace {os.fsdecode(self._at)} cannot be read: {error.strerror}. Give the permission."
+                    f"The workspace {shown(self._at)} cannot be read: {error.strerror}. Give the permission."
                 ) from error
-            self._skip(folder, UNLISTED[error.errno], self._known.folders.pop(folder).stamp or (0, 0, 0, 0, 0))
+            del self._known.folders[folder]
+            self._skip(folder, _why(error), self._stamp(folder) or NO_STAMP)
             return
         for name, found in listed:
-            yield (folder + b"/" + name if folder else name), name, found
+            yield (folder + b"/" + name if folder else name), found
 
     def _skips(self, path: bytes, stamp: Stamp) -> bool:
         """Note a new path if it is left out."""
@@ -243,29 +287,43 @@ class Scan:
         """Read one file or link, and give it if it is not what is known."""
         known = self._known.files.get(path)
         now = time.time_ns()
-        try:
-            stamp, data = read(self._at + path)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            stamp, data = None, b""
-        except PermissionError:
-            self._skip(path, UNREADABLE, self._stamp(path) or (0, 0, 0, 0, 0))
-            stamp, data = None, b""
+        stamp, oid, data = self._read(path, known.entry.oid if known else "")
         self._known.dirty.add(path)
         if stamp is None:
             if self._known.files.pop(path, None) or path in self._gone:
                 self.files_changed += 1
                 yield Written(path, None)
             return
-        entry = Entry(mode_of(stamp), digest(data))
+        entry = Entry(mode_of(stamp), oid)
         self._known.files[path] = Seen(entry, settled(stamp, now))
         if known is None or known.entry != entry:
             self.files_changed += 1
             yield Written(path, entry, data)
 
+    def _read(self, path: bytes, known: str) -> Contents:
+        """Read one file or link; if it cannot be read, leave it out."""
+        at = self._at + path
+        try:
+            return read(at, self._spool, known)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return NOTHING
+        except PermissionError:
+            stamp = self._stamp(path) or NO_STAMP
+            with self._permits.lent(path, READABLE) as lent:
+                if lent:
+                    _, oid, data = read(at, self._spool, known)
+            if lent and (now := self._stamp(path)) and (now[0], now[2:]) == (stamp[0], stamp[2:]):
+                return now, oid, data
+            self._skip(path, UNREADABLE, stamp)
+            return NOTHING
+        except OSError as error:  # whatever is wrong with one file, the others are captured
+            self._skip(path, _why(error), self._stamp(path) or NO_STAMP)
+            return NOTHING
+
     def _stamp(self, path: bytes) -> Stamp | None:
         try:
-            return stamp_of(os.lstat(self._at + path))
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return stamp_of(self._permits.before(path) or os.lstat(self._at + path))
+        except OSError:
             return None
 
     def _within(self, path: bytes) -> bool:
@@ -282,22 +340,38 @@ def _stamp_if_there(entry: os.DirEntry[bytes]) -> Stamp | None:
         return stamp_of(entry.stat(follow_symlinks=False))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno in UNLISTED:  # the directory does not let anybody in
+            raise
+        return NO_STAMP  # reading it tells what is wrong
 
 
-def read(at: bytes) -> tuple[Stamp | None, bytes]:
-    """Read a regular file or a link, and tell how it looked before; a stamp of None is neither.
+def _why(error: OSError) -> str:
+    return UNLISTED.get(error.errno or 0) or error.strerror or str(error)
+
+
+def read(at: bytes, spool: bytes, known: str = "") -> Contents:
+    """Read a regular file or a link: how it looked before, the hash of its contents, the contents.
 
     Args:
         at: an absolute path.
+        spool: the folder in which large contents take space.
+        known: a hash; the contents of a large file that has it are not kept.
 
     Raises:
         OSError: it is not there, or cannot be read.
     """
     found = os.lstat(at)
     if stat.S_ISLNK(found.st_mode):
-        return stamp_of(found), os.readlink(at)
+        target = os.readlink(at)
+        return stamp_of(found), digest(target), target
     if not stat.S_ISREG(found.st_mode):
-        return None, b""
+        return NOTHING
     with open(os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
         stamp = stamp_of(os.fstat(file.fileno()))
-        return stamp, file.read()
+        size = stamp[2]
+        if size > IN_MEMORY and known and known == digest_of(iter(partial(file.read, CHUNK), b""), size):
+            return stamp, known, b""
+        file.seek(0)
+        data = gather(file.read, size, spool)
+        return stamp, digest_of(parts(data), len(data)), data

@@ -16,7 +16,12 @@ from functools import partial
 from hashlib import sha256
 
 from agentgit.errors import InvalidInput, Unavailable
-from agentgit.workspace.beneath import CHUNK, FOLDER, regular, remove_empty, remove_file, replace, told, write
+from agentgit.values import shown
+from agentgit.workspace.aside import Aside
+from agentgit.workspace.beneath import FOLDER, regular, remove_empty, told, write
+from agentgit.workspace.contents import CHUNK
+from agentgit.workspace.place import Place
+from agentgit.workspace.places import expect_in_place
 
 MOST_LINKS = 40
 """How many symbolic links may lead to each other, as in Linux."""
@@ -51,10 +56,12 @@ class Files:
 
     Args:
         root: the directory.
+        aside: where to move what somebody else writes while a file is changed, if it cannot stay.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
         self.root = os.fsencode(os.path.realpath(root))
+        self._aside = Aside(os.fsencode(aside))
 
     def named(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
         """Give the paths that a file has in here: its own, and where it leads if it is a symbolic link.
@@ -103,30 +110,41 @@ class Files:
                 return State(OTHER)
             return _look(parent, os.path.basename(path), keep)
 
-    def put(self, path: bytes, state: State, read: Callable[[bytes], bytes]) -> None:
+    def put(self, path: bytes, state: State, read: Callable[[bytes], bytes], seen: State) -> bool:
         """Put something at a path, in one step: whoever reads the file sees either what was there or what comes.
 
         Args:
-            path: relative to the workspace; what stands there is a file, a link, or nothing.
+            path: relative to the workspace.
             state: what is to stand there; missing directories are made.
             read: gives a part of a file by its hash.
+            seen: what was seen there: a file, a link, or nothing.
+
+        Returns:
+            False if something else stands there by now; that stays.
 
         Raises:
             Unavailable: it cannot be written.
         """
         with told(path), self._parent(path, make=state.kind != ABSENT) as parent:
-            name = os.path.basename(path)
             if parent is None:
-                return
+                return True
             if parent < 0:
-                raise Unavailable(f"{os.fsdecode(path)} cannot be written: a link or a file is in its way.")
+                raise Unavailable(f"{shown(path)} cannot be written: a link or a file is in its way.")
+            place = self._place(parent, path)
             if state.kind == ABSENT:
-                remove_file(parent, name)
-            elif state.kind == LINK:
-                replace(parent, name, partial(os.symlink, state.target, dir_fd=parent))
-            else:
-                parts = map(read, state.parts)
-                replace(parent, name, lambda beside: write(parent, beside, parts, state.mode, state.owner))
+                return place.take_away(seen)
+            if state.kind == LINK:
+                return place.put(partial(os.symlink, state.target, dir_fd=parent), state, seen)
+            parts = map(read, state.parts)
+            return place.put(lambda name: write(parent, name, parts, state.mode, state.owner), state, seen)
+
+    def recover(self, path: bytes, *known: State) -> bytes | None:
+        """Clear away what a process left that was killed while it changed a path; see `Place.recover`."""
+        with told(path), self._parent(path) as parent:
+            return None if parent is None or parent < 0 else self._place(parent, path).recover(*known)
+
+    def _place(self, parent: int, path: bytes) -> Place[State]:
+        return Place(parent, os.path.basename(path), path, _look, State(ABSENT), self._aside)
 
     def remove_folders(self, paths: Iterable[bytes]) -> list[bytes]:
         """Remove those directories that are empty; give those that are gone.
@@ -144,6 +162,7 @@ class Files:
     @contextmanager
     def _parent(self, path: bytes, *, make: bool = False) -> Iterator[int | None]:
         """Open the directory of a path: None if it is not there, -1 if something else is in its place."""
+        expect_in_place(self.root)
         at: int | None = os.open(self.root, FOLDER)
         try:
             for name in path.split(b"/")[:-1]:
@@ -175,7 +194,7 @@ def _open_folder(parent: int, name: bytes, *, make: bool) -> int | None:
         raise
 
 
-def _look(parent: int, name: bytes, keep: Keep | None) -> State:
+def _look(parent: int, name: bytes, keep: Keep | None = None) -> State:
     try:
         found = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha1
 from typing import NamedTuple, Protocol
 
+from agentgit.workspace.contents import Data
+
 PLAIN_MODES = (0o644, 0o755)
 """Permission bits that git itself can tell apart."""
 
@@ -43,12 +45,13 @@ class Written(NamedTuple):
         path: what changed.
         entry: what stands there now; None if nothing does, or a directory that need not be named any more. Taking away
             a directory leaves what is below it, which has changes of its own.
-        data: the contents of a file, or the target of a link; empty for all else.
+        data: the contents of a file, or the target of a link; empty for all else. Large ones can be read until the
+            next change is asked for.
     """
 
     path: bytes
     entry: Entry | None
-    data: bytes = b""
+    data: Data = b""
 
 
 class Change(NamedTuple):
@@ -103,7 +106,7 @@ class Trees(Protocol):
         """
         ...
 
-    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, bytes]]:
+    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
         """Read files and links of a snapshot, one after the other; each comes with its contents.
 
         Raises:

@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentgit.errors import InvalidInput, NotFound, WorkspaceChanged
-from agentgit.workspace.single_files import ABSENT, OTHER, Files, State
+from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
+from agentgit.values import shown
+from agentgit.workspace.single_files import ABSENT, FILE, LINK, OTHER, Files, State
 from agentgit.workspace.undo_rows import REDO, SAFETY, UNDO, Entry, Rows
-from agentgit.workspace.values import plain
+
+CHANGED = "it was changed meanwhile"
 
 
 class Whole(Protocol):
@@ -93,9 +95,11 @@ class Undone:
         )
 
     def __str__(self) -> str:
-        lines = [f"restored: {path}" for path in self.restored] + [f"deleted: {path}" for path in self.deleted]
+        lines = [f"restored: {shown(path)}" for path in self.restored]
+        lines += [f"deleted: {shown(path)}" for path in self.deleted]
         lines += [f"restored: the workspace, to {id}" for id in self.wholes]
-        return plain("\n".join(lines + [f"left: {path} ({why})" for path, why in self.left])) or "nothing to undo"
+        lines += [f"left: {shown(path)} ({why})" for path, why in self.left]
+        return "\n".join(lines) or "nothing to undo"
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
@@ -144,7 +148,7 @@ class UndoStack:
     ) -> None:
         if max_snapshots < 1:
             raise InvalidInput(f"max_snapshots={max_snapshots}; an undo stack keeps at least one.")
-        self._files = Files(workspace_dir)
+        self._files = Files(workspace_dir, Path(storage_dir) / "aside")
         self._rows = Rows(Path(storage_dir) / "undo.db")
         self._max_snapshots = max_snapshots
         self._whole = whole
@@ -277,20 +281,39 @@ class UndoStack:
         if pending := self._rows.pending():
             counts = pending[0].id in self._rows.ids(*stacks)
             try:
-                done = self._go_on(*pending)
+                done = self._recover(*pending) + self._go_on(*pending)
             except WorkspaceChanged:  # by a person, meanwhile: the entry stays, to be undone when it is asked for
                 self._rows.cancel(pending[0].id)
             else:
                 return done if counts else Undone()
         return Undone()
 
+    def _recover(self, entry: Entry, kept: Entry) -> Undone:
+        """Clear away what a process left that was killed in an undo; what somebody else wrote then is kept."""
+        left = []
+        for path, wanted in entry.states.items():
+            known = (one for one in (wanted, kept.states[path]) if one.kind in (FILE, LINK))
+            if (to := self._files.recover(path, *known)) is not None:
+                left.append((os.fsdecode(path), f"{CHANGED}; that is now at {os.fsdecode(to)}"))
+        return Undone(left=tuple(left))
+
     def _go_on(self, entry: Entry, kept: Entry) -> Undone:
-        """Do what an entry says where it is not done yet, and take it off its stack."""
+        """Do what an entry says where it is not done yet, and take it off its stack.
+
+        Raises:
+            Unavailable: a file cannot be written; all others are done, and the entry stays.
+        """
         done = Undone(labels=(entry.label,), safety=(kept.id,))
         if entry.whole is not None:
             done += self._put_whole(entry.whole)
+        failed: list[Unavailable] = []
         for path, wanted in entry.states.items():
-            done += self._put(path, wanted, kept.states[path])
+            try:
+                done += self._put(path, wanted, kept.states[path])
+            except Unavailable as error:
+                failed.append(error)
+        if failed:
+            raise failed[0] if len(failed) == 1 else Unavailable(" ".join(map(str, failed)))
         gone = self._files.remove_folders(entry.folders)
         with self._rows.writing():
             wholes = [*self._rows.forget([entry.id]), *self._rows.evict(self._max_snapshots)]
@@ -299,10 +322,11 @@ class UndoStack:
 
     def _put_whole(self, id: str) -> Undone:
         try:
-            self._needed().restore(id)
+            done = self._needed().restore(id)
         except NotFound as error:  # somebody deleted it; the entry is of no use any more
             return Undone(left=(("the workspace", str(error)),))
-        return Undone(wholes=(id,))
+        left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(done, name, ())]
+        return Undone(wholes=(id,), left=tuple(left))
 
     def _put(self, path: bytes, wanted: State, known: State) -> Undone:
         """Make a file what it was, if what stands there is what we know of."""
@@ -311,9 +335,8 @@ class UndoStack:
             return Undone()
         if now.kind == OTHER:
             return Undone(left=((name, "what stands there is no file"),))
-        if now != known:
-            return Undone(left=((name, "it was changed meanwhile"),))
-        self._files.put(path, wanted, self._rows.part)
+        if now != known or not self._files.put(path, wanted, self._rows.part, known):  # also between look and change
+            return Undone(left=((name, CHANGED),))
         return Undone(deleted=(name,)) if wanted.kind == ABSENT else Undone(restored=(name,))
 
     # -- keeping
@@ -323,7 +346,7 @@ class UndoStack:
             states = {path: self._files.look(path, self._rows.keep) for path in dict.fromkeys(paths)}
             for path, state in states.items():
                 if state.kind == OTHER and not any_kind:
-                    raise InvalidInput(f"{os.fsdecode(path)} is no file; the undo stack keeps files only.")
+                    raise InvalidInput(f"{shown(path)} is no file; the undo stack keeps files only.")
             missing = dict.fromkeys(folder for path in states for folder in self._files.missing_folders(path))
             return self._rows.add(stack, label, states, list(missing))
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+from agentgit.values import shown
+
+EVERYTHING = "all that the environment keeps; it does not list files"
+"""What is said of a restore by an environment of the user's own."""
 
 UNDO = "undo"
 """The kind of a snapshot that belongs to the undo stack."""
@@ -16,8 +21,20 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _as_dict(value: WorkspaceDiff | RestorePlan) -> dict[str, Any]:
+def _as_dict(value: WorkspaceDiff | RestorePlan | Restored) -> dict[str, Any]:
     return {name: list(held) if isinstance(held, tuple) else held for name, held in asdict(value).items()}
+
+
+def _listed(value: RestorePlan | Restored, *names: str) -> dict[str, Any]:
+    return {name: [list(pair) for pair in getattr(value, name)] for name in names}
+
+
+def _named(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str, str]]) -> list[str]:
+    return [
+        f"{what} {shown(path)} ({why})"
+        for what, pairs in (("missing: ", missing), ("left:    ", left))
+        for path, why in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ class FileCheckpoint:
         return self.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
     def __str__(self) -> str:
-        about = " ".join(part for part in (self.name, self.message) if part)
+        about = shown(" ".join(part for part in (self.name, self.message) if part))
         return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {about}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +91,8 @@ class WorkspaceDiff:
         added_files: paths, sorted.
         modified_files: paths, sorted: contents, kind or permission bits.
         deleted_files: paths, sorted.
-        diff_content: as a unified diff; files that are no text are only named.
+        diff_content: as a unified diff; files that are no text, or larger than 8 MiB, are only named, and so are those
+            that a snapshot left out.
     """
 
     from_id: str | None
@@ -88,10 +106,10 @@ class WorkspaceDiff:
         return bool(self.added_files or self.modified_files or self.deleted_files)
 
     def __str__(self) -> str:
-        lines = [f"added:    {path}" for path in self.added_files]
-        lines += [f"modified: {path}" for path in self.modified_files]
-        lines += [f"deleted:  {path}" for path in self.deleted_files]
-        return plain("\n".join(lines)) or "no difference"
+        lines = [f"added:    {shown(path)}" for path in self.added_files]
+        lines += [f"modified: {shown(path)}" for path in self.modified_files]
+        lines += [f"deleted:  {shown(path)}" for path in self.deleted_files]
+        return "\n".join(lines) or "no difference"
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
@@ -108,20 +126,30 @@ class RestorePlan:
         delete: paths of files that would go.
         changed: paths of files that changed since they were last saved or restored, so they are in no snapshot yet; or
             since the snapshot that was asked about.
+        aside: paths that no snapshot holds and that stand in the way; they would be moved to the storage.
+        missing: paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
+        left: paths that the snapshot left out, or may have left out, and that changed or came since, each with the
+            reason; they would stay as they are.
     """
 
     to_id: str
     restore: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"restore: {path}" for path in self.restore] + [f"delete:  {path}" for path in self.delete]
-        return plain("\n".join(lines)) or "nothing to restore"
+        lines = [f"restore: {shown(path)}" for path in self.restore]
+        lines += [f"delete:  {shown(path)}" for path in self.delete]
+        lines += [f"move:    {shown(path)}" for path in self.aside]
+        lines += _named(self.missing, self.left)
+        return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
-        return _as_dict(self)
+        return _as_dict(self) | _listed(self, "missing", "left")
 
 
 @dataclass(frozen=True)
@@ -136,8 +164,12 @@ class Restored:
         created_directories: paths.
         deleted_directories: paths.
         moved_aside: what was in no snapshot and stood in the way: its path, and where it is now.
-        skipped: paths that no snapshot holds, each with the reason; they were left as they are.
+        skipped: all paths that are left out now, each with the reason; they were not touched.
         conflicts: paths that somebody changed meanwhile, each with the reason; they were left as they are.
+        missing: paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
+        left: paths that the snapshot left out, or may have left out, and that changed or came since, each with the
+            reason; they were not touched.
+        everything: True if an environment of the user's own was restored, which does not list files.
     """
 
     id: str
@@ -149,20 +181,23 @@ class Restored:
     moved_aside: tuple[tuple[str, str], ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
     conflicts: tuple[tuple[str, str], ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    everything: bool = False
 
     def __str__(self) -> str:
-        lines = [f"restored: {path}" for path in self.restored]
-        lines += [f"deleted:  {path}" for path in (*self.deleted, *self.deleted_directories)]
-        lines += [f"created:  {path}" for path in self.created_directories]
-        lines += [f"moved:    {path} -> {to}" for path, to in self.moved_aside]
-        lines += [f"conflict: {path} ({why})" for path, why in self.conflicts]
-        return plain("\n".join(lines)) or "nothing to restore"
+        lines = [f"restored: {EVERYTHING}"] if self.everything else []
+        lines += [f"restored: {shown(path)}" for path in self.restored]
+        lines += [f"deleted:  {shown(path)}" for path in (*self.deleted, *self.deleted_directories)]
+        lines += [f"created:  {shown(path)}" for path in self.created_directories]
+        lines += [f"moved:    {shown(path)} -> {shown(to)}" for path, to in self.moved_aside]
+        lines += [f"conflict: {shown(path)} ({why})" for path, why in self.conflicts]
+        lines += _named(self.missing, self.left)
+        return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as JSON-like values."""
-        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        pairs = ("moved_aside", "skipped", "conflicts")
-        return found | {name: [list(pair) for pair in getattr(self, name)] for name in pairs}
+        return _as_dict(self) | _listed(self, "moved_aside", "skipped", "conflicts", "missing", "left")
 
 
 @dataclass(frozen=True)

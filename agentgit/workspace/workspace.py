@@ -16,7 +16,7 @@ from agentgit.workspace.base import DELETED, EVENTS, NUMBER, POSITION, RESTORED,
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.environment import Environment
 from agentgit.workspace.files import Files, Target
-from agentgit.workspace.places import storage_place, workspace_place
+from agentgit.workspace.places import expect_in_place, storage_place, workspace_place
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo import UndoStack
 from agentgit.workspace.values import FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
@@ -25,6 +25,9 @@ from agentgit.workspace.whole import WholeSnapshots
 MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
 
 NUMBERED = "checkpoint-"
+
+MAX_FILE_SIZE = 100_000_000
+"""The size from which a file is left out of snapshots by default, in bytes: databases, models and tables fit below."""
 
 
 class Workspace(Base, AsyncTwins):
@@ -68,7 +71,7 @@ class Workspace(Base, AsyncTwins):
         auto_checkpoint: bool = True,
         max_checkpoints: int | None = 100,
         exclude_patterns: Iterable[str] = (),
-        max_file_size: int = 10_000_000,
+        max_file_size: int = MAX_FILE_SIZE,
     ) -> None:
         if max_checkpoints is not None and max_checkpoints < 1:
             raise InvalidInput("max_checkpoints must be 1 or more, or None to keep all.")
@@ -123,6 +126,7 @@ class Workspace(Base, AsyncTwins):
     @cached_property
     def undo_stack(self) -> UndoStack:
         """What files were before each call that modified them."""
+        expect_in_place(os.fsencode(self._root))
         return UndoStack(self._root, self._undo_dir, whole=WholeSnapshots(self))
 
     def initialize(self) -> bool:
@@ -155,7 +159,7 @@ class Workspace(Base, AsyncTwins):
         """
         with self._working():
             new = self._new(message, kind, name=name, metadata=metadata)
-            return self._taken(new, self._inside(paths), progress)
+            return self._taken(new, self._looked_at(paths), progress)
 
     def keep(self, message: str = "", *, kind: str = AUTO, holder: str | None = None) -> FileCheckpoint:
         """Give the snapshot that the files stand at; take one if they stand at none.
@@ -200,7 +204,7 @@ class Workspace(Base, AsyncTwins):
             if held is not None:  # it was copied before
                 return held.snapshot
             new = replace(row.snapshot, kind=AUTO, pinned=pinned)
-            return self._engine.adopt(source._engine, row.tree, lambda files: replace(new, files_changed=files))
+            return self._engine.adopt(source._engine, row, lambda files: replace(new, files_changed=files))
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
         """Take a snapshot with a name; without one it is `checkpoint-1`, `checkpoint-2`, and so on."""
@@ -273,6 +277,9 @@ class Workspace(Base, AsyncTwins):
             with self._safety_told(target.row):
                 done = self._engine.restore(target, partial(self._new, f"before restoring {ref}", SAFETY), progress)
             self._catalog.set(POSITION, done.id)
+            killed = next((one for one in self._finished if one.id == done.id), None)
+            if killed is not None and paths is None and not (done.restored or done.deleted):
+                return killed  # it was killed, and is done with what was just finished
             self._tell(RESTORED, done)
             return done
 

@@ -43,7 +43,7 @@ def fill(where: str) -> None:
         repo.store.database.write(lambda connection: dictionaries.add(connection, made))
         dictionaries.use(made)
         if hasattr(repo, "webhooks"):
-            repo.webhooks.add("https://example.org/hook", "rollback.*", secret="env:HOOK_SECRET")  # noqa: S106  # no secret
+            repo.webhooks.add("https://example.org/hook", "rollback.*", secret="not a secret at all, really")  # noqa: S106
         graph = tool_node_graph(scripted(*REPLIES), world.tools())
         agent = repo.wrap(graph, "support-42", effects=world.effects(), workspace=Workspace(files, "store"))
         agent.run("order a chair")

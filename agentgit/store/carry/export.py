@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict
 from agentgit.exports.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.sessions.operation import DONE
+from agentgit.store import pending_writes
 from agentgit.store.carry import export_records as records
 from agentgit.store.carry.export_states import StateWriter
 from agentgit.store.carry.export_values import ValueWriter, Write
 from agentgit.store.explorations import MARK
-from agentgit.store.graph_rows import INTERRUPT, Place
+from agentgit.store.graph_rows import INTERRUPT, WRITE, Place
 from agentgit.store.journal import INVOCATION, WORLD
 from agentgit.store.journal import Part as TrackPart
+from agentgit.store.sessions import BRANCH as BRANCH_ROW
 from agentgit.store.sessions import CHECKPOINT as POINT
 from agentgit.store.sessions import Found, Segment, expect_whole
 from agentgit.store.store import Store
@@ -27,7 +29,7 @@ from agentgit.store.world import OPERATION
 from agentgit.tools.effects import READ_ONLY
 from agentgit.tools.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
 from agentgit.tools.plan import KEEP
-from agentgit.tools.report import GROUPS
+from agentgit.tools.report import GROUPS, NEWER
 from agentgit.values import as_object
 
 ELSEWHERE = "elsewhere"
@@ -47,11 +49,13 @@ class Cut:
         session: its row.
         branch: the row of the branch; None for the whole session.
         point: the row of the checkpoint where it ends; None for the head of the branch.
+        pending: the checkpoints of the session whose pending writes are to be written.
     """
 
     session: Found
     branch: Found | None = None
     point: Found | None = None
+    pending: Collection[int] = ()
 
     @property
     def of(self) -> str:
@@ -64,6 +68,30 @@ class Cut:
         if self.branch is None or self.point is None:
             return self.branch.name if self.branch is not None else None
         return f"{self.point.branch_name}#{self.point.number}"
+
+
+def keeping(store: Store, connection: Connection, session_id: int) -> frozenset[int]:
+    """Find the checkpoints of a session of whose pending writes those that are there now say too much or too little.
+
+    Args:
+        store: where.
+        connection: any.
+        session_id: which.
+    """
+    written = exists().where(
+        WRITE.c.tenant_id == POINT.c.tenant_id, WRITE.c.thread_id == BRANCH_ROW.c.thread_id, WRITE.c.ns == "",
+        WRITE.c.checkpoint_id == POINT.c.graph_checkpoint_id,
+    )  # fmt: skip
+    its_branch = and_(BRANCH_ROW.c.tenant_id == POINT.c.tenant_id, BRANCH_ROW.c.id == POINT.c.internal_session_id)
+    query = (
+        select(POINT.c.id)
+        .join_from(POINT, BRANCH_ROW, its_branch)
+        .where(
+            POINT.c.tenant_id == store.tenant_id, BRANCH_ROW.c.external_session_id == session_id,
+            POINT.c.pending.is_not(None), or_(POINT.c.pending != pending_writes.NO_WRITES, written),
+        )
+    )  # fmt: skip
+    return frozenset(connection.execute(query).scalars())
 
 
 class Sends(Protocol):
@@ -130,10 +158,17 @@ class _Export:
                 self.write(records.of_tag(tag))
 
     def _point(self, point: Found, **other: Any) -> None:
-        """Write a checkpoint, and note its files."""
+        """Write a checkpoint, after the pending writes that it keeps, and note its files."""
+        if point.id in self.cut.pending:
+            self.write(records.of_pending(point))
         self.write(records.of_checkpoint(point, **other))
         if point.workspace_snapshot_id is not None:
             self._with_files[point.workspace_snapshot_id].append(point.id)
+
+    def _pending_values(self, points: Iterable[Found]) -> None:
+        """Write the values of the pending writes that checkpoints keep."""
+        kept = (row for row in points if row.id in self.cut.pending)
+        self.values.put([key for row in kept for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
 
     def _write_files(self, branches: Sequence[Found], **other: Any) -> None:
         """Write the snapshots of the checkpoints that were written, and the last one of each of these branches."""
@@ -165,9 +200,14 @@ class _Session(_Export):
             self.write(records.of_branch(row))
         for row in branches:
             self._states(row.id).thread(row.thread_id)
-        for row in branches:
-            for point in self.store.checkpoints.find(self.connection, POINT.c.internal_session_id == row.id):
-                self._point(point)
+        points = [
+            point
+            for row in branches
+            for point in self.store.checkpoints.find(self.connection, POINT.c.internal_session_id == row.id)
+        ]
+        self._pending_values(points)
+        for point in points:
+            self._point(point)
         self._tags()
         self._write_files(branches)
         for call in self._calls():
@@ -221,7 +261,9 @@ class _Path(_Export):
         self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
         if track.others:
             self._write_aside(branch, points[0])
-        self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None)
+        kept = [row for row in points if row.id in self.cut.pending]
+        self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None, kept)
+        self._pending_values(points)
         for n, row in enumerate(points, 1):
             self._point(row, branch=branch.id, number=n)
         self._tags({row.id for row in points})
@@ -238,7 +280,16 @@ class _Path(_Export):
         if (end := self.cut.point) is not None:
             found = [row for row in found if row.id <= end.id]
         left = self._left(line)
-        return [left.get(row.internal_session_id, row) if row.kind == "branch" else row for row in found]
+        same = [left.get(row.internal_session_id, row) if row.kind == "branch" else row for row in found]
+        # Where the calls of its path ran again, a branch begins with a state of its own.
+        points = [a if a.state_hash == b.state_hash else b for a, b in zip(same, found, strict=True)]
+        states = {(row.graph_checkpoint_id, row.state_hash) for row in points}
+        if len(states) > len({graph_checkpoint_id for graph_checkpoint_id, _ in states}):
+            raise Conflict(
+                "The calls of this branch ran again while a question of it waited, so that one graph checkpoint of its "
+                "path has two states. Export the whole session."
+            )
+        return points
 
     def _left(self, line: Sequence[Segment]) -> dict[int, Found]:
         """Read where each branch of the path but the first left its parent, by the id of the branch."""
@@ -289,6 +340,8 @@ class _Path(_Export):
         point, graphs = self.cut.point, self.store.graphs
         if point is None or point.graph_checkpoint_id is None:
             return point is None
+        if point.pending is not None:
+            return any(one.values(INTERRUPT) for one in pending_writes.tasks(point.pending, f"checkpoint {point.id}"))
         at = Place(point.thread_id, "", point.graph_checkpoint_id)
         return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, at))
 
@@ -348,6 +401,6 @@ class _Path(_Export):
                 "source": MADE_UP, "target": first.id, "branch": branch.id, "created_at": at, "ended_at": at,
                 "request": {"tools": "keep", "replay": "record"}, "accepted": [],
                 "steps": [{"invocation": row.id, "action": KEEP, "why": NOT_ON_THE_PATH} for row in kept],
-                "report": {group: items if group == "kept" else [] for group in GROUPS},
+                "report": {group: items if group == "kept" else [] for group in GROUPS if group not in NEWER},
             }
         )  # fmt: skip

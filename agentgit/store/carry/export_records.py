@@ -9,10 +9,11 @@ from sqlalchemy import Row
 
 from agentgit.checkpoints.finding import Tag
 from agentgit.exports.records import SETTINGS
+from agentgit.store import pending_writes
 from agentgit.store.blobs import unpack
 from agentgit.store.chunks import split_hashes
 from agentgit.tools.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
-from agentgit.tools.report import GROUPS
+from agentgit.tools.report import GROUPS, NEWER
 from agentgit.values import as_object, from_json
 
 Record = dict[str, Any]
@@ -72,6 +73,22 @@ def of_checkpoint(row: Row[Any], **other: Any) -> Record:
     }  # fmt: skip
 
 
+def of_pending(row: Row[Any]) -> Record:
+    """Write the pending writes that a checkpoint keeps."""
+    kept = pending_writes.unpack(row.pending, f"checkpoint {row.id}") or ()
+    return {
+        "record": "pending", "checkpoint": row.id,
+        "at": [{"ns": at.ns, "state": at.checkpoint_id, "writes": [_of_kept(one) for one in at.writes]} for at in kept],
+    }  # fmt: skip
+
+
+def _of_kept(write: Mapping[str, Any]) -> Record:
+    return {
+        "task": write["task_id"], "idx": write["idx"], "path": write["task_path"], "channel": write["channel"],
+        "value": [key.hex() for key in split_hashes(write["value"])],
+    }  # fmt: skip
+
+
 def of_tag(tag: Tag) -> Record:
     """Write a tag."""
     return {
@@ -98,8 +115,15 @@ def of_call(row: Row[Any], **other: Any) -> Record:
         "result": [from_json(row.result)] if row.result is not None else [], "error": row.error_message,
         "started_at": row.started_at.isoformat(), "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "key": row.idempotency_key, "kind": row.kind, "identity": row.identity, "replay_of": row.replay_of,
-        "answers": from_json(row.answers) if row.answers is not None else None, **other,
+        "answers": _share(row.answers), **other,
     }  # fmt: skip
+
+
+def _share(answers: bytes | None) -> Any:
+    """Write what a call has to do with the answers of its task; what it called there matters only to a turn at work."""
+    if answers is None:
+        return None
+    return {name: value for name, value in as_object(answers).items() if name != "calls"}
 
 
 def of_operation(row: Row[Any]) -> Record:
@@ -111,7 +135,7 @@ def of_operation(row: Row[Any]) -> Record:
         "created_at": row.created_at.isoformat(), "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "request": {name: value for name, value in request.items() if name in SETTINGS and value is not None},
         "steps": request["steps"], "accepted": request.get("accepted", []),
-        "report": {group: report.get(group, []) for group in GROUPS},
+        "report": {group: report.get(group, []) for group in GROUPS if group not in NEWER or report.get(group)},
     }  # fmt: skip
 
 

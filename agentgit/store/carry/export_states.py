@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, literal, or_, select, tuple_
 
 from agentgit.errors import Corrupt
-from agentgit.store import fork
+from agentgit.store import fork, pending_writes
 from agentgit.store.ancestry import ancestors
 from agentgit.store.carry import export_records
 from agentgit.store.carry.export_values import ValueWriter, Write
@@ -50,31 +50,48 @@ class StateWriter:
         for rows in self._pages(thread):
             self._put(rows, self._writes(rows))
 
-    def path(self, ways: Sequence[tuple[str, str]], end: str | None) -> None:
+    def path(self, ways: Sequence[tuple[str, str]], end: str | None, points: Sequence[Any] = ()) -> None:
         """Write what lies on a way through several threads, as one thread.
 
         Args:
             ways: each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
                 the way ends.
             end: the thread that is written whole after them; None if the last way ends at a checkpoint.
+            points: checkpoints on the way that keep pending writes, the one where it ends last.
         """
-        states, writes = self._end(ways) if end is None and ways else ((), ())
+        states, writes = self._end(ways, points) if end is None and ways else ((), ())
         own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)
         chains = [self._chain(*way) for way in ways]
         keys = [self._keys(thread, chain) for (thread, _), chain in zip(ways, chains, strict=True)]
-        for n, (thread, _) in enumerate(ways):
-            later = own.union(*keys[n + 1 :])
+        for n, (thread, left_at) in enumerate(ways):
+            later = own.union(*keys[n + 1 :], {("", left) for _, left in ways[n + 1 :]})
             for ids in slices(chains[n], PAGE):
                 rows = [row for row in self._of_chain(thread, ids) if (row["ns"], row["checkpoint_id"]) not in later]
                 self._put(self._linked(rows, ways[:n]), self._writes(rows))
+            if ("", left_at) not in later:  # the branch that left there has a state of its own instead
+                self._put(self._linked([self._one(thread, left_at)._asdict()], ways[:n]), [])
+        self._below_points(points, own.union(*keys))
         self._put(self._linked(states, ways), writes)
         for page in self._pages(end) if end is not None else ():
             self._put(self._linked(page, ways), self._writes(page))
 
-    def _end(self, ways: Sequence[tuple[str, str]]) -> tuple[States, States]:
+    def _end(self, ways: Sequence[tuple[str, str]], points: Sequence[Any]) -> tuple[States, States]:
         """Give what a fork would take along from where the last way ends."""
-        thread, checkpoint_id = ways[-1]
-        return fork.rows_of(self.connection, self.tenant_id, Place(thread, "", checkpoint_id))
+        last = points[-1] if points and (points[-1].thread_id, points[-1].graph_checkpoint_id) == ways[-1] else None
+        return self._forked(*ways[-1], last)
+
+    def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
+        """Give what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
+        pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
+        return fork.rows_of(self.connection, self.tenant_id, Place(thread, "", checkpoint_id), pending)
+
+    def _below_points(self, points: Sequence[Any], written: set[tuple[str, str]]) -> None:
+        """Write what subgraphs had saved when these checkpoints were made, where it is not written otherwise."""
+        for point in points:
+            rows = self._forked(point.thread_id, point.graph_checkpoint_id, point)[0]
+            fresh = [row for row in rows if row["ns"] and (row["ns"], row["checkpoint_id"]) not in written]
+            self._put(fresh, ())
+            written.update((row["ns"], row["checkpoint_id"]) for row in fresh)
 
     def _put(self, rows: States, writes: States) -> None:
         self.values.put(export_records.hashes_of(rows, writes))

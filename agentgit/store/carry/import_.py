@@ -133,6 +133,8 @@ class Import:
         for kind, record in records(self.stream, checker):
             if kind in TABLES and (kind != "snapshot" or rows.has(record)):
                 tables.add(kind, record)
+            elif kind == "pending":
+                rows.keep(record)
             elif kind in ("value", "part", "list"):
                 values.add(checker.made)
         if checker.seal != whole.seal:

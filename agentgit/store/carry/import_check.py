@@ -14,15 +14,17 @@ from agentgit.exports import meta
 from agentgit.exports.records import COUNTED, HEADER
 from agentgit.exports.trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
-from agentgit.store.carry.import_values import ListItems, ValueReader, expect_readable
+from agentgit.store.carry.import_values import ListItems, ValueReader, expect_readable, is_message
 from agentgit.store.graph_rows import conversation, hash_state
 from agentgit.tools.invocation import CALL, PAUSED, REDO
 
 Record = Mapping[str, Any]
 
 _RANK = {
-    HEADER: 0, "session": 1, "branch": 2, "value": 3, "list": 3, "state": 3, "write": 3, "checkpoint": 4, "tag": 4,
-    "file": 5, "tree": 5, "path": 5, "snapshot": 5, "call": 6, "operation": 7, "log": 8, "end": 9,
+    HEADER: 0, "session": 1, "branch": 2, "value": 3, "list": 3, "state": 3, "write": 3, "pending": 4, "checkpoint": 4,
+    "tag": 4,
+    "file": 5, "tree": 5, "path": 5, "left": 5, "snapshot": 5, "call": 6, "operation": 7, "log": 8,
+    "end": 9,
 }  # fmt: skip
 """The order of the records; those of one rank are mixed, and a part comes after what it is a part of."""
 
@@ -67,10 +69,13 @@ class Checker:
         self._rank = 0
         self._weights: dict[bytes, int] = {}
         self._carried = 0
-        self._lists: dict[bytes, int] = {}
+        self._lists: set[bytes] = set()
+        self._messages: set[bytes] = set()
+        self._conversations: dict[bytes, int] = {}
         self._records: set[bytes] = set()
         self._branches: dict[int, _Branch] = {}
         self._writes: set[tuple[Any, ...]] = set()
+        self._pending: dict[int, Record] = {}
         self._replays: list[tuple[int, int]] = []
         self._requests: set[str] = set()
         self._tags: set[str] = set()
@@ -78,8 +83,10 @@ class Checker:
         self._takes: dict[str, Callable[[Record], None]] = {
             HEADER: self._take_header, "session": self._take_session, "branch": self._take_branch,
             "value": self._take_value, "part": self._take_part, "list": self._take_list, "state": self._take_state,
-            "write": self._take_write, "checkpoint": self._take_checkpoint, "tag": self._take_tag,
-            "file": self.files.file, "tree": self.files.tree, "path": self.files.path, "snapshot": self._take_snapshot,
+            "write": self._take_write, "pending": self._take_pending, "checkpoint": self._take_checkpoint,
+            "tag": self._take_tag, "file": self.files.file, "tree": self.files.tree, "path": self.files.path,
+            "left": self.files.left_out,
+            "snapshot": self._take_snapshot,
             "call": self._take_call, "operation": self._take_operation, "log": self._take_log, "end": self._take_end,
         }  # fmt: skip
 
@@ -157,14 +164,19 @@ class Checker:
             return
         expect_readable(value)
         if value.type == RECORD:
-            parts = unpack(value.data).values()
+            named = unpack(value.data)
+            parts = named.values()
             self._expect_values(*parts)
+            if (messages := self._conversations.get(named.get("messages", b""))) is not None:
+                self._conversations[value.hash] = messages
             if not self._records.isdisjoint(parts):
                 raise ValueError("is a record in a record")
             self._records.add(value.hash)
             self._new_value(value.hash, self._weight(parts))
         else:
             self._carried += len(value.data)
+            if is_message(value):
+                self._messages.add(value.hash)
             self._new_value(value.hash, len(value.data))
 
     def _take_list(self, record: Record) -> None:
@@ -173,7 +185,9 @@ class Checker:
         if any(item in self._lists or item in self._records for item in record["items"]):
             raise ValueError("is a list or a record in a list")
         self._new_value(found.key, self._weight(found.items))
-        self._lists[found.key] = len(found.items)
+        self._lists.add(found.key)
+        if self._messages.issuperset(found.items):
+            self._conversations[found.key] = len(found.items)
 
     def _new_value(self, key: bytes, weight: int) -> None:
         if key in self._weights:
@@ -223,8 +237,7 @@ class Checker:
         """Hold the counts of messages against the lists that have them."""
         counts = record["header"]["counts"]
         for name, count in counts.items():
-            held = record["channels"].get(name)
-            if held is None or self._lists.get(held, count) != count:
+            if self._conversations.get(record["channels"].get(name, b"")) != count:
                 raise ValueError(f"counts {count} messages in {name!r}, which has others")
         if record["messages"] != counts.get(conversation(counts) or "", 0):
             raise ValueError(f"counts {record['messages']} messages, and has others")
@@ -241,8 +254,27 @@ class Checker:
 
     # -- checkpoints, calls, operations, the world log
 
+    def _take_pending(self, record: Record) -> None:
+        if record["checkpoint"] in self._pending or record["checkpoint"] in self.ids["checkpoint"]:
+            raise ValueError("is there a second time, or after its checkpoint")
+        writes = [(at["ns"], write["task"], write["idx"]) for at in record["at"] for write in at["writes"]]
+        if len(set(writes)) < len(writes) or len({at["ns"] for at in record["at"]}) < len(record["at"]):
+            raise ValueError("has a write or a namespace a second time")
+        for write in (write for at in record["at"] for write in at["writes"]):
+            self._expect_values(*write["value"])
+            if not write["value"]:
+                raise ValueError("has a write without a value")
+        self._pending[record["checkpoint"]] = record
+
+    def _expect_pending(self, branch: _Branch, record: Record) -> None:
+        """Hold the pending writes that a checkpoint keeps against the graph checkpoints of its branch."""
+        for at in self._pending.pop(record["id"], {"at": ()})["at"]:
+            if (at["ns"], at["state"]) not in branch.keys or (not at["ns"] and at["state"] != record["state"]):
+                raise ValueError("keeps pending writes of a graph checkpoint that is not its own")
+
     def _take_checkpoint(self, record: Record) -> None:
         branch = self._of(record)
+        self._expect_pending(branch, record)
         self._new("checkpoint", record["id"])
         if record["number"] in branch.numbers:
             raise ValueError(f"is a second checkpoint {record['number']} of its branch")
@@ -300,6 +332,8 @@ class Checker:
         counts = {kind: self.counts[kind] for kind in COUNTED[self.header["format"]]}
         if record["counts"] != counts or any(self.counts[kind] for kind in KINDS if kind not in counts):
             raise ValueError(f"counts {record['counts']}, and there are {counts}")
+        if self._pending:
+            raise ValueError(f"comes after pending writes of a checkpoint {min(self._pending)} that is not there")
         self._expect("branch", self.session["current"])
         for id, replay_of in self._replays:
             self._expect("call", replay_of)
@@ -317,8 +351,9 @@ class Checker:
             if point is None:
                 raise ValueError(f"comes after a branch {name!r} that leaves from no checkpoint of its parent")
             begins = point["position"]
-        if record["inherited"] != begins:
+        if record["inherited"] not in (0, begins):  # 0: its calls ran again, and all of its track is its own
             raise ValueError(f"comes after a branch {name!r} that does not begin where it leaves its parent")
+        begins = record["inherited"]
         if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):
             raise ValueError(f"comes after a branch {name!r} whose head is no checkpoint of its own")
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:

@@ -10,6 +10,7 @@ from typing import Any
 from agentgit.exports import meta
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import OPEN
+from agentgit.store import pending_writes
 from agentgit.store.blobs import compact, pack
 from agentgit.store.checkpoints import MERGED, merged_by
 from agentgit.store.ids import new_id
@@ -40,6 +41,8 @@ class Rows:
     seen: int
     files: Mapping[int, FilesAt] | None = None
     snapshots: Mapping[int, int] = field(default_factory=dict)
+    pending: dict[int, bytes] = field(default_factory=dict)
+    """For checkpoints that are to come, the pending writes that they keep, by their old ids."""
 
     def _id(self, kind: str, old: int | None) -> int | None:
         return None if old is None else self.ids[kind][old]
@@ -84,6 +87,12 @@ class Rows:
             "task_path": record["path"], "channel": record["channel"], "value": b"".join(record["value"]),
         }  # fmt: skip
 
+    def keep(self, record: Record) -> None:
+        """Take the pending writes that the next checkpoint keeps."""
+        self.pending[record["checkpoint"]] = pending_writes.pack(
+            [at["ns"], at["state"], [_kept(write) for write in at["writes"]]] for at in record["at"]
+        )
+
     def checkpoint(self, record: Record) -> dict[str, Any]:
         """Make the row of a checkpoint."""
         return {
@@ -95,6 +104,7 @@ class Rows:
             "position": record["position"], "message_count": record["messages"],
             "restore_point": record["restore_point"], "data": self._data(record["data"]),
             "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
+            "pending": self.pending.pop(record["id"], None),
         }  # fmt: skip
 
     def has(self, snapshot: Record) -> bool:
@@ -172,6 +182,11 @@ class Rows:
             "invocation_id": self._id("call", record["call"]), "action": record["action"],
             "operation_id": self._id("operation", record["operation"]), "created_at": record["created_at"],
         }  # fmt: skip
+
+
+def _kept(write: Record) -> list[Any]:
+    """Write one pending write as `agentgit.store.pending_writes` keeps it."""
+    return [write["task"], write["idx"], write["path"], write["channel"], b"".join(write["value"]).hex()]
 
 
 def thread_of(branch_id: int) -> str:

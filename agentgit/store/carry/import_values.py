@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from agentgit.exports.messages import expect_flat, readable, stored
 from agentgit.exports.trees import unbased
-from agentgit.sessions.history import from_stored
 from agentgit.store.blobs import LIST, RECORD, Leaf, leaf, list_hash, unpack
 from agentgit.store.carry.export_values import LARGEST, RecentLists
 from agentgit.store.chunks import CHUNK, CHUNK_BYTES
-from agentgit.store.plain import MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, SEALED, show, show_message
+from agentgit.store.plain import (
+    MESSAGE_MSGPACK,
+    MESSAGES,
+    MSGPACK,
+    READERS,
+    RUNS,
+    SEALED,
+    show,
+    show_message,
+    structure,
+)
 
 TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
 """The types of values that agentgit writes; what is of another is not taken: a pickle, for example."""
@@ -105,10 +115,29 @@ def expect_readable(value: Leaf) -> None:
     """
     try:
         if value.type == RECORD:
-            unpack(value.data)
-        elif value.type in MESSAGES:
-            from_stored(show_message(value))
-        else:
-            show(value)
+            if not all(type(name) is str for name in unpack(value.data)):
+                raise ValueError("has a name that is no text")
+            return
+        shown = show(value)
+        if value.type in READERS:
+            expect_flat(shown)
+        if value.type in RUNS and type(shown) is not list:
+            raise ValueError("is no list")
+        if value.type in MESSAGES:
+            stored(structure(value.data) if value.type == MESSAGE_MSGPACK else shown)
     except Exception as error:  # its bytes may lead to anything
-        raise ValueError(f"of type {value.type} cannot be read ({type(error).__name__})") from error
+        raise ValueError(f"of type {value.type} cannot be read ({_why(error)})") from error
+
+
+def is_message(value: Leaf) -> bool:
+    """Tell whether a value that was read can be an item of a conversation."""
+    if value.type in MESSAGES or value.type == SEALED:
+        return True
+    try:
+        return value.type == MSGPACK and bool(readable(show_message(value)))
+    except (ValueError, TypeError, LookupError, AttributeError):  # its bytes may be of anything
+        return False
+
+
+def _why(error: Exception) -> str:
+    return str(error) if type(error) is ValueError else type(error).__name__

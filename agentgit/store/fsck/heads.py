@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 
 from agentgit.store.blobs import RECORD, Leaf, leaf, list_hash, pack
 from agentgit.store.content import Body, Part
-from agentgit.store.fsck.values import RESTORE, Report
+from agentgit.store.fsck.values import RESTORE, Report, rows
 from agentgit.store.graph_rows import Found as At
 from agentgit.store.graph_rows import hash_state
 from agentgit.store.sessions import BRANCH, CHECKPOINT, Found
@@ -16,7 +16,9 @@ from agentgit.store.store import Store
 def check_heads(connection: Connection, store: Store, report: Report) -> None:
     """Make the state at the end of each branch, and compare its hash with what is recorded."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
-    for branch in connection.execute(select(*columns).where(BRANCH.c.tenant_id == store.tenant_id)).all():
+    for branch in rows(
+        connection, select(*columns).where(BRANCH.c.tenant_id == store.tenant_id), report, counted=False
+    ):
         report.attempt(f"internal_session {branch.id}", lambda one=branch: _check(connection, store, one, report))  # type: ignore[misc]  # mypy cannot infer it
 
 

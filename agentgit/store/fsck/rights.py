@@ -7,7 +7,7 @@ from sqlalchemy import select
 from agentgit.auth.roles import ROLES
 from agentgit.auth.scopes import SCOPES
 from agentgit.store.fsck.rows import Rows
-from agentgit.store.fsck.trail import erased_sessions
+from agentgit.store.fsck.values import rows
 from agentgit.store.members import BY_NAME, LINK
 from agentgit.store.telling.outbox import HOOK
 from agentgit.store.users import KEY
@@ -17,19 +17,17 @@ REVOKE = "It gives nobody a right; delete the row."
 
 
 def check_rights(check: Rows) -> None:
-    """Check the API keys, the members and links of sessions, and that what was erased is gone."""
+    """Check the API keys, the webhooks, the members and links of sessions."""
     for row in check.read(KEY.c.id, KEY.c.user_id, KEY.c.scope):
         check.refers(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
         check.one_of(f"api_key {row.id}", "scope", row.scope, SCOPES)
     _sharing(check)
-    # The rows of these two are counted where the outbox and the trail are checked.
+    # Its rows are counted where the outbox is checked.
     hooks = select(HOOK.c.id, HOOK.c.user_id, HOOK.c.external_session_id)
-    for row in check.connection.execute(hooks.where(HOOK.c.tenant_id == check.store.tenant_id)):
+    mine = hooks.where(HOOK.c.tenant_id == check.store.tenant_id)
+    for row in rows(check.connection, mine, check.report, counted=False):
         check.refers(f"webhook {row.id}", "user", row.user_id, check.users)
         check.refers(f"webhook {row.id}", "session", row.external_session_id, check.current)
-    for session_id in erased_sessions(check.connection, check.store.tenant_id):
-        if session_id in check.current:
-            check.report.add(f"erasure {session_id}", "this session is still there", "Run repo.delete_session again.")
 
 
 def _sharing(check: Rows) -> None:

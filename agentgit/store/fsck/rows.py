@@ -155,7 +155,9 @@ class Rows:
             self._point(name, "head", row.head_id, row.id)
             self._point(name, "branch point", row.branch_point_id, row.parent_id)
             point = self.of_checkpoint.get(row.branch_point_id or 0)
-            if row.inherited != (point.position if point is not None else 0) and (point or not row.branch_point_id):
+            # One whose calls ran again has all of its track for itself, and inherits nothing.
+            begins = {0, point.position} if point is not None else {0}
+            if row.inherited not in begins and (point or not row.branch_point_id):
                 self.report.add(name, f"it says that its track begins with {row.inherited} calls, and its branch "
                                 f"point {point.position if point else 0}", RESTORE)  # fmt: skip
             self.json(name, meta=row.meta)

@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, select
 
+from agentgit.errors import Corrupt
+from agentgit.store import pending_writes
 from agentgit.store.blobs import unpack
 from agentgit.store.chunks import HASH_BYTES, split_hashes
-from agentgit.store.fsck.values import RESTORE, Report, missing_from, rows
-from agentgit.store.graph_rows import CHECKPOINT, WRITE, conversation, hash_state, is_shown
+from agentgit.store.fsck.cells import shown
+from agentgit.store.fsck.values import RESTORE, Report, missing_from, raw_rows, rows
+from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, conversation, hash_state, is_shown
+from agentgit.store.sessions import BRANCH
+from agentgit.store.sessions import CHECKPOINT as POINT
 from agentgit.values import from_json
 
 _COUNT = struct.Struct(">I")
@@ -61,8 +66,36 @@ def check_states(connection: Connection, tenant_id: int, there: set[bytes], repo
         check.state((place, ns, id), channels, said)
     _check_ways(connection, tenant_id, report)
     query = select(w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value).where(w.tenant_id == tenant_id)
-    for *key, value in rows(connection, query, report, raw=True):
+    for *key, value in raw_rows(connection, query, report):
         check.write(key, value)
+
+
+def check_pending(connection: Connection, tenant_id: int, there: set[bytes], report: Report) -> None:
+    """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of subgraphs below them.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        there: the hashes of the values that are stored.
+        report: takes what is found.
+    """
+    kept = and_(POINT.c.tenant_id == tenant_id, POINT.c.pending != pending_writes.NO_WRITES)
+    its_branch = and_(BRANCH.c.tenant_id == POINT.c.tenant_id, BRANCH.c.id == POINT.c.internal_session_id)
+    query = select(POINT.c.id, POINT.c.pending, BRANCH.c.thread_id).join_from(POINT, BRANCH, its_branch)
+    for id, data, thread in rows(connection, query.where(kept), report, counted=False):
+        name = f"checkpoint {id}"
+        try:
+            found = pending_writes.unpack(data, name) or ()
+        except Corrupt:
+            report.add(name, "its pending writes cannot be read", RESTORE)
+            continue
+        if missing := [key for key in pending_writes.hashes(data, name) if key not in there]:
+            report.add(name, f"a pending write's value {missing[0].hex()} is not there", RESTORE)
+        for at in found:
+            key = (tenant_id, thread, at.ns, at.checkpoint_id)
+            same = (CHECKPOINT.c[column] == value for column, value in zip(KEY, key, strict=True))
+            if at.ns and connection.execute(select(CHECKPOINT.c.seq).where(*same)).first() is None:
+                report.add(name, f"the graph checkpoint {at.checkpoint_id} below it is not there", RESTORE)
 
 
 class _States:
@@ -93,7 +126,7 @@ class _States:
         if said:
             try:
                 self._hashed(place, channels, shape, *said)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
                 self._wrong(place, "its channels, header or metadata cannot be read")
 
     def _hashed(
@@ -118,12 +151,12 @@ class _States:
         if count != messages:
             self._wrong(place, f"it says {messages} messages, and its header {count}")
 
-    def write(self, place: Sequence[Any], value: bytes) -> None:
+    def write(self, place: Sequence[Any], value: Any) -> None:
         """Check a pending write: its values are stored. Its checkpoint may still be on its way."""
-        missing = [held for held in split_hashes(value) if held not in self.there]
-        if missing:
-            name = "/".join(map(str, place))
-            self.report.add(f"graph_write {name}", f"its value {missing[0].hex()} is not there", RESTORE)
+        missing = [held for held in split_hashes(value) if held not in self.there] if isinstance(value, bytes) else []
+        if missing or not isinstance(value, bytes):
+            said = f"its value {missing[0].hex()} is not there" if missing else "its value is no bytes"
+            self.report.add(f"graph_write {'/'.join(map(shown, place))}", said, RESTORE)
 
     def _wrong(self, place: Sequence[str], what: str) -> None:
         self.report.add(f"graph_checkpoint {'/'.join(place)}", what, RESTORE)

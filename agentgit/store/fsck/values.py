@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
@@ -24,6 +25,7 @@ from agentgit.store.compression import (
     unpacked,
 )
 from agentgit.store.encryption import as_given, seal_of
+from agentgit.store.fsck.cells import Cells, shown
 from agentgit.store.lists import walk
 from agentgit.store.prepared import Prepared
 from agentgit.store.store import Store
@@ -44,9 +46,20 @@ class Report(Protocol):
         """Look at something; that it raises is a finding."""
 
 
-def rows(connection: Connection, query: Any, report: Report, *, raw: bool = False) -> Iterator[Any]:
-    """Read many rows a part at a time, and count them; see `Prepared.pages`."""
-    for page in Prepared(query).pages(connection, raw=raw):
+def rows(connection: Connection, query: Any, report: Report, *, counted: bool = True) -> Iterator[Any]:
+    """Read many rows a part at a time, and count them; what is wrong with their cells is told. See `Cells`."""
+    for page in Cells(connection, query).pages():
+        for one in page:
+            for what in one.wrong:
+                report.add(one.name, what, RESTORE)
+            if one.has_key:
+                yield one.row
+        report.did(len(page) if counted else 0)
+
+
+def raw_rows(connection: Connection, query: Any, report: Report) -> Iterator[Any]:
+    """Read many rows as the driver gives them, and count them; see `Prepared.pages`."""
+    for page in Prepared(query).pages(connection, raw=True):
         yield from page
         report.did(len(page))
 
@@ -89,9 +102,13 @@ def check_values(
         refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((refers, data), else_=func.substr(data, 1, HEADER_BYTES))
     query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(mine)
-    for key, type_, codec, size, stored in rows(connection, query, report, raw=True):
+    for row in raw_rows(connection, query, report):
+        key, type_, codec, size, stored = row
+        if [type(cell) for cell in row] != [bytes, str, int, int, bytes]:
+            report.add(f"blob {shown(key)}", "its columns hold values of other types", RESTORE)
+            continue
         with check.opening(key):
-            check.value(key, type_, codec, size, as_given(seal, "blob.data", bytes(stored)))
+            check.value(key, type_, codec, size, stored if type_ == LIST else as_given(seal, "blob.data", stored))
     if hashes:
         check.lists()
     return there
@@ -116,7 +133,9 @@ class _Values:
         try:
             yield
         except (KeyMissing, Corrupt) as error:
-            self._wrong(key, str(error).split(": it was")[0])
+            self._wrong(key, str(error).split(": it was")[0].split(": somebody")[0])
+        except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
+            self._wrong(key, f"it cannot be read ({error})")
 
     def value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
         """Check one row."""

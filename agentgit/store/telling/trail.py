@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
 
-from agentgit.errors import NotFound
-from agentgit.sessions.events import NOWHERE, Event, chained
+from agentgit.errors import Corrupt, NotFound
+from agentgit.sessions.events import NOWHERE, Event, Tip, chained
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import AuditEventRow, ExternalSessionRow, InternalSessionRow, WebhookRow
@@ -30,6 +30,9 @@ BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 
 _NOTES = "agentgit_notes"
 """Where a connection has the notes of its transaction."""
+
+_WRITTEN = "agentgit_written"
+"""Where it has what became rows of these."""
 
 _SESSION_NAME, _BRANCH_NAME = "session", "branch"
 """Where the detail of a row has the names; they are told also when session and branch are gone."""
@@ -71,20 +74,28 @@ class _Chain:
 
     @classmethod
     def of(cls, session_id: int, row: Any) -> _Chain:
-        """Read it from a row of the statements below."""
-        last = (row.seq or 0, row.id or 0, bytes(row.hash or b""))
+        """Read it from a row of the statements below.
+
+        Raises:
+            Corrupt: somebody has changed the last row so that nothing can follow it.
+        """
+        last = (row.seq or 0, row.id or 0, row.hash or b"")
+        if not all(isinstance(one, int) for one in last[:2]) or not isinstance(last[2], bytes):
+            raise _damaged(session_id, row.seq)
         return cls(session_id, row.session_name, row.user_id, *last, bool(row.hooks))
 
 
 def begin_notes(connection: Connection) -> None:
     """Begin the notes of a transaction that writes."""
-    connection.info[_NOTES] = []
+    connection.info[_NOTES], connection.info[_WRITTEN] = [], Written()
 
 
-def take_notes(connection: Connection) -> list[Note]:
-    """End the notes of a transaction that writes, and give them."""
-    notes: list[Note] = connection.info.pop(_NOTES)
-    return notes
+def end_notes(connection: Connection) -> Written:
+    """Write what a transaction has noted and not written yet, just before it commits, and give all that it wrote."""
+    write_notes(connection)
+    del connection.info[_NOTES]
+    written: Written = connection.info.pop(_WRITTEN)
+    return written
 
 
 def note(
@@ -111,8 +122,11 @@ def foresee_notes(connection: Connection, tenant_id: int, branch_id: int) -> Non
     _END_OF_BRANCH.foresee(connection, {"tenant": tenant_id, "branch": branch_id})
 
 
-def write_notes(connection: Connection, notes: Iterable[Note]) -> Written:
-    """Add the notes of a transaction to the trail, just before it commits."""
+def write_notes(connection: Connection) -> None:
+    """Add what a transaction has noted so far to the trail."""
+    notes: list[Note] = connection.info[_NOTES]
+    if not notes:
+        return
     chains: dict[tuple[int, int], _Chain] = {}
     of_branch: dict[int, tuple[_Chain, str | None]] = {}
     rows: list[dict[str, Any]] = []
@@ -125,26 +139,30 @@ def write_notes(connection: Connection, notes: Iterable[Note]) -> Written:
             chain, branch_name = of_branch[one.branch_id]
         rows.append(_next(chain, one, branch_name))
     _ADD.run(connection, *rows)
-    return Written(rows, any(chain.has_hooks for chain in chains.values()))
+    notes.clear()
+    written: Written = connection.info[_WRITTEN]
+    written.rows += rows
+    written.has_hooks |= any(chain.has_hooks for chain in chains.values())
 
 
 class Written:
-    """What a transaction added to the trail.
+    """What a transaction added to the trail."""
 
-    Args:
-        rows: as they were added.
-        has_hooks: True if there are webhooks that may want them.
-    """
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        """As they were added."""
+        self.has_hooks = False
+        """True if there are webhooks that may want them."""
 
-    def __init__(self, rows: list[dict[str, Any]], has_hooks: bool) -> None:
-        self.tenant_id = int(rows[0]["tenant_id"])
-        self.has_hooks = has_hooks
-        self._rows = rows
+    @property
+    def tenant_id(self) -> int:
+        """Whose they are, if there are any."""
+        return int(self.rows[0]["tenant_id"])
 
     @cached_property
     def events(self) -> list[Event]:
         """The events; made only where somebody wants them."""
-        return [_value(row) for row in self._rows]
+        return [_value(row) for row in self.rows]
 
 
 def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]) -> _Chain:
@@ -213,8 +231,30 @@ _FACTS = (
 )
 
 
+def _damaged(session_id: Any, seq: Any) -> Corrupt:
+    name = f"audit_event {session_id}/{seq}"
+    return Corrupt(f"{name} cannot be read: somebody changed the trail. agentgit audit verify tells more.", row=name)
+
+
+def _tip(row: Any) -> Tip:
+    if not isinstance(row.hash, bytes) or not isinstance(row.seq, int):
+        raise _damaged(row.external_session_id, row.seq)
+    return Tip(session_id=row.external_session_id, number=row.seq, hash=row.hash.hex())
+
+
 def _value(row: Any) -> Event:
-    """Make the value of a row, by the names of its columns."""
+    """Make the value of a row, by the names of its columns.
+
+    Raises:
+        Corrupt: somebody has changed it.
+    """
+    try:
+        return _event(row)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _damaged(row["external_session_id"], row["seq"]) from error
+
+
+def _event(row: Any) -> Event:
     detail = as_object(row["detail"])
     return Event(
         id=row["id"], kind=row["kind"], number=row["seq"], session_id=row["external_session_id"] or None,
@@ -302,6 +342,19 @@ class Trail:
         """Tell the id of the newest event; 0 if there is none."""
         newest = self.newest(connection, of, limit=1)
         return newest[-1].id if newest else 0
+
+    def tips(self, connection: Connection) -> list[Tip]:
+        """Give the last event of each trail.
+
+        Raises:
+            Corrupt: somebody has changed one of them.
+        """
+        mine = (EVENT.c.tenant_id == self.tenant_id,)
+        last = select(EVENT.c.external_session_id, func.max(EVENT.c.seq).label("seq")).where(*mine)
+        ends = last.group_by(EVENT.c.external_session_id).subquery()
+        of = and_(EVENT.c.external_session_id == ends.c.external_session_id, EVENT.c.seq == ends.c.seq)
+        query = select(EVENT.c.external_session_id, EVENT.c.seq, EVENT.c.hash).join(ends, of).where(*mine)
+        return [_tip(row) for row in connection.execute(query.order_by(EVENT.c.external_session_id))]
 
     def at(self, connection: Connection, places: Iterable[tuple[int, int]]) -> Iterator[Event]:
         """Read the events at some places, each the session and the number; what is not there is left out."""

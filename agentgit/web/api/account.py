@@ -12,7 +12,7 @@ from agentgit.web.api.answers import Answer, Me
 from agentgit.web.api.asking import Body, Caller, Credential, failures
 from agentgit.web.entrance import Accounts
 from agentgit.web.problems import Unknown, status_of
-from agentgit.web.security import closed_line
+from agentgit.web.security import closed_line, log_in
 from agentgit.web.site import site_of
 
 router = APIRouter(tags=["account"])
@@ -48,7 +48,7 @@ def login(request: Request, wanted: Login) -> Answer:
     if not isinstance(entrance, Accounts):
         raise NotAllowed("Here are no passwords. An API key lets a program in: agentgit keys create NAME")
     try:
-        key = entrance.login(wanted.name, wanted.password, request.client.host if request.client else "")
+        key = log_in(request, entrance, wanted.name, wanted.password).key
     except NotAllowed as error:
         raise Unknown(str(error)) if status_of(error) == 403 else error from error
     return Answer({"key": key}, 201)

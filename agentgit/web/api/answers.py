@@ -184,6 +184,7 @@ class Call(BaseModel):
     kind: str
     identity: str | None
     made_on: int | None
+    runs: int = Field(description="How often its tool has begun: once more each time that it waited for an answer.")
 
 
 class Part(BaseModel):

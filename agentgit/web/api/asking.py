@@ -14,7 +14,7 @@ from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
 from agentgit.web.problems import MEDIA_TYPE, Unknown
 from agentgit.web.security import SAFE, cookie_name
-from agentgit.web.site import site_of
+from agentgit.web.site import note_user, site_of
 
 T = TypeVar("T")
 
@@ -61,11 +61,13 @@ def caller_of(request: Request, credential: Credential) -> Repository:
         Unknown: the credential is nobody's.
     """
     try:
-        return site_of(request).entrance.repository(credential)
+        found = site_of(request).entrance.repository(credential)
     except NotAllowed as error:
         if hasattr(error, "retry_after"):
             raise
         raise Unknown(str(error)) from error
+    note_user(request, found.user.id)
+    return found
 
 
 Caller = Annotated[Repository, Depends(caller_of)]

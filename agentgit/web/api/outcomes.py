@@ -43,6 +43,8 @@ class Diff(BaseModel):
     common_calls: int
     removed_calls: list[Call]
     added_calls: list[Call]
+    removed_pending: list[dict[str, Any]]
+    added_pending: list[dict[str, Any]]
     added_files: list[str]
     modified_files: list[str]
     deleted_files: list[str]
@@ -100,6 +102,7 @@ class Report(BaseModel):
     reversed: list[Item]
     redone: list[Item]
     drifted: list[Item]
+    answered: list[Item]
     replayed: list[Item]
     kept: list[Item]
     gone: list[Item]

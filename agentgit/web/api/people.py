@@ -50,6 +50,7 @@ class Change(Body):
     """What is to be different about a user; what is left out stays."""
 
     password: str | None = PASSWORD
+    current_password: str | None = Field(None, max_length=1_000, description="Needed to change your own password.")
     disabled: bool | None = None
 
 
@@ -109,7 +110,7 @@ def make_user(caller: Caller, wanted: NewUser) -> Answer:
 def change_user(caller: Caller, user_id: Id, wanted: Change) -> Answer:
     """Give a user another password, or shut them out, or let them in again; for admins, and a password oneself."""
     if wanted.password is not None:
-        caller.users.set_password(user_id, wanted.password)
+        caller.users.set_password(user_id, wanted.password, current=wanted.current_password)
     if wanted.disabled is not None:
         (caller.users.disable if wanted.disabled else caller.users.enable)(user_id)
     return Answer(plain(caller.users.find(user_id)))

@@ -84,7 +84,7 @@ def plan_rollback(
     "/sessions/{session_id}/rollbacks", status_code=201, response_model=outcomes.Report, responses=failures(409)
 )
 def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
-    """Go back to a checkpoint on a new branch. Undo functions run here: those that have an import path."""
+    """Go back to a checkpoint on a new branch. Undo functions run here: those of the modules that the server trusts."""
     asked = wanted.model_dump()
     return Answer(caller.rollback(asked.pop("to"), session_id, **asked).to_dict(), 201)
 

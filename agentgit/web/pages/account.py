@@ -8,12 +8,24 @@ from fastapi import APIRouter, Depends, Form, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from agentgit.auth.devices import LASTS
 from agentgit.errors import NotAllowed
 from agentgit.web.entrance import Accounts, Link
 from agentgit.web.pages.drawing import draw
 from agentgit.web.pages.visiting import LONGEST, Visit, inside
 from agentgit.web.problems import Unknown, headers_of, status_of
-from agentgit.web.security import FORM_COOKIE, closed_line, cookie_name, let_go, let_in, new_mark, same_site
+from agentgit.web.security import (
+    FORM_COOKIE,
+    closed_line,
+    cookie_name,
+    device_cookie,
+    keep,
+    let_go,
+    let_in,
+    log_in,
+    new_mark,
+    same_site,
+)
 from agentgit.web.site import site_of
 
 router = APIRouter()
@@ -28,16 +40,7 @@ def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Res
     if not isinstance(entrance, Link):
         raise NotAllowed("Here one comes in with a name and a password.")
     root = request.scope.get("root_path", "")
-    try:
-        return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
-    except NotAllowed:
-        try:  # who is in already and opens the link again wants to see the pages
-            entrance.repository(request.cookies.get(cookie_name(request), ""))
-        except NotAllowed:
-            pass
-        else:
-            return RedirectResponse(f"{root}/", 303)
-        raise
+    return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
 
 
 @router.get("/login", dependencies=[Depends(closed_line)])
@@ -56,9 +59,7 @@ def _door(request: Request, next: str, wrong: NotAllowed | None = None, name: st
     if wrong is not None:
         page.headers.update({k: v for k, v in headers_of(wrong).items() if k == "retry-after"})
     if fresh is not None:
-        page.set_cookie(
-            FORM_COOKIE, fresh, path="/", secure=request.url.scheme == "https", httponly=True, samesite="lax"
-        )
+        keep(request, page, FORM_COOKIE, fresh)
     return page
 
 
@@ -72,10 +73,13 @@ def login(
     if not isinstance(entrance, Accounts):
         raise NotAllowed("Here one comes in by the link that agentgit serve has shown.")
     try:
-        credential = entrance.login(name, password, request.client.host if request.client else "")
+        device = request.cookies.get(device_cookie(request, name))
+        entered = log_in(request, entrance, name, password, device)
     except NotAllowed as error:
         return _door(request, next, Unknown(str(error)) if status_of(error) == 403 else error, name)
-    return let_in(request, RedirectResponse(inside(next, request.scope.get("root_path", "")), 303), credential)
+    answer = let_in(request, RedirectResponse(inside(next, request.scope.get("root_path", "")), 303), entered.key)
+    keep(request, answer, device_cookie(request, name), entered.device, int(LASTS.total_seconds()))
+    return answer
 
 
 @router.post("/logout", dependencies=[Depends(same_site)])

@@ -82,7 +82,7 @@ def revoke_key(visit: Visit, key: Of) -> Response:
 
 
 @router.post("/account/password", dependencies=[Depends(same_site)])
-def own_password(visit: Visit, password: Password) -> Response:
-    """Give oneself another password."""
-    visit.repo.users.set_password(visit.repo.user.id, password)
+def own_password(visit: Visit, password: Password, current: Password = "") -> Response:
+    """Set another password for oneself."""
+    visit.repo.users.set_password(visit.repo.user.id, password, current=current)
     return visit.go("/keys")

@@ -15,7 +15,7 @@ from agentgit.repository import Repository
 from agentgit.web.pages.drawing import draw
 from agentgit.web.problems import Unknown
 from agentgit.web.security import SAFE, cookie_name
-from agentgit.web.site import site_of
+from agentgit.web.site import note_user, site_of
 
 LONGEST = 2_000
 """How many characters the address has at most to which somebody comes back after logging in."""
@@ -54,9 +54,11 @@ def visitor_of(request: Request) -> Visitor:
     if credential is None:
         raise Unknown("You are not in.")
     try:
-        return Visitor(request, entrance.repository(credential), entrance.by_password)
+        repo = entrance.repository(credential)
     except NotAllowed as error:
         raise Unknown(str(error)) from error
+    note_user(request, repo.user.id)
+    return Visitor(request, repo, entrance.by_password)
 
 
 Visit = Annotated[Visitor, Depends(visitor_of)]

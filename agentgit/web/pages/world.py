@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Form, Query
 from starlette.responses import Response
 
-from agentgit.errors import Conflict, RollbackIncomplete
+from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
 from agentgit.tools import RollbackPlan
 from agentgit.values import to_json
-from agentgit.web.api.asking import LARGEST_ID, BranchName, Id
-from agentgit.web.pages.visiting import Visit, place_of
+from agentgit.web.api.asking import BranchName, Id
+from agentgit.web.pages.visiting import LONGEST, Visit, inside, place_of
 from agentgit.web.security import same_site
 
 router = APIRouter()
@@ -156,9 +157,21 @@ def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
 
 @router.post("/invocations/{invocation_id}/resolve", dependencies=[Depends(same_site)])
 def resolve(
-    visit: Visit, invocation_id: Id, operation_id: Annotated[int, Form(ge=1, le=LARGEST_ID)],
-    outcome: Annotated[Literal["happened", "did_not_happen"], Form()],
+    visit: Visit, invocation_id: Id, outcome: Annotated[Literal["happened", "did_not_happen"], Form()],
+    back: Annotated[str, Form(max_length=LONGEST)] = "/", result: Annotated[str, Form(max_length=10_000)] = "",
 ) -> Response:  # fmt: skip
-    """Say what really happened, and go back to the operation that did not know."""
-    visit.repo.resolve(invocation_id, outcome)
-    return visit.go(f"/operations/{operation_id}")
+    """Say what really happened, and return to the page that asked."""
+    visit.repo.resolve(invocation_id, outcome, result=_json(result) if outcome == "happened" else None)
+    return visit.go(inside(back, ""))
+
+
+def _json(text: str) -> Any:
+    """Read a result that somebody wrote into a form.
+
+    Raises:
+        InvalidInput: it is no JSON.
+    """
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f'The result is no JSON: {error}. Write text in quotes, like "sent".') from error

@@ -1,0 +1,118 @@
+"""Results as LangGraph's ToolNode writes them into messages, and new results in the place of recorded ones. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentgit.tools.results import PACKED
+
+BLOCKS = frozenset({
+    "text", "image_url", "image", "json", "search_result", "custom_tool_call_output", "document", "file",
+})  # fmt: skip
+"""The types of the content blocks that a tool message may have, as LangChain knows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What a tool call of a conversation was answered with.
+
+    Args:
+        tool_call_id: the id of the call in the AI message.
+        then: the recorded result.
+        now: the result of the run that took its place; the same one if there was none.
+    """
+
+    tool_call_id: str
+    then: Any
+    now: Any
+
+
+def content_of(value: Any) -> Any:
+    """Give the content of the message that ToolNode makes of what a tool returned.
+
+    Args:
+        value: as it was recorded, JSON-like.
+
+    Example:
+        >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
+        ('done', '{"order": 7}', [{'type': 'text', 'text': 'hi'}])
+    """
+    is_blocks = isinstance(value, list) and all(isinstance(b, dict) and b.get("type") in BLOCKS for b in value)
+    return value if isinstance(value, str) or is_blocks else json.dumps(value, ensure_ascii=False)
+
+
+class Rewriter:
+    """Puts new results into the messages of one conversation.
+
+    Args:
+        answers: what the tool calls of the path were answered with, oldest first.
+    """
+
+    def __init__(self, answers: Sequence[Answered]) -> None:
+        self._left: dict[str, list[Answered]] = {}
+        for answer in answers:
+            self._left.setdefault(answer.tool_call_id, []).append(answer)
+
+    def rewritten(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Give the messages that change, by their places. A message that says something else than its result stays.
+
+        Models may use an id again, and old messages may be gone: so the newest message belongs to the newest call.
+
+        Args:
+            messages: in LangChain's stored form, oldest first.
+        """
+        left = {id: list(answers) for id, answers in self._left.items()}
+        changed: dict[int, dict[str, Any]] = {}
+        for place in range(len(messages) - 1, -1, -1):
+            message = messages[place]
+            data = message.get("data") or {}
+            candidates = left.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
+            found = ((n, now) for n in range(len(candidates) - 1, -1, -1) if (now := _in_place(data, candidates[n])))
+            if (fits := next(found, None)) is not None:
+                del candidates[fits[0] :]
+                if fits[1] != {name: data.get(name) for name in fits[1]}:
+                    changed[place] = {**message, "data": {**data, **fits[1]}}
+        return changed
+
+
+def _in_place(data: Mapping[str, Any], answer: Answered) -> dict[str, Any] | None:
+    """Give the fields that a message has with the new result; None if it does not have the recorded one."""
+    for then, now in zip(_forms(answer.then, answer), _forms(answer.now, answer), strict=False):
+        if all(data.get(name) == value for name, value in then.items()):
+            return now
+    return None
+
+
+def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
+    """Visit the fields that a message may have of a result, by how its tool may have returned it."""
+    if isinstance(value, dict) and PACKED in value:
+        message = next((m for m in _messages_in(value) if m.get("tool_call_id") == _address(value, answer)), None)
+        if message is not None:
+            rest = {name: message[name] for name in ("artifact", "status") if name in message}
+            yield {"content": content_of(message.get("content")), **rest}
+        return
+    yield {"content": content_of(value)}
+    if isinstance(value, list) and len(value) == 2:  # content and artifact
+        yield {"content": content_of(value[0]), "artifact": value[1]}
+
+
+def _address(value: Mapping[str, Any], answer: Answered) -> str | None:
+    """Tell which call a returned message answers: the recorded one, or the one that a run was given an id for."""
+    ids = [message.get("tool_call_id") for message in _messages_in(value)]
+    return answer.tool_call_id if answer.tool_call_id in ids else next(iter(ids), None)
+
+
+def _messages_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Visit the tool messages in the record of a message, of a `Command`, or of a list of these."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _messages_in(one)
+    elif isinstance(value, dict):
+        if value.get("type") == "tool":
+            yield value
+        update = value.get("update")
+        for part in (value.get("returned"), update.get("messages") if isinstance(update, dict) else None):
+            yield from _messages_in(part)

@@ -1,0 +1,208 @@
+"""Graphs that call the tools of the shop in every way a tool can be called, and processes that are killed in between.
+
+Each graph orders `d`, pays `e` and mails `f` once, whatever the user says. A process dies at its n-th call of a
+function of agentgit, of LangGraph's loop or of the shop, in whatever thread: so no point is left out because nobody
+named it.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import shop
+from dying import die
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph import pregel
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import RetryPolicy, Send
+from scripted import Graph, agent_graph, call, calls, tool_node_graph
+from shop import Shop
+
+import agentgit
+from agentgit.demo import ScriptedModel
+
+ITEMS = {"order": "d", "pay": "e", "mail": "f"}
+"""What each graph does: each tool with its item, in this order where there is one."""
+
+SAY = {"messages": [("user", "go")]}
+
+Tools = dict[str, BaseTool]
+
+
+def _invoke(tools: Tools, *names: str) -> dict[str, Any]:
+    """Call tools one after the other with plain arguments, as a node's own code does."""
+    return {"messages": [AIMessage(str(tools[name].invoke({"item": ITEMS[name]})), id=name) for name in names]}
+
+
+def _chain(*steps: tuple[str, Callable[[Any], Any]]) -> Graph:
+    """Build a graph whose nodes follow one another."""
+    graph = StateGraph(MessagesState)
+    for name, step in steps:
+        graph.add_node(name, step, retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.001))
+    for (first, _), (then, _) in zip([(START, None), *steps], [*steps, (END, None)], strict=True):
+        graph.add_edge(first, then)
+    return graph.compile()
+
+
+def hand_written(tools: Tools) -> Graph:
+    """Call the tools in two nodes, with plain arguments."""
+    return _chain(
+        ("first", lambda state: _invoke(tools, "order")), ("second", lambda state: _invoke(tools, "pay", "mail"))
+    )
+
+
+def hand_written_tool_calls(tools: Tools) -> Graph:
+    """Call the tools in two nodes with tool calls, each of which has a new id each time."""
+
+    def ask(*names: str) -> dict[str, Any]:
+        return {
+            "messages": [tools[name].invoke({**call(name, os.urandom(8).hex(), item=ITEMS[name])}) for name in names]
+        }
+
+    return _chain(("first", lambda state: ask("order")), ("second", lambda state: ask("pay", "mail")))
+
+
+def tasks(tools: Tools) -> Graph:
+    """Call each tool in a task of the functional API, two of them at once."""
+
+    @task
+    def act(name: str) -> str:
+        return str(tools[name].invoke({"item": ITEMS[name]}))
+
+    @entrypoint()
+    def run(inputs: dict[str, Any], *, previous: Any = None) -> Any:
+        first = act("order").result()
+        others = [act("pay"), act("mail")]
+        messages = [HumanMessage("go"), AIMessage("; ".join([first, *(other.result() for other in others)]))]
+        return entrypoint.final(value={"messages": messages}, save=messages)
+
+    return run
+
+
+class _Fan(TypedDict):
+    messages: Annotated[list[AnyMessage], operator.add]
+
+
+def workers(tools: Tools) -> Graph:
+    """Send each tool to a worker of its own, all at once."""
+    graph = StateGraph(_Fan)
+    graph.add_node("plan", lambda state: {})
+    graph.add_node("work", lambda state: _invoke(tools, state["name"]))  # type: ignore[type-var]  # Send's own input
+    graph.add_edge(START, "plan")
+    graph.add_conditional_edges("plan", lambda state: [Send("work", {"name": name}) for name in tools], ["work"])
+    return graph.compile()
+
+
+def subgraph(tools: Tools) -> Graph:
+    """Call the tools in the nodes of a subgraph."""
+    return _chain(("before", lambda state: {}), ("inside", hand_written(tools)))
+
+
+def _model(*batches: tuple[str, ...]) -> ScriptedModel:
+    """Make a model that asks for batches of tool calls, one after the other, and is done."""
+
+    def rule(messages: Any) -> AIMessage:
+        done = sum(isinstance(message, AIMessage) for message in messages)
+        if done >= len(batches):
+            return AIMessage("done")
+        return calls(*(call(name, item=ITEMS.get(name, "all")) for name in batches[done]))
+
+    return ScriptedModel(rule=rule)
+
+
+def tool_node(tools: Tools) -> Graph:
+    """Have a ToolNode call the tools, for a model."""
+    return tool_node_graph(_model(("order",), ("pay", "mail")), list(tools.values()))
+
+
+def subagent(tools: Tools) -> Graph:
+    """Have a tool run an agent of its own, whose ToolNode calls the tools."""
+    inner = tool_node_graph(_model(("order",), ("pay",), ("mail",)), list(tools.values()))
+
+    @tool
+    def delegate(item: str) -> str:
+        """Have another agent do it."""
+        return str(inner.invoke(SAY)["messages"][-1].content)
+
+    return tool_node_graph(_model(("delegate",)), [delegate])
+
+
+def middleware(tools: Tools) -> Graph:
+    """Have middleware retry whatever raises, around the tools of LangChain's agent."""
+    from langchain.agents.middleware import ToolRetryMiddleware
+
+    retry = ToolRetryMiddleware(max_retries=2, initial_delay=0.0, jitter=False)
+    return agent_graph(_model(("order",), ("pay", "mail")), list(tools.values()), middleware=[retry])
+
+
+GRAPHS: dict[str, Callable[[Tools], Graph]] = {
+    build.__name__: build
+    for build in (
+        hand_written, hand_written_tool_calls, tasks, workers, subgraph, tool_node, subagent, middleware,
+    )
+}  # fmt: skip
+"""Every way of calling a tool, by its name."""
+
+
+def wrapped(repo: Any, kind: str, *, verify: bool) -> Any:
+    """Wrap one of the graphs around the shop of this process."""
+    tools = {tool.name: tool for tool in shop.here().tools() if tool.name in ITEMS}
+    effects = shop.imported(verify=verify)
+    return repo.wrap(GRAPHS[kind](tools), "s", effects=effects, check_effects=False)  # a tool's inner graph is unseen
+
+
+def run(agent: Any, held: Shop) -> None:
+    """Run the turn, or go on with it if it was broken off."""
+    waits = bool(agent.get_state().next) or bool(held.standing)
+    agent.invoke(None if waits else SAY)
+
+
+PLACES = (str(Path(agentgit.__file__).parent), str(Path(pregel.__file__).parent), shop.__file__)
+"""Where the code lies whose function calls are counted."""
+
+
+def _count(dies_at: int | None) -> Callable[[], int]:
+    """Count the calls of functions from now on, and die at one of them; give how many there were."""
+    counted, lock = [0], threading.Lock()
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PLACES):
+            with lock:
+                counted[0] += 1
+                if counted[0] == dies_at:
+                    die()
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    return lambda: counted[0]
+
+
+def main(url: str, path: str, kind: str, verify: bool, dies_at: int | None, told: str) -> None:
+    """Run the turn, or go on with it, and die on the way.
+
+    Args:
+        url: of the database.
+        path: of the shop.
+        kind: which graph.
+        verify: True if the tools can look what became of a call.
+        dies_at: at which call of a function; None to live.
+        told: the file in which it writes how many calls there were.
+    """
+    os.environ["SHOP"] = path
+    held = shop.here()
+    with agentgit.open(url) as repo:
+        agent = wrapped(repo, kind, verify=verify)
+        so_far = _count(dies_at)
+        try:
+            run(agent, held)
+        finally:
+            sys.setprofile(None)
+        Path(told).write_text(str(so_far()), "utf-8")

@@ -1,0 +1,143 @@
+"""Files with several names: a restore and an undo change the name that they mean, and no other one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from desk import Desk
+from folders import kind, work, workspace
+from trees import picture
+
+import agentgit
+from agentgit import Workspace
+from agentgit.workspace.undo import UndoStack
+
+__all__ = ["kind", "work", "workspace"]  # the fixtures
+
+
+def look(path):
+    """Tell the contents, the mode and the number of names of a file."""
+    found = path.stat()
+    return path.read_text(), found.st_mode & 0o7777, found.st_ino
+
+
+def test_f2_a_mode_outside_of_the_workspace_stays(workspace, work, tmp_path):
+    """F2: a restore that gives a file another mode does not give it to the same file's name outside."""
+    (work / "secret").write_text("key")
+    (work / "secret").chmod(0o644)
+    shared = workspace.save()
+    (work / "secret").chmod(0o600)
+    os.link(work / "secret", tmp_path / "outside")
+    was = look(tmp_path / "outside")
+    assert workspace.restore(shared.id).restored == ("secret",)
+    assert look(tmp_path / "outside") == was
+    assert look(work / "secret")[:2] == ("key", 0o644)
+
+
+@pytest.mark.parametrize("edit", ["write", "mode", "delete"])
+def test_f2_no_change_reaches_a_name_outside(workspace, work, tmp_path, edit):
+    """F2: contents, mode and existence of a file outside stay whatever is restored at its name in the workspace."""
+    (work / "a").write_text("one")
+    first = workspace.save()
+    if edit == "delete":
+        (work / "b").write_text("two")
+    elif edit == "write":
+        (work / "a").write_text("two")
+    else:
+        (work / "a").chmod(0o640)
+    os.link(work / ("b" if edit == "delete" else "a"), tmp_path / "outside")
+    was, second = look(tmp_path / "outside"), workspace.save()
+    for one in (first, second, first):
+        workspace.restore(one.id)
+        assert look(tmp_path / "outside") == was
+
+
+def test_f2_linked_files_come_back_each_with_its_own_mode(workspace, work):
+    """F2: two files that a tool has linked are again two, with their modes; the next restore finds nothing to do."""
+    (work / "a").write_text("same")
+    (work / "a").chmod(0o600)
+    (work / "b").write_text("same")
+    (work / "b").chmod(0o644)
+    was, first = picture(work), workspace.save()
+    (work / "b").unlink()
+    os.link(work / "a", work / "b")
+    done = workspace.restore(first.id)
+    assert (done.restored, done.conflicts) == (("b",), ())
+    assert picture(work) == was
+    assert workspace.changed() == ()
+    assert str(workspace.plan_restore(first.id)) == str(workspace.restore(first.id)) == "nothing to restore"
+
+
+def test_f2_links_with_contents_come_back_too(workspace, work):
+    """F2: what a tool wrote through one of three names goes from all of them, whichever were linked before."""
+    (work / "a").write_text("one")
+    os.link(work / "a", work / "b")
+    (work / "c").write_text("other")
+    first, was = workspace.save(), picture(work)
+    (work / "c").unlink()
+    os.link(work / "a", work / "c")
+    (work / "a").write_text("through all three")
+    second, then = workspace.save(), picture(work)
+    for one, wanted in ((first, was), (second, then), (first, was)):
+        assert workspace.restore(one.id).restored
+        assert picture(work) == wanted
+        assert workspace.changed() == ()
+
+
+def test_f2_some_paths_only_leave_the_other_names(workspace, work):
+    """F2: a restore of one of two linked files changes that one."""
+    (work / "a").write_text("one")
+    os.link(work / "a", work / "b")
+    first = workspace.save()
+    (work / "a").write_text("two")
+    assert workspace.restore(first.id, paths=["a"]).restored == ("a",)
+    assert ((work / "a").read_text(), (work / "b").read_text()) == ("one", "two")
+    assert workspace.changed() == ()
+
+
+def test_f2_a_rollback_does_not_blame_somebody_else_for_a_link(repo, tmp_path, monkeypatch):
+    """F2: after a rollback of what a tool linked, no file counts as changed by somebody else."""
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    desk = Desk(tmp_path / "work")
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt same; write b.txt same")
+    (desk.root / "a.txt").chmod(0o600)
+    agent.run("write c.txt more")
+    agent.checkpoint("before")
+    agent.run("shell rm b.txt && ln a.txt b.txt")
+    assert (desk.root / "a.txt").stat().st_nlink == 2
+    retry = agent.rollback("before", tools="keep")
+    assert retry.report.files.conflicts == []
+    assert [(desk.root / name).stat().st_mode & 0o777 for name in ("a.txt", "b.txt")] == [0o600, 0o644]
+    assert retry.plan_rollback("HEAD").files.changes == []
+    retry.run("write d.txt on")
+    assert retry.rollback("before", tools="keep").report.files.conflicts == []
+    assert agentgit.Workspace(desk.root).changed() == ()
+
+
+def test_f2_the_undo_stack_replaces_the_one_name(work, tmp_path):
+    """F2: an undo and a redo of one file leave its other names as they are, inside and outside of the workspace."""
+    (work / "a").write_text("one")
+    (work / "a").chmod(0o644)
+    stack = UndoStack(work, tmp_path / "store")
+    stack.snapshot("edit", ["a"])
+    (work / "a").chmod(0o600)
+    os.link(work / "a", work / "b")
+    os.link(work / "a", tmp_path / "outside")
+    was = look(tmp_path / "outside")
+    for back in (stack.undo, stack.redo, stack.undo):
+        assert back().restored == ("a",)
+        assert look(tmp_path / "outside") == look(work / "b") == was
+    assert look(work / "a")[:2] == ("one", 0o644)
+
+
+def test_f2_snapshots_of_the_directory_engine_are_never_links_into_the_workspace(work, tmp_path):
+    """F2: copies share contents with each other only, so that a write to one snapshot's neighbour reaches no file."""
+    workspace = Workspace(work, tmp_path / "store", environment="directory")
+    (work / "a").write_text("one")
+    os.link(work / "a", work / "b")
+    ids = [workspace.save().id, workspace.save("again").id]
+    workspace.restore(ids[0])
+    kept = {path.stat().st_ino for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    assert not kept & {path.stat().st_ino for path in work.iterdir()}

@@ -1,0 +1,116 @@
+"""Moving in a thread that waits at a question: the calls of its unfinished batch that were done come along."""
+
+import pytest
+from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command
+from origins import AsyncOrigin, postgres_origin, sqlite_origin
+from scripted import World, agent_graph, call, calls, tool_node_graph
+
+from agentgit.demo import ScriptedModel
+
+
+def rule(messages):
+    """Order three things at once, of which a person is asked about the second; then say so."""
+    if isinstance(messages[-1], ToolMessage):
+        return AIMessage("done")
+    ask, add = call("add_if_approved", "c-ask", item="table"), call("add", "c-add", item="chair")
+    return calls(ask, add, call("note", "c-note", text="x"))
+
+
+def one_task_each(world, saver=None):
+    """An agent that runs each call in a task of its own."""
+    return agent_graph(ScriptedModel(rule=rule), world.tools(), saver)
+
+
+def as_subgraph(world, saver=None):
+    """The same as a node of another graph, to which its messages come when it has ended."""
+    builder = StateGraph(MessagesState).add_node("agent", one_task_each(world)).add_edge(START, "agent")
+    return builder.compile(checkpointer=saver)
+
+
+def one_task(world, saver=None):
+    """A graph whose ToolNode runs all calls in one task, of which LangGraph keeps nothing until all are done."""
+    return tool_node_graph(ScriptedModel(rule=rule), world.tools(), saver)
+
+
+@pytest.fixture(params=["SqliteSaver", "AsyncSqliteSaver", "PostgresSaver"])
+def origin(request, tmp_path):
+    """A database of each of LangGraph's own savers."""
+    if request.param == "PostgresSaver":
+        with postgres_origin(request.getfixturevalue("postgres_url")) as made:
+            yield made
+    elif request.param == "AsyncSqliteSaver":
+        yield AsyncOrigin(str(tmp_path / "langgraph.db"))
+    else:
+        yield sqlite_origin(tmp_path)
+
+
+def track(agent):
+    """The calls on the track, with what became of them."""
+    return [(one.tool_name, one.tool_call_id, one.status) for one in agent.tool_track()]
+
+
+@pytest.mark.parametrize("build", [one_task_each, as_subgraph])
+def test_t9_calls_of_a_half_finished_batch_are_on_the_track(repo, origin, build):
+    """T9: the finished siblings of a question come along with their results, in their order, and stay."""
+    world = World()
+    origin.talk(lambda saver: build(world, saver), "t", "go")
+    assert (world.items, world.notes) == (["chair"], ["x"])
+    assert repo.import_langgraph(origin.url).threads[0].tool_calls == 2
+    agent = repo.wrap(build(world), "t", effects=world.effects())
+    assert track(agent) == [("add", "c-add", "done"), ("note", "c-note", "done")]
+    assert [one.effect for one in agent.tool_track()] == ["undeclared", "undeclared"]
+    assert "chair" in str(agent.tool_track()[0].result)
+    assert [question.value for question in agent.get_state().interrupts] == [{"add": "table"}]
+    agent.checkpoint("asked")
+    agent.invoke(Command(resume="yes"))
+    assert (world.items, world.notes) == (["chair", "table"], ["x"])
+    assert sorted(name for name, _, _ in track(agent)) == ["add", "add_if_approved", "note"]
+    back = agent.rollback("asked")
+    assert track(back) == [("add", "c-add", "done"), ("note", "c-note", "done")]
+    assert world.items == ["chair"]
+    assert not repo.fsck(level=3).findings
+
+
+@pytest.mark.parametrize("build", [one_task_each, as_subgraph])
+def test_t9_importing_again_after_the_answer_adds_only_what_is_new(repo, origin, build):
+    """T9: after the answer where the thread comes from, the next import adds that call, and none twice."""
+    world = World()
+    origin.talk(lambda saver: build(world, saver), "t", "go")
+    repo.import_langgraph(origin.url)
+    assert repo.import_langgraph(origin.url).threads[0].status == "unchanged"
+    origin.talk(lambda saver: build(world, saver), "t", Command(resume="yes"), "go")
+    report = repo.import_langgraph(origin.url).threads[0]
+    assert (report.status, report.tool_calls) == ("extended", 3)
+    agent = repo.wrap(build(world), "t", effects=world.effects())
+    first = [(one.tool_name, one.tool_call_id) for one in agent.tool_track()[:3]]
+    assert first == [("add_if_approved", "c-ask"), ("add", "c-add"), ("note", "c-note")]
+    assert [name for name, _, _ in track(agent)[3:]] == ["add", "note"]
+    assert not repo.fsck(level=3).findings
+
+
+def test_t9_a_batch_that_runs_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
+    """T9: of a batch in one task LangGraph keeps no result; each call is on the track once it ran here."""
+    world = World()
+    origin.talk(lambda saver: one_task(world, saver), "t", "go")
+    repo.import_langgraph(origin.url)
+    agent = repo.wrap(one_task(world), "t", effects=world.effects())
+    assert track(agent) == []
+    agent.invoke(Command(resume="yes"))
+    assert [(name, status) for name, _, status in track(agent)] == [
+        ("add_if_approved", "done"), ("add", "done"), ("note", "done")
+    ]  # fmt: skip
+
+
+def test_t9_a_thread_of_the_graphs_own_saver_brings_them_too(repo):
+    """T9: `wrap(thread_id=...)` carries them as an import does."""
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    world = World()
+    graph = one_task_each(world, InMemorySaver())
+    graph.invoke({"messages": [("user", "go")]}, {"configurable": {"thread_id": "t"}})
+    agent = repo.wrap(graph, "s", effects=world.effects(), thread_id="t")
+    assert track(agent) == [("add", "c-add", "done"), ("note", "c-note", "done")]
+    agent.invoke(Command(resume="yes"))
+    assert world.items == ["chair", "table"]

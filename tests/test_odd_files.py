@@ -1,0 +1,253 @@
+"""One odd file stops neither a save nor a restore nor an undo of the others, and a failure names the path and why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import closing
+
+import pytest
+from folders import kind, work, workspace
+from trees import listening, picture
+
+from agentgit import Corrupt, Unavailable, Workspace
+from agentgit.workspace import aside, beneath, renaming, scan
+from agentgit.workspace.undo import UndoStack
+
+__all__ = ["kind", "work", "workspace"]  # the fixtures
+
+
+def refusing(plain, name, number=errno.EIO, *, beneath=False):
+    """Do what the system does, but refuse one name; or only in a directory that is open."""
+
+    def call(*arguments, **named):
+        if (not beneath or "dir_fd" in named) and any(
+            isinstance(one, bytes | str) and os.path.basename(os.fsencode(one)) == name for one in arguments
+        ):
+            raise OSError(number, os.strerror(number), name)
+        return plain(*arguments, **named)
+
+    return call
+
+
+def failing(names):
+    """Rename as the system does, but find no space for these names."""
+    plain = renaming.system_call
+    return lambda *how: errno.ENOSPC if names & set(how) else plain(*how)
+
+
+@pytest.fixture
+def other_file_system(monkeypatch):
+    """The storage is on another file system than the workspace: nothing can be renamed from one to the other."""
+    plain = os.rename
+
+    def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
+        if dst_dir_fd is None and src_dir_fd is not None:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        plain(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(aside.os, "rename", rename)
+
+
+def in_the_way(work):
+    """Make a directory in which nothing is captured, where a file was."""
+    (work / "a").write_text("file")
+    (work / ".gitignore").write_text("inner\n")
+    (work / "b").write_text("b")
+
+    def change():
+        (work / "a").unlink()
+        (work / "a" / "inner" / "deep").mkdir(parents=True)
+        (work / "a" / "inner" / "text").write_text("text")
+        (work / "a" / "inner" / "text").chmod(0o640)
+        (work / "a" / "inner" / "deep" / "link").symlink_to("../text")
+        os.mkfifo(work / "a" / "inner" / "pipe", 0o620)
+        (work / "b").write_text("changed")
+
+    return change
+
+
+def test_f3_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, other_file_system):
+    """F3: a directory with a named pipe is moved aside, the pipe made anew and never read; the restore is done."""
+    change = in_the_way(work)
+    first, was = workspace.save(), picture(work)
+    change()
+    moved = picture(work / "a")
+    done = workspace.restore(first.id)
+    assert picture(work) == was
+    places = dict(done.moved_aside)
+    assert sorted(places) == ["a/inner/deep/link", "a/inner/pipe", "a/inner/text"]
+    top = places["a/inner/text"].removesuffix("inner/text")
+    assert picture(top) == moved
+    assert stat.S_ISFIFO(os.lstat(places["a/inner/pipe"]).st_mode)
+
+
+def test_f3_what_cannot_be_moved_is_named_and_left_and_all_else_is_restored(workspace, work, other_file_system):
+    """F3: a socket in the way is named with its path; the directory is as it was, and other files are restored."""
+    change = in_the_way(work)
+    first = workspace.save()
+    change()
+    listening("a/inner/deep/socket")(work)
+    was = picture(work / "a")
+    with pytest.raises(Unavailable, match=r"^a/inner/deep/socket: a socket is in the way, and cannot be moved") as told:
+        workspace.restore(first.id)
+    assert "None" not in str(told.value)
+    assert picture(work / "a") == was
+    assert (work / "b").read_text() == "b"
+    (work / "a" / "inner" / "deep" / "socket").unlink()
+    assert workspace.restore(first.id).restored == ("a",)
+    assert (work / "a").read_text() == "file"
+
+
+def test_f3_what_somebody_writes_while_it_is_copied_is_not_lost(workspace, work, other_file_system, monkeypatch):
+    """F4: a file that is copied to another file system has no name there meanwhile; who writes, writes a new one."""
+    change = in_the_way(work)
+    first = workspace.save()
+    change()
+    plain = aside._copy_file
+
+    def copy(*how):
+        plain(*how)
+        (work / "a").mkdir(exist_ok=True)
+        (work / "a" / "inner").mkdir(exist_ok=True)
+        (work / "a" / "inner" / "text").write_text("later")
+
+    monkeypatch.setattr(aside, "_copy_file", copy)
+    done = workspace.restore(first.id)
+    assert done.conflicts == (("a", "changed meanwhile"),)
+    assert (work / "a" / "inner" / "text").read_text() == "later"
+    assert dict(done.moved_aside)["a/inner/text"]
+
+
+@pytest.mark.parametrize("refused", ["put", "delete", "folder", "mode"])
+def test_f3_a_path_that_fails_stops_no_other(workspace, work, monkeypatch, refused):
+    """F3: all others are restored, the failure names the path and the reason, and a second restore does the rest."""
+    for name in "abc":
+        (work / name).write_text("one")
+    (work / "folder").mkdir(0o700)
+    first, was = workspace.save(), picture(work)
+    for name in "abc":
+        (work / name).write_text("two")
+    (work / "new").write_text("new")
+    (work / "newer").write_text("new")
+    (work / "folder").rmdir() if refused == "folder" else (work / "folder").chmod(0o755)
+    odd = {"put": "a", "delete": "new", "folder": "folder", "mode": "folder"}[refused]
+    with monkeypatch.context() as patch:
+        if refused in ("put", "delete"):
+            patch.setattr(renaming, "system_call", failing({odd.encode()}))
+        elif refused == "folder":
+            patch.setattr(os, "mkdir", refusing(os.mkdir, b"folder", beneath=True))
+        else:
+            patch.setattr(os, "open", refusing(os.open, b"folder", errno.EACCES, beneath=True))
+        with pytest.raises(Unavailable, match=f"^{odd}: "):
+            workspace.restore(first.id)
+    now = picture(work)
+    for path, looks in was.items():
+        assert path == odd.encode() or now[path] == looks
+    assert set(now) - set(was) <= {odd.encode()}
+    workspace.restore(first.id)
+    assert picture(work) == was
+
+
+def test_f3_several_failures_are_told_in_one(workspace, work, monkeypatch):
+    """F3: when many paths fail, the failure counts them and names the first ones with their reasons."""
+    for number in range(9):
+        (work / str(number)).write_text("one")
+    first = workspace.save()
+    for number in range(9):
+        (work / str(number)).write_text("two")
+    with monkeypatch.context() as patch:
+        patch.setattr(renaming, "system_call", failing({b"%d" % number for number in range(9)} - {b"3"}))
+        with pytest.raises(Unavailable, match=r"^8 paths were not .* 0: No space .* 1: No space .* And 3 more"):
+            workspace.restore(first.id)
+    assert sorted(path.read_text() for path in work.iterdir()) == ["one"] + ["two"] * 8
+
+
+def test_f3_damaged_contents_of_one_file_stop_no_other(work, tmp_path):
+    """F3: a file whose stored contents are damaged is named, and all others are restored."""
+    workspace = Workspace(work, tmp_path / "store", environment="directory")
+    for name in "abc":
+        (work / name).write_text(f"one {name}")
+    first = workspace.save()
+    for name in "abc":
+        (work / name).write_text("two")
+    (copy,) = (tmp_path / "store").rglob("files/b")
+    copy.chmod(0o600)
+    copy.write_text("damaged")
+    with pytest.raises(Corrupt, match="files/b is not what was written"):
+        workspace.restore(first.id)
+    assert [(work / name).read_text() for name in "abc"] == ["one a", "two", "one c"]
+
+
+@pytest.mark.parametrize("call", ["open", "lstat"])
+def test_f3_a_file_that_cannot_be_read_is_left_out_of_a_save_and_named(workspace, work, monkeypatch, call):
+    """F3: whatever the system says against one file, the save holds the others, and names this one with the reason."""
+    for name in ("a", "odd", "z"):
+        (work / name).write_text("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(scan.os, call, refusing(getattr(os, call), b"odd"))
+        saved = workspace.save()
+        assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
+    assert (work / "odd").read_text() == "one"
+    assert saved.files_changed == 2
+
+
+def test_f3_a_directory_that_cannot_be_listed_is_left_out_of_a_save_and_named(workspace, work, monkeypatch):
+    """F3: the same for a directory."""
+    (work / "a").write_text("one")
+    (work / "odd").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(scan.os, "scandir", refusing(os.scandir, b"odd"))
+        assert workspace.save().files_changed == 1
+        assert dict(workspace.skipped())["odd"] == os.strerror(errno.EIO)
+
+
+def test_f3_a_file_that_fails_stops_no_other_of_an_undo(work, tmp_path, monkeypatch):
+    """F3: an undo of several files does what it can, names what failed, and the next undo does the rest."""
+    for name in "abc":
+        (work / name).write_text("one")
+    with closing(UndoStack(work, tmp_path / "store")) as stack:
+        stack.snapshot("three", list("abc"))
+        for name in "abc":
+            (work / name).write_text("two")
+        with monkeypatch.context() as patch:
+            patch.setattr(renaming, "system_call", failing({b"b"}))
+            with pytest.raises(Unavailable, match=r"^b: "):
+                stack.undo()
+        assert [(work / name).read_text() for name in "abc"] == ["one", "two", "one"]
+        assert stack.undo().restored == ("b",)
+        assert [(work / name).read_text() for name in "abc"] == ["one"] * 3
+
+
+def test_f3_a_mount_point_that_cannot_go_stops_no_restore(workspace, work, monkeypatch):
+    """F3: a directory on which something is mounted stays, and the restore is done."""
+    first = workspace.save()
+    (work / "m").mkdir(0o700)
+    (work / "m" / "a").write_text("a")
+    (work / "o").write_text("o")
+    monkeypatch.setattr(beneath.os, "rmdir", refusing(os.rmdir, b"m", errno.EBUSY))
+    done = workspace.restore(first.id)
+    assert (done.deleted, done.deleted_directories) == (("m/a", "o"), ())
+    assert (work / "m").is_dir()
+
+
+def test_f3_a_save_that_git_cannot_write_tells_why(work, tmp_path, monkeypatch):
+    """F3: the reason of git is told, and not what git does after it."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "git").write_text(
+        f"""#!/bin/sh
+        case "$*" in *fast-import*)
+            echo "fatal: write error: Out of diskspace" >&2
+            echo "fast-import: dumping crash report to elsewhere" >&2
+            exit 128;;
+        esac
+        exec {shutil.which("git")} "$@"
+        """
+    )
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    (work / "a").write_text("a")
+    with pytest.raises(Unavailable, match="Out of diskspace"):
+        Workspace(work, tmp_path / "store").save()

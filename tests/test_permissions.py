@@ -1,0 +1,282 @@
+"""Directories and files that their owner has closed to himself, as a user whom modes bind: not the superuser."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import tempfile
+import textwrap
+from pathlib import Path
+
+import processes
+import pytest
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+
+BEGIN = f"""
+    import os, sys, stat
+    from pathlib import Path
+    import agentgit, hypothesis
+    import agentgit.workspace.workspace, agentgit.workspace.undo
+    from agentgit import Unavailable, Workspace
+    from trees import picture
+    place, kind = Path(sys.argv[1]), sys.argv[2]
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid({NOBODY})
+        os.setuid({NOBODY})
+    os.chdir(place)
+    work = place / "work"
+    workspace = Workspace(work, place / "store", environment=kind)
+    def modes():
+        return {{os.path.relpath(p, work): stat.S_IMODE(os.lstat(p).st_mode) for p in sorted(work.rglob("*"))}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder that belongs to nobody, with an empty workspace's directory."""
+    above = Path(tempfile.gettempdir())
+    for folder in (above, *(one for one in (tmp_path, *tmp_path.parents) if one.is_relative_to(above))):
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(folder.stat().st_mode | 0o011)
+    for folder in (tmp_path / "place", tmp_path / "place" / "work"):
+        folder.mkdir()
+        os.chown(folder, NOBODY, NOBODY) if os.geteuid() == 0 else None
+    return tmp_path / "place"
+
+
+@pytest.fixture(params=["git", "directory"])
+def kind(request):
+    """Which environment."""
+    return request.param
+
+
+def as_nobody(script: str, place: Path, kind: str) -> None:
+    """Run a script as a user who is not the superuser."""
+    done = processes.run(textwrap.dedent(BEGIN) + textwrap.dedent(script), place, kind)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_cache_that_nobody_may_write_is_saved_and_restored(place, kind):
+    """Owner: 0555 directories with 0444 files are removed, made again and changed, and have their modes after."""
+    as_nobody(
+        """
+        for name in ("mod/pkg/a.go", "mod/pkg/b.go", "mod/c.go"):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).write_text(name)
+            (work / name).chmod(0o444)
+        for name in ("mod/pkg", "mod"):
+            (work / name).chmod(0o555)
+        first = workspace.save()
+        was, had = picture(work), modes()
+        for name in ("mod", "mod/pkg"):
+            (work / name).chmod(0o755)
+        (work / "mod/pkg/a.go").unlink()
+        (work / "mod/pkg/new.go").write_text("new")
+        (work / "mod/pkg/deep").mkdir()
+        (work / "mod/pkg/deep/x").write_text("new")
+        (work / "mod/pkg/deep").chmod(0o555)
+        for name in ("mod/pkg", "mod"):
+            (work / name).chmod(0o555)
+        second, other = workspace.save(), picture(work)
+        done = workspace.restore(first.id)
+        assert done.restored == ("mod/pkg/a.go",), done
+        assert done.deleted == ("mod/pkg/deep/x", "mod/pkg/new.go"), done
+        assert not done.conflicts and not done.left and not done.missing
+        assert picture(work) == was and modes() == had
+        assert not workspace.changed()
+        workspace.restore(second.id)
+        assert picture(work) == other
+        """,
+        place, kind,
+    )  # fmt: skip
+
+
+def test_what_its_owner_cannot_read_is_saved_and_restored(place, kind):
+    """Owner: files of mode 0000 and directories that cannot be listed or searched are captured; their modes stay."""
+    as_nobody(
+        """
+        for name, mode in (("secret", 0), ("d/in", 0o644), ("e/in", 0o200), ("f/g/in", 0o400), ("write", 0o200)):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).write_text(name)
+            (work / name).chmod(mode)
+        for name, mode in (("d", 0), ("e", 0o600), ("f/g", 0o100), ("f", 0o300)):
+            (work / name).chmod(mode)
+        first = workspace.save()
+        assert workspace.skipped() == (), workspace.skipped()
+        assert workspace.changed() == (), workspace.changed()
+        def open_all():
+            for name in ("d", "e", "f", "f/g"):
+                (work / name).chmod(0o755)
+        open_all()
+        assert {str(p.relative_to(work)) for p in work.rglob("*") if p.is_file()} == {
+            "secret", "d/in", "e/in", "f/g/in", "write"}
+        for name in ("secret", "d/in", "e/in", "f/g/in", "write"):
+            (work / name).unlink()
+        second = workspace.save()
+        done = workspace.restore(first.id)
+        assert done.restored == ("d/in", "e/in", "f/g/in", "secret", "write"), done
+        assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0
+        assert stat.S_IMODE(os.lstat(work / "f").st_mode) == 0o300
+        assert workspace.changed() == (), workspace.changed()
+        assert not workspace.diff(first.id), workspace.diff(first.id)
+        (work / "secret").chmod(0o600)
+        (work / "secret").write_text("other")
+        (work / "secret").chmod(0)
+        assert workspace.changed() == ("secret",)
+        assert "+other" in workspace.diff(first.id).diff_content
+        assert workspace.restore(first.id).restored == ("secret",)
+        open_all()
+        for name in ("secret", "d/in", "e/in", "f/g/in", "write"):
+            before = stat.S_IMODE(os.lstat(work / name).st_mode)
+            assert before == {"secret": 0, "e/in": 0o200, "f/g/in": 0o400, "write": 0o200}.get(name, 0o644), name
+            (work / name).chmod(0o600)
+            assert (work / name).read_text() == name
+        """,
+        place, kind,
+    )  # fmt: skip
+
+
+def test_what_belongs_to_somebody_else_is_named_and_stops_nothing(place, kind):
+    """Owner: what may neither be read nor be opened up is left out with its reason; all else is saved and restored."""
+    if os.geteuid() != 0:
+        return
+    work = place / "work"
+    (work / "theirs").write_text("1")
+    (work / "closed").mkdir()
+    (work / "closed" / "inner").write_text("1")
+    (work / "theirs").chmod(0)
+    (work / "closed").chmod(0)
+    as_nobody(
+        """
+        (work / "a").write_text("1")
+        first = workspace.save()
+        reason = "cannot be read"
+        assert workspace.skipped() == (("closed", reason), ("theirs", reason)), workspace.skipped()
+        (work / "a").write_text("2")
+        done = workspace.restore(first.id)
+        assert (done.restored, done.missing, done.left) == (("a",), (), ()), done
+        (work / "theirs").unlink()
+        told = (("theirs", "left out of the snapshot (cannot be read)"),)
+        assert workspace.plan_restore(first.id).missing == told
+        assert workspace.restore(first.id).missing == told
+        """,
+        place, kind,
+    )  # fmt: skip
+
+
+def test_a_directory_that_was_closed_since_by_somebody_else_is_a_conflict(place, kind):
+    """Owner: what a snapshot has in a directory that cannot be entered any more is named; the rest comes back."""
+    if os.geteuid() != 0:
+        return
+    as_nobody(
+        """
+        (work / "d").mkdir()
+        (work / "d" / "in").write_text("1")
+        (work / "a").write_text("1")
+        (place / "first").write_text(workspace.save().id)
+        (work / "a").write_text("2")
+        """,
+        place, kind,
+    )  # fmt: skip
+    os.chown(place / "work" / "d", 0, 0)
+    (place / "work" / "d").chmod(0)
+    as_nobody(
+        """
+        first = (place / "first").read_text()
+        done = workspace.restore(first)
+        assert done.restored == ("a",), done
+        assert ("d/in", "cannot be read") in done.conflicts, done
+        """,
+        place, kind,
+    )  # fmt: skip
+    assert (place / "work" / "d" / "in").read_text() == "1"
+
+
+DYING = """
+    import signal
+    plain = os.chmod
+    def dying(path, mode, **named):
+        if isinstance(path, str) and path.startswith("/proc/self/fd/"):
+            plain(path, mode, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(path, mode, **named)
+    os.chmod = dying
+    workspace.save()
+"""
+
+
+def test_a_mode_that_a_killed_process_changed_is_put_back(place, kind):
+    """Owner: killed between giving itself a permission and taking it back, the next use puts the mode back."""
+    as_nobody(
+        """
+        (work / "d").mkdir()
+        (work / "d" / "in").write_text("1")
+        (work / "d").chmod(0o100)
+        """,
+        place, kind,
+    )  # fmt: skip
+    killed = processes.run(textwrap.dedent(BEGIN) + textwrap.dedent(DYING), place, kind)
+    assert killed.returncode == -9, killed.stderr
+    assert stat.S_IMODE(os.lstat(place / "work" / "d").st_mode) == 0o500
+    as_nobody(
+        """
+        workspace.initialize()
+        assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0o100
+        workspace.save()
+        assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0o100
+        """,
+        place, kind,
+    )  # fmt: skip
+
+
+def test_a_file_with_another_name_is_not_opened_up(place, kind):
+    """Owner: a file that cannot be read and has another name, maybe outside, keeps its mode and is left out."""
+    as_nobody(
+        """
+        (work / "f").write_text("1")
+        (work / "f").chmod(0)
+        os.link(work / "f", place / "outside")
+        before = os.lstat(place / "outside")
+        workspace.save()
+        assert workspace.skipped() == (("f", "cannot be read"),)
+        assert os.lstat(place / "outside") == before
+        """,
+        place, kind,
+    )  # fmt: skip
+
+
+def test_f3_what_its_owner_has_closed_is_moved_aside_to_another_file_system(place, kind):
+    """F3: 0555 directories and 0000 files that are left out and in the way are moved, with their modes."""
+    as_nobody(
+        """
+        from agentgit.workspace import aside
+        import errno
+        plain = os.rename
+        def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
+            if dst_dir_fd is None and src_dir_fd is not None:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            plain(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        aside.os.rename = rename
+        (work / "d").write_text("file")
+        (work / ".gitignore").write_text("mod\\n")
+        first, was = workspace.save(), picture(work)
+        (work / "d").unlink()
+        (work / "d/mod/pkg").mkdir(parents=True)
+        closed = {"d/mod/a": 0o444, "d/mod/pkg/b": 0, "d/mod/pkg": 0o555, "d/mod": 0o500, "d": 0o500}
+        for name, mode in closed.items():
+            (work / name).touch()
+            (work / name).chmod(mode)
+        done = workspace.restore(first.id)
+        assert picture(work) == was
+        places = dict(done.moved_aside)
+        assert sorted(places) == ["d/mod/a", "d/mod/pkg/b"], places
+        for name, mode in (("", 0), ("/..", 0o555), ("/../..", 0o500)):
+            assert stat.S_IMODE(os.lstat(os.path.normpath(places["d/mod/pkg/b"] + name)).st_mode) == mode, name
+        for _ in range(2):
+            assert not workspace.restore(first.id).restored and not workspace.changed()
+        """,
+        place, kind,
+    )  # fmt: skip

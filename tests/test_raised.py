@@ -1,0 +1,726 @@
+"""Calls that raised: an error is no proof that nothing happened. A till with a ledger is the truth (T4)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from html import unescape
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import RetryPolicy
+from pydantic import BaseModel
+from scripted import GRAPHS, call, calls, scripted, tool_node_graph
+
+import agentgit
+from agentgit import (
+    Fenced,
+    InvalidInput,
+    NotDone,
+    RollbackBlocked,
+    RollbackIncomplete,
+    cli,
+    compensable,
+    effect,
+    reversible,
+)
+from agentgit.cli.chat import Chat
+from agentgit.web import app as site
+
+LOST = ConnectionError("no answer")
+"""What a tool raises whose answer was lost."""
+
+BLOCKING = ("irreversible", "compensable")
+
+
+class Declined(ToolException):
+    """What the bank answers if it does not pay."""
+
+
+class Till:
+    """Charges cards: `ledger` has each charge that was really made.
+
+    Args:
+        moods: of each call in turn, what it raises, and whether `before` or `after` it charged; None is well.
+    """
+
+    def __init__(self, *moods: tuple[str, BaseException] | None) -> None:
+        self.ledger: list[int] = []
+        self.moods = list(moods)
+
+    def charge(self, euros: int) -> dict[str, int]:
+        """Charge, and raise before or after that if the mood is so."""
+        when, error = (self.moods.pop(0) if self.moods else None) or ("", None)
+        if error is not None and when == "before":
+            raise error
+        self.ledger.append(euros)
+        if error is not None:
+            raise error
+        return {"charged": euros}
+
+    def refund(self, args: dict[str, Any], result: Any) -> None:
+        """Undo a charge."""
+        self.ledger.remove(args["euros"])
+
+    def look(self, invocation: Any) -> Any:
+        """Tell whether a charge is in the ledger."""
+        return {"charged": args["euros"]} if (args := invocation.args)["euros"] in self.ledger else False
+
+    def effects(self, kind: str, **more: Any) -> dict[str, Any]:
+        """Declare the tool `charge`."""
+        undoable = {"reversible": reversible, "compensable": compensable}
+        return {"charge": undoable[kind](self.refund, **more) if kind in undoable else effect(kind, **more)}
+
+    def tool(self, **settings: Any) -> BaseTool:
+        """Make the tool `charge`."""
+
+        def charge(euros: int) -> dict[str, int]:
+            """Charge a card."""
+            return self.charge(euros)
+
+        made = tool(charge)
+        for name, value in settings.items():
+            setattr(made, name, value)
+        return made
+
+
+@pytest.fixture
+def here() -> Any:
+    """A repository in memory: how a call has ended is decided before anything is written."""
+    with agentgit.open(":memory:") as repo:
+        yield repo
+
+
+def say(text: str = "go") -> dict[str, Any]:
+    return {"messages": [("user", text)]}
+
+
+def charging(*euros: int, then: str = "ok") -> Any:
+    """Make a model that asks for one charge in each turn."""
+    return scripted(*(reply for amount in euros for reply in (call("charge", euros=amount), then)))
+
+
+def wrapped(repo: Any, till: Till, kind: str, *euros: int, **declared: Any) -> Any:
+    """Wrap a graph that tells its model about errors, with a checkpoint before anything."""
+    graph = tool_node_graph(charging(*(euros or (5,))), [till.tool()], handle_tool_errors=True)
+    agent = repo.wrap(graph, "s", effects=till.effects(kind, **declared))
+    agent.checkpoint("before")
+    return agent
+
+
+def statuses(agent: Any) -> list[str]:
+    return [one.status for one in agent.tool_track()]
+
+
+def retrying(till: Till, made: BaseTool | None = None) -> Any:
+    """Build a graph whose node of tools is retried by LangGraph."""
+    model, graph = charging(5), StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    policy = RetryPolicy(initial_interval=0.001, retry_on=(ConnectionError, ToolException))
+    graph.add_node("tools", ToolNode([made or till.tool()], handle_tool_errors=False), retry_policy=policy)
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph.compile()
+
+
+# -- what blocks, and how it is settled
+
+
+@pytest.mark.parametrize("effect_kind", BLOCKING)
+@pytest.mark.parametrize("graph_kind", ["tool_node", "create_agent", "nested"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_t4_a_call_that_raised_after_it_acted_blocks(repo, effect_kind, graph_kind, is_async):
+    """T4: it is `unknown`, the plan names the error and what to do, and the rollback is refused before anything."""
+    till = Till(("after", LOST))
+
+    async def charge(euros: int) -> dict[str, int]:
+        """Charge a card."""
+        return till.charge(euros)
+
+    made = tool(charge) if is_async else till.tool()
+    agent = repo.wrap(GRAPHS[graph_kind](charging(5), [made]), "s", effects=till.effects(effect_kind))
+    agent.checkpoint("before")
+    with pytest.raises(ConnectionError):
+        asyncio.run(agent.ainvoke(say())) if is_async else agent.invoke(say())
+    (raised,) = agent.tool_track()
+    assert (raised.status, raised.error_message) == ("unknown", "ConnectionError: no answer")
+    (step,) = agent.plan_rollback("before").steps
+    assert step.action == "block"
+    assert step.why == "it raised ConnectionError: no answer, and may have happened; look, and tell with repo.resolve()"
+    with pytest.raises(RollbackBlocked):
+        agent.rollback("before")
+    assert till.ledger == [5]
+    assert repo.fsck().is_sound
+
+
+@pytest.mark.parametrize("effect_kind", BLOCKING)
+def test_t4_a_raised_call_is_resolved_either_way(repo, effect_kind):
+    """T4: told that it happened it is done, with its result; told that it did not it is failed."""
+    till = Till(("after", LOST), ("before", LOST))
+    agent = wrapped(repo, till, effect_kind, 5, 7)
+    agent.run("five")
+    agent.run("seven")
+    five, seven = agent.tool_track()
+    assert repo.resolve(five, "happened", result={"charged": 5}).result == {"charged": 5}
+    told = repo.resolve(seven, "did_not_happen")
+    assert (told.status, told.error_message) == ("failed", "ConnectionError: no answer")
+    if effect_kind == "compensable":
+        agent.rollback("before")
+        assert till.ledger == []
+    else:
+        with pytest.raises(RollbackBlocked, match="it cannot be undone"):
+            agent.rollback("before")
+    assert repo.fsck().is_sound
+
+
+def test_t4_the_branch_goes_on_and_its_model_sees_the_error(repo):
+    """T4: the model is told as in plain LangGraph, the next turn runs, and the same request is a new call."""
+    till = Till(("after", LOST))
+    agent = wrapped(repo, till, "irreversible", 5, 5)
+    agent.run("five")
+    assert "no answer" in agent.history()[2]["content"]
+    agent.run("five")
+    assert till.ledger == [5, 5]
+    assert statuses(agent) == ["unknown", "done"]
+
+
+def test_t4_a_model_that_asks_again_in_the_same_turn_makes_a_new_call(here):
+    """T4: with a new tool-call id the request is the model's own, as in plain LangGraph."""
+    till = Till(("before", LOST))
+    graph = tool_node_graph(
+        scripted(call("charge", euros=5), call("charge", euros=5), "ok"), [till.tool()], handle_tool_errors=True
+    )
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
+    assert agent.run("five") == "ok"
+    assert (till.ledger, statuses(agent)) == ([5], ["unknown", "done"])
+
+
+@pytest.mark.parametrize("told", ["happened", "did_not_happen"])
+def test_t4_the_fence_knows_a_raised_call(repo, told):
+    """T4: after a forced rollback the same request is refused, names the call, and goes on once it is settled."""
+    till = Till(("after" if told == "happened" else "before", LOST))
+    agent = wrapped(repo, till, "irreversible", 5, 5)
+    agent.run("five")
+    raised = agent.tool_track()[0]
+    back = agent.rollback("before", force=True)
+    with pytest.raises(
+        Fenced, match=r"It raised ConnectionError: no answer, and nobody knows.*repo\.resolve"
+    ) as refused:
+        back.invoke(say("five"))
+    assert refused.value.invocation == raised.id
+    repo.resolve(raised, told, result={"charged": 5} if told == "happened" else None)
+    back.invoke(None)
+    assert till.ledger == [5]
+    assert [(one.kind, one.status) for one in back.tool_track()] == [
+        ("replay" if told == "happened" else "call", "done")
+    ]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_t4_verify_settles_a_raised_call(repo, when):
+    """T4: a tool that can look is asked at once; nothing is left for a person to decide."""
+    till = Till((when, LOST))
+    agent = wrapped(repo, till, "irreversible", 5, 5, verify=till.look)
+    agent.run("five")
+    assert statuses(agent) == ["done" if when == "after" else "failed"]
+    back = agent.rollback("before", force=True)
+    back.run("five")
+    assert till.ledger == [5]
+
+
+# -- the same call once more
+
+
+@pytest.mark.parametrize("effect_kind", BLOCKING)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_t4_a_retried_node_does_not_make_a_raised_call_again(repo, effect_kind, when):
+    """T4: RetryPolicy gets `Fenced` with what to do; resolved, the turn goes on, and the ledger has one charge."""
+    till = Till((when, LOST))
+    agent = repo.wrap(retrying(till), "s", effects=till.effects(effect_kind))
+    with pytest.raises(Fenced, match=r"repo\.resolve"):
+        agent.invoke(say())
+    assert (till.ledger, statuses(agent)) == ([5] * (when == "after"), ["unknown"])
+    with pytest.raises(Fenced, match=r"repo\.resolve"):
+        agent.invoke(None)
+    happened = {"outcome": "happened", "result": {"charged": 5}} if when == "after" else {"outcome": "did_not_happen"}
+    repo.resolve(agent.tool_track()[0], **happened)
+    agent.invoke(None)
+    assert till.ledger == [5]
+    assert agent.history()[2]["content"] == '{"charged": 5}'
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_t4_a_retried_node_goes_on_if_verify_clears_the_call(here, when):
+    """T4: a call that did not happen is made again, one that did is answered, and nobody has to be asked."""
+    till = Till((when, LOST))
+    agent = here.wrap(retrying(till), "s", effects=till.effects("irreversible", verify=till.look))
+    agent.invoke(say())
+    assert till.ledger == [5]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_t4_middleware_cannot_repeat_a_raised_call(here, is_async):
+    """T4: `wrap_tool_call` that calls its handler again after an error gets `Fenced`; one charge is in the ledger."""
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import AgentMiddleware
+
+    class Again(AgentMiddleware):
+        def wrap_tool_call(self, request: Any, handler: Callable[..., Any]) -> Any:
+            try:
+                return handler(request)
+            except ConnectionError:
+                return handler(request)
+
+        async def awrap_tool_call(self, request: Any, handler: Callable[..., Any]) -> Any:
+            try:
+                return await handler(request)
+            except ConnectionError:
+                return await handler(request)
+
+    till = Till(("after", LOST))
+    graph = create_agent(charging(5), [till.tool()], middleware=[Again()])
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
+    with pytest.raises(Fenced, match="nobody knows"):
+        await agent.ainvoke(say()) if is_async else agent.invoke(say())
+    assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
+
+
+@pytest.mark.parametrize("effect_kind", ["idempotent", "reversible", "irreversible"])
+def test_t4_what_may_happen_only_once_is_not_repeated_after_an_error(here, effect_kind):
+    """T4: `once=True` counts a call that raised, whatever its effect, in the same turn and in every later one."""
+    till = Till(("after", LOST))
+    agent = here.wrap(retrying(till), "s", effects=till.effects(effect_kind, once=True))
+    with pytest.raises(Fenced, match="nobody knows"):
+        agent.invoke(say())
+    model = scripted("asked already", call("charge", euros=5), "ok")
+    later = here.wrap(tool_node_graph(model, [till.tool()]), "s", effects=till.effects(effect_kind, once=True))
+    with pytest.raises(Fenced, match="nobody knows"):
+        later.run("five")
+    assert till.ledger == [5]
+
+
+# -- what proves that nothing happened
+
+
+@pytest.mark.parametrize("effect_kind", ["irreversible", "compensable", "reversible"])
+def test_t4_a_tool_that_raises_not_done_has_failed(here, effect_kind):
+    """T4: the model sees the tool's error as usual, the call is `failed`, and nothing blocks."""
+    till = Till(("before", NotDone("declined")))
+    agent = wrapped(here, till, effect_kind, 5, 5)
+    agent.run("five")
+    assert "declined" in agent.history()[2]["content"]
+    assert statuses(agent) == ["failed"]
+    back = agent.rollback("before")
+    back.run("five")
+    assert till.ledger == [5]
+
+
+def test_t4_not_done_is_handled_by_a_tool_that_handles_its_errors(here):
+    """T4: with `handle_tool_error=True` the model sees a `NotDone` as any other ToolException."""
+    till = Till(("before", NotDone("declined")))
+    graph = tool_node_graph(charging(5), [till.tool(handle_tool_error=True)])
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
+    agent.run("five")
+    assert (agent.history()[2]["content"], statuses(agent)) == ("declined", ["failed"])
+
+
+def test_t4_a_call_that_raised_not_done_is_made_again_by_a_retry(here):
+    """T4: where it is known that nothing happened, a retry runs as in plain LangGraph."""
+    till = Till(("before", NotDone("busy")))
+    agent = here.wrap(retrying(till), "s", effects=till.effects("irreversible"))
+    agent.invoke(say())
+    assert (till.ledger, statuses(agent)) == ([5], ["failed", "done"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ToolException("declined"), "failed"),
+        (Declined("declined"), "failed"),
+        (LOST, "unknown"),
+        (ExceptionGroup("several", [ToolException("declined")]), "unknown"),
+    ],
+)
+@pytest.mark.parametrize("handled", [False, True])
+def test_t4_a_declaration_names_the_errors_of_calls_that_did_nothing(here, error, status, handled):
+    """T4: `failed_on` counts subclasses, also where the tool makes a message of its error; no others."""
+    till = Till(("before", error))
+    graph = tool_node_graph(charging(5), [till.tool(handle_tool_error=handled)], handle_tool_errors=True)
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible", failed_on=(ToolException,)))
+    agent.run("five")
+    assert statuses(agent) == [status]
+
+
+@pytest.mark.parametrize("node_handles", [False, True])
+def test_t4_a_tool_exception_alone_proves_nothing(here, node_handles):
+    """T4: MCP adapters raise ToolException after an effect too; handled by the tool or its node, it is `unknown`."""
+    till = Till(("after", ToolException("timeout")))
+    made = till.tool(handle_tool_error=not node_handles)
+    agent = here.wrap(
+        tool_node_graph(charging(5), [made], handle_tool_errors=node_handles), "s", effects=till.effects("irreversible")
+    )
+    agent.run("five")
+    assert "timeout" in agent.history()[2]["content"]
+    assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
+
+
+def test_t4_an_error_message_that_a_tool_returns_proves_nothing(here):
+    """T4: a tool may catch its own error and return a message with status `error`; it may have acted."""
+    till = Till(("after", LOST))
+
+    @tool
+    def charge(euros: int) -> Any:
+        """Charge a card."""
+        try:
+            return till.charge(euros)
+        except ConnectionError as error:
+            return ToolMessage(str(error), tool_call_id="c1", status="error")
+
+    graph = tool_node_graph(scripted(call("charge", "c1", euros=5), "ok"), [charge])
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible", failed_on=(ToolException, ConnectionError)))
+    agent.run("five")
+    assert statuses(agent) == ["unknown"]
+
+
+def test_t4_what_langchain_makes_of_a_result_proves_nothing(here):
+    """T4: an error about the form of a result comes after the tool has acted, whatever `failed_on` names."""
+    till = Till()
+    made = till.tool(response_format="content_and_artifact")
+    graph = tool_node_graph(charging(5), [made], handle_tool_errors=True)
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible", failed_on=(ValueError,)))
+    agent.run("five")
+    assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
+
+
+@pytest.mark.parametrize("handled", [False, True])
+@pytest.mark.parametrize("kind", ["tool_node", "functional"])
+def test_t4_a_call_whose_arguments_do_not_fit_has_failed(here, kind, handled):
+    """T4: its function never began, so that nothing happened, whoever tells the model."""
+    till = Till()
+    made = till.tool(handle_validation_error=handled)
+    replies = scripted(calls(call("charge", euros="many")), "ok")
+    if kind == "functional":
+        graph, effects = GRAPHS[kind](replies, [made]), till.effects("irreversible", verify=till.look)
+    else:
+        graph, effects = tool_node_graph(replies, [made], handle_tool_errors=True), till.effects("irreversible")
+    agent = here.wrap(graph, "s", effects=effects, check_effects=False)
+    if kind == "functional" and not handled:
+        with pytest.raises(ValueError, match="euros"):
+            agent.invoke(say())
+    else:
+        agent.invoke(say())
+    assert (till.ledger, statuses(agent)) == ([], ["failed"])
+
+
+def test_t4_a_call_that_a_task_makes_itself_is_unknown_too(here):
+    """T4: where a task calls its tool by itself, an error is no proof either."""
+    till = Till(("after", LOST))
+    agent = here.wrap(
+        GRAPHS["functional"](charging(5), [till.tool()]), "s", effects=till.effects("irreversible"), check_effects=False
+    )
+    with pytest.raises(ConnectionError):
+        agent.invoke(say())
+    assert statuses(agent) == ["unknown"]
+    with pytest.raises(Fenced, match="nobody knows"):
+        agent.invoke(None)
+    assert till.ledger == [5]
+
+
+def test_t4_a_validation_error_of_the_tool_itself_proves_nothing(here):
+    """T4: a function that acts and then fails to read the answer raises the same class as bad arguments do."""
+    till = Till()
+
+    class Receipt(BaseModel):
+        number: int
+
+    @tool
+    def charge(euros: int) -> Any:
+        """Charge a card."""
+        return Receipt.model_validate(till.charge(euros))
+
+    graph = tool_node_graph(charging(5), [charge], handle_tool_errors=True)
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible"))
+    agent.run("five")
+    assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_t4_not_done_speaks_only_for_the_tool_that_raises_it(here, says):
+    """T4: a tool that charged and lets the `NotDone` of another one pass may have acted."""
+    till = Till(None if not says else ("before", NotDone("declined")))
+
+    @tool
+    def deliver(euros: int) -> str:
+        """Deliver."""
+        raise NotDone("sold out")
+
+    @tool
+    def charge(euros: int) -> str:
+        """Charge a card and deliver."""
+        till.charge(euros)
+        return str(deliver.invoke({"euros": euros}))
+
+    graph = tool_node_graph(charging(5), [charge, deliver], handle_tool_errors=True)
+    agent = here.wrap(graph, "s", effects=till.effects("irreversible") | {"deliver": "irreversible"})
+    agent.run("five")
+    assert {one.tool_name: one.status for one in agent.tool_track()} == (
+        {"charge": "failed"} if says else {"charge": "unknown", "deliver": "failed"}
+    )
+
+
+# -- what does not block
+
+
+@pytest.mark.parametrize("told", [None, "happened", "did_not_happen"])
+def test_t4_a_reversible_call_that_raised_is_listed_and_blocks_nothing(repo, told):
+    """T4: plan and report say that it may have happened; told that it did, a rollback reverses it."""
+    till = Till(("after", LOST))
+    agent = wrapped(repo, till, "reversible")
+    agent.run("five")
+    (raised,) = agent.tool_track()
+    if told is not None:
+        repo.resolve(raised, told, result={"charged": 5} if told == "happened" else None)
+    report = agent.rollback("before").report
+    assert till.ledger == ([] if told == "happened" else [5])
+    if told is None:
+        (item,) = report.kept
+        assert item.reason == (
+            "it raised ConnectionError: no answer, and may have happened; if it did, tell with repo.resolve() to have "
+            "it reversed"
+        )
+        repo.resolve(raised, "happened")
+        agent.rollback("before")
+        assert till.ledger == []
+    assert repo.fsck().is_sound
+
+
+def test_t4_a_reversible_call_that_raised_is_made_again_by_a_retry(repo):
+    """T4: it can be taken back, so a retry runs as in plain LangGraph, with the same key."""
+    till = Till(("after", LOST))
+    agent = repo.wrap(retrying(till), "s", effects=till.effects("reversible"))
+    agent.checkpoint("before")
+    agent.invoke(say())
+    first, second = agent.tool_track()
+    assert (first.status, second.status, till.ledger) == ("unknown", "done", [5, 5])
+    assert first.idempotency_key == second.idempotency_key
+    report = agent.rollback("before").report
+    assert ([item.invocation.id for item in report.kept], till.ledger) == ([first.id], [5])
+    repo.resolve(first, "happened", result={"charged": 5})
+    agent.rollback("before")
+    assert till.ledger == []
+
+
+@pytest.mark.parametrize("effect_kind", ["idempotent", "read_only", None])
+def test_t4_other_calls_that_raised_have_failed(here, effect_kind):
+    """T4: where nothing is lost by a second call, or nothing was declared, an error is a failure and no more."""
+    till = Till(("after", LOST))
+    graph = tool_node_graph(charging(5), [till.tool()], handle_tool_errors=True)
+    agent = here.wrap(graph, "s", effects=till.effects(effect_kind) if effect_kind else None)
+    agent.checkpoint("before")
+    agent.run("five")
+    assert statuses(agent) == ["failed"]
+    assert agent.plan_rollback("before").is_admissible
+
+
+# -- what breaks a call off
+
+
+def test_t4_a_call_that_is_broken_off_blocks_also_if_it_is_reversible(repo):
+    """T4: Ctrl-C inside of a tool is no error of the tool: nobody knows how far it came, and that blocks as before."""
+    till = Till(("after", KeyboardInterrupt()))
+    agent = wrapped(repo, till, "reversible")
+    with pytest.raises(KeyboardInterrupt):
+        agent.run("five")
+    (step,) = agent.plan_rollback("before").steps
+    assert (step.action, step.invocation.status) == ("block", "unknown")
+    assert "it was broken off" in step.why
+
+
+@pytest.mark.parametrize("way", ["cancelled", "timeout"])
+async def test_t4_cancelled_calls_and_timeouts_are_unknown(repo, way):
+    """T4: a call that was cancelled, or that gave up waiting, may have acted."""
+    till, acted = Till(), asyncio.Event()
+
+    @tool
+    async def charge(euros: int) -> str:
+        """Charge a card, and wait for an answer that never comes."""
+        till.charge(euros)
+        acted.set()
+        async with asyncio.timeout(0 if way == "timeout" else None):
+            await asyncio.Event().wait()
+        return "never"
+
+    graph = tool_node_graph(charging(5), [charge], handle_tool_errors=True)
+    agent = repo.wrap(graph, "s", effects=till.effects("irreversible"))
+    agent.checkpoint("before")
+    turn = asyncio.ensure_future(agent.ainvoke(say()))
+    await acted.wait()
+    if way == "cancelled":
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+    else:
+        await turn
+    plan = agent.plan_rollback("before")
+    assert [(step.action, step.invocation.status) for step in plan.steps] == [("block", "unknown")]
+
+
+# -- a call that runs again
+
+
+def gone(repo: Any, till: Till, kind: str, **declared: Any) -> Any:
+    """Make a charge, take it back by a rollback, and give the agent on the new branch."""
+    agent = wrapped(repo, till, kind, 5, **declared)
+    agent.run("five")
+    back = agent.rollback("before")
+    assert till.ledger == []
+    return back
+
+
+@pytest.mark.parametrize("told", ["happened", "did_not_happen"])
+def test_t4_a_call_that_raised_when_it_ran_again_is_settled(repo, told):
+    """T4: a redo whose compensable call raised stops, names it, and goes on once somebody has told what happened."""
+    till = Till(None, ("after" if told == "happened" else "before", LOST))
+    back = gone(repo, till, "compensable")
+    with pytest.raises(
+        RollbackIncomplete, match=r"it raised ConnectionError.*may have happened.*repo\.resolve"
+    ) as error:
+        back.redo()
+    with pytest.raises(RollbackIncomplete):
+        repo.resume(error.value.operation)
+    assert till.ledger == [5] * (told == "happened")
+    again = re.search(r"invocation (\d+)", error.value.report.failed[0].reason)
+    assert again is not None
+    repo.resolve(int(again[1]), told, result={"charged": 5} if told == "happened" else None)
+    assert repo.resume(error.value.operation).status == "done"
+    assert till.ledger == [5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "declared"),
+    [
+        ("compensable", NotDone("declined"), {}),
+        ("compensable", Declined("declined"), {"failed_on": (Declined,)}),
+        ("reversible", LOST, {}),
+    ],
+)
+def test_t4_a_call_that_can_run_again_is_tried_again(repo, kind, error, declared):
+    """T4: a redo whose call proves that it did nothing, or can be taken back, is tried again when it is resumed."""
+    till = Till(None, ("before", error))
+    back = gone(repo, till, kind, **declared)
+    with pytest.raises(RollbackIncomplete) as stopped:
+        back.redo()
+    assert repo.resume(stopped.value.operation).status == "done"
+    assert till.ledger == [5]
+    assert repo.fsck().is_sound
+
+
+# -- the declaration
+
+
+@pytest.mark.parametrize("given", [ToolException, "text", (ToolException("no"),), (KeyboardInterrupt,), (5,), None])
+def test_t4_failed_on_takes_exception_classes_only(given):
+    """T4: anything else is refused where it is declared, with what to write."""
+    with pytest.raises(InvalidInput, match="failed_on"):
+        effect("irreversible", failed_on=given)
+
+
+def test_t4_failed_on_means_nothing_for_a_tool_that_only_reads():
+    """T4: what says nothing is refused."""
+    with pytest.raises(InvalidInput, match="leave out failed_on"):
+        effect("read_only", failed_on=(ToolException,))
+
+
+def test_t4_every_declaration_takes_failed_on():
+    """T4: `effect`, `reversible` and `compensable` take the same tuple."""
+    made = [declare(lambda args, result: None, failed_on=(ToolException,)) for declare in (reversible, compensable)]
+    made.append(effect("irreversible", failed_on=[ToolException]))
+    assert [one.failed_on for one in made] == [(ToolException,)] * 3
+
+
+# -- every face
+
+
+def test_t4_the_command_line_settles_a_raised_call(tmp_path, monkeypatch, capsys):
+    """T4: a failure names the command, `agentgit track` the id, and `resolve --result` tells what the call returned."""
+
+    def run(*words: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["agentgit", *words, "--db", url])
+        with pytest.raises(SystemExit):
+            cli.main()
+        written = capsys.readouterr()
+        return written.out, written.err
+
+    till, url = Till(("after", LOST)), str(tmp_path / "agentgit.db")
+    with agentgit.open(url) as repo:
+        agent = wrapped(repo, till, "compensable")
+        agent.run("five")
+        raised = str(agent.tool_track()[0].id)
+    assert raised in run("track", "s")[0]
+    blocked = run("rollback", "s", "main#1", "--yes")[1]
+    assert f"On the command line: agentgit resolve {raised} happened, or did-not-happen; or --force." in blocked
+    told, _ = run("resolve", raised, "happened", "--result", '{"charged": 5}', "--json")
+    assert (json.loads(told)["status"], json.loads(told)["result"]) == ("done", {"charged": 5})
+
+
+def test_t4_the_chat_settles_a_raised_call():
+    """T4: a failure names the command, and `/resolve --result` tells what the call returned."""
+    till, out, err = Till(("after", LOST)), io.StringIO(), io.StringIO()
+    with agentgit.open(":memory:") as repo:
+        agent = wrapped(repo, till, "compensable")
+        agent.run("five")
+        raised = agent.tool_track()[0].id
+        with Chat(agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+            for line in ("/undo", f"/resolve {raised} happened --result nothing"):
+                chat.hear(line)
+            chat.hear(f"/resolve {raised} happened --result '{{\"charged\": 5}}'")
+            assert agent.tool_track()[0].result == {"charged": 5}
+            chat.hear("/undo")
+    blocked, no_json = err.getvalue().splitlines()
+    assert f"In the chat: /resolve {raised} happened, or did-not-happen; or --force." in blocked
+    assert "--result is no JSON" in no_json
+    assert till.ledger == []
+
+
+def test_t4_programs_and_pages_settle_a_raised_call(tmp_path):
+    """T4: by HTTP with its result; on the web from the plan that it blocks, and only by who may change the session."""
+    till = Till(("after", LOST), ("after", LOST))
+    with agentgit.open(tmp_path / "agentgit.db") as operator:
+        operator.users.add("ada", "correct horse battery staple", is_admin=True)
+    with agentgit.open(tmp_path / "agentgit.db", user="ada") as repo:
+        agent = wrapped(repo, till, "irreversible", 5, 7)
+        agent.run("five")
+        agent.run("seven")
+        five, seven = agent.tool_track()
+        key = repo.keys.create("a program", scopes=("admin",)).secret
+        origin = {"base_url": "https://git.example", "headers": {"origin": "https://git.example"}}
+        program = TestClient(site(repo), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
+        body = {"outcome": "happened", "result": {"charged": 5}}
+        told = program.post(f"/api/v1/invocations/{five.id}/resolve", json=body).json()
+        assert (told["status"], told["result"]) == ("done", {"charged": 5})
+        browser = TestClient(site(repo), cookies={"__Host-agentgit": key}, **origin)
+        at = f"/sessions/{agent.session.id}"
+        page = browser.get(f"{at}/rollback?to=before").text
+        form = re.search(rf'action="/invocations/{seven.id}/resolve">(.*?)</form>', page, re.S)
+        assert form is not None
+        hidden = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form[1])}
+        assert f"/invocations/{seven.id}/resolve" in browser.get(f"{at}/calls").text
+        wrong = browser.post(f"/invocations/{seven.id}/resolve", data=hidden | {"outcome": "happened", "result": "{"})
+        assert "The result is no JSON" in wrong.text
+        fields = {"outcome": "happened", "result": '{"charged": 7}'}
+        after = browser.post(f"/invocations/{seven.id}/resolve", data=hidden | fields)
+        assert (after.status_code, after.url.path) == (200, f"{at}/rollback")
+        assert agent.tool_track()[1].result == {"charged": 7}
+        elsewhere = hidden | {"outcome": "happened", "back": "//evil.example"}
+        assert browser.post(f"/invocations/{seven.id}/resolve", data=elsewhere, follow_redirects=False).is_client_error

@@ -1,0 +1,364 @@
+"""Behind proxies: whose word is taken, what the public URL decides, and that guesses are counted by who made them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from fastapi.testclient import TestClient
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
+
+import agentgit
+from agentgit.errors import InvalidInput
+from agentgit.store import attempts
+from agentgit.web import Link, app
+from agentgit.web.proxies import Proxies, read_ip
+
+SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
+PROXY = "10.0.0.7"
+WRONG = "wrong horse"
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A repository with two accounts; pauses are longer than the tests."""
+    monkeypatch.setattr(attempts, "FIRST_PAUSE", timedelta(minutes=2))
+    with agentgit.open(tmp_path / "agentgit.db") as repo:
+        repo.users.add("ada", PASSWORD)
+        repo.users.add("bob", PASSWORD)
+        yield repo
+
+
+def asks(repo: agentgit.Repository, peer: str = PROXY, base: str = "http://backend:8700", **options) -> TestClient:
+    """Give a browser, or a proxy, that connects from an address."""
+    options = {"trusted_proxies": ["10.0.0.0/24"]} | options
+    return TestClient(app(repo, **options), base_url=base, client=(peer, 50_000), follow_redirects=False)
+
+
+def said(address: str = "192.0.2.1", host: str = "git.example", scheme: str = "https") -> dict[str, str]:
+    """Give the headers that a proxy sets, with what a stranger had written before."""
+    return {
+        "x-forwarded-for": f"6.6.6.6, {address}", "x-forwarded-host": host, "x-forwarded-proto": scheme,
+        "origin": f"{scheme}://{host}",
+    }  # fmt: skip
+
+
+def guess(client: httpx.Client, headers: dict[str, str], name: str = "ada", password: str = WRONG) -> int:
+    """Log in as a program; give the status."""
+    answer = client.post("/api/v1/login", json={"name": name, "password": password}, headers=headers)
+    return answer.status_code
+
+
+def log_in(client: httpx.Client, headers: dict[str, str] | None = None, password: str = PASSWORD) -> httpx.Response:
+    """Log in as ada with the form of the login page."""
+    page = client.get("/login", headers=headers)
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)
+    form = {"name": "ada", "password": password, "csrf": found[1]}
+    return client.post("/login", data=form, headers=headers)
+
+
+def test_q4_guesses_with_rotating_headers_are_throttled(repo):
+    """Q4: 101 guesses at one name, each with another X-Forwarded-For, are counted for who the proxy saw."""
+    client = asks(repo)
+    found = [
+        guess(client, said() | {"x-forwarded-for": f"203.0.113.{n}, 10.0.0.{n}, 192.0.2.1, 10.0.0.9"})
+        for n in range(101)
+    ]
+    assert found == [401] * 11 + [429] * 90
+    assert guess(client, said("192.0.2.2"), password=PASSWORD) == 201
+
+
+def test_q4_headers_of_a_stranger_change_nothing(repo):
+    """Q4: who is no trusted proxy is counted by their own address, and cannot say by which scheme and host."""
+    client = asks(repo, "192.0.2.1", "http://localhost:8700", hosts=["localhost"])
+    found = [guess(client, said(f"198.51.100.{n}", "localhost")) for n in range(12)]
+    assert found == [401] * 11 + [429]
+    cookie = client.get("/login", headers=said(host="localhost")).headers["set-cookie"]
+    assert "Secure" not in cookie
+    assert client.get("/login", headers=said() | {"host": "evil.example"}).status_code == 400
+    far = asks(repo, "192.0.2.1", "http://git.example")
+    assert far.get("/login", headers=said()).status_code == 403  # it came by plain http
+    assert asks(repo, PROXY, "http://git.example").get("/login", headers=said()).status_code == 200
+
+
+@pytest.mark.parametrize("addresses", [("2001:db8::", "2001:db8:0:1::"), ("::ffff:192.0.2.", "192.0.3.")])
+def test_q4_an_ipv6_caller_is_their_network(repo, addresses):
+    """Q4: addresses of one /64 are one caller; an IPv4 address written as IPv6 is that address."""
+    near, far = addresses
+    client = asks(repo)
+    if near.startswith("::ffff"):
+        ways = ("192.0.2.1", "::ffff:192.0.2.1", "[::ffff:192.0.2.1]:80")
+        found = [guess(client, said(ways[n % 3])) for n in range(12)]
+    else:
+        found = [guess(client, said(f"{near}{n:x}:{n:x}")) for n in range(1, 13)]
+    assert found == [401] * 11 + [429]
+    assert guess(client, said(f"{far}1"), password=PASSWORD) == 201
+
+
+def test_q4_strangers_do_not_lock_out_who_has_logged_in_before(repo):
+    """Q4: many wrong passwords from many addresses slow the name, and do not slow the browser of its owner."""
+    client = asks(repo)
+    mine, new = (asks(repo, base="https://git.example") for _ in range(2))
+    assert log_in(mine, said("192.0.2.1")).status_code == 303
+    device = next(one for one in mine.cookies.jar if "-device-" in one.name)
+    assert (device.name.startswith("__Host-agentgit-device-"), device.secure, device.path) == (True, True, "/")
+    assert "HttpOnly" in device._rest
+    guesses = [guess(client, said(f"198.51.{n}.1")) for n in range(110)] + [guess(client, said()) for _ in range(5)]
+    assert guesses[:101] == [401] * 101
+    assert set(guesses[101:]) == {429}
+    del mine.cookies["__Host-agentgit"]
+    assert log_in(mine, said("192.0.2.1")).status_code == 303
+    assert log_in(new, said("192.0.2.7")).status_code == 429  # a browser that nobody knows has to wait
+    assert guess(client, said("192.0.2.7"), "bob", PASSWORD) == 201
+    mine.cookies.delete("__Host-agentgit")
+    found = [log_in(mine, said("192.0.2.1"), "wrong horse").status_code for _ in range(12)]
+    assert found == [401] * 11 + [429]  # whoever sits at that browser cannot guess on either
+
+
+def test_q4_a_device_is_known_for_one_user_and_one_password(repo):
+    """Q4: its cookie is of use for nobody else, and ends with the password; one that was made up is none."""
+    ada, cookie = repo.login("ada", PASSWORD), repo.login("ada", PASSWORD).keys.device()
+    device, ends, signature = cookie.split(".")
+    made_up = [f"{device}.{int(ends) + 1}.{signature}", f"x.{ends}.{signature}", "", "..", "x", "\ud800.1.\xe9" * 99]
+    for n in range(101):
+        with pytest.raises(agentgit.NotAllowed):
+            repo.login("ada", "wrong horse", source=f"198.51.100.{n}", device=[*made_up, None][n % 7])
+    for other in (None, *made_up, repo.login("bob", PASSWORD).keys.device()):
+        with pytest.raises(agentgit.TooManyAttempts):
+            repo.login("ada", PASSWORD, source="192.0.2.1", device=other)
+    assert repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie).user == ada.user
+    repo.users.set_password("ada", PASSWORD)  # the same one, and yet set anew
+    with pytest.raises(agentgit.TooManyAttempts):
+        repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie)
+    with pytest.raises(InvalidInput):
+        repo.keys.device()  # the local owner has no password
+
+
+IPS = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
+NOISE = st.one_of(IPS, st.text(max_size=40).filter(lambda text: "," not in text))
+
+
+@given(written=st.lists(NOISE, max_size=5), client=IPS, hops=st.lists(st.integers(1, 254), max_size=3))
+@example(["127.0.0.1", "10.0.0.1"], "192.0.2.1", [1])
+def test_q4_whatever_a_client_writes_its_address_is_what_the_proxies_saw(written, client, hops):
+    """Q4: for any X-Forwarded-For that a client sends, and any number of trusted proxies, the client is who it is."""
+    proxies, inner = Proxies(["10.0.0.0/24"]), [f"10.0.0.{n}" for n in hops]
+    assume(not proxies.trust(client))
+    seen = ",".join([*written, client, *inner])  # each proxy appends whom it saw
+    assert read_ip(proxies.client(PROXY, seen)) == read_ip(client)
+    assert proxies.client(client, seen) == client
+
+
+@pytest.mark.parametrize("wrong", ["10.0.0.1/8", "proxy.example", "0.0.0.0/0", "::/0", "", "*"])
+def test_q4_a_proxy_is_an_address_or_a_network(repo, wrong):
+    """Bad input: a name, a network with bits too many, and everybody, are refused when it starts."""
+    with pytest.raises(InvalidInput):
+        app(repo, trusted_proxies=[wrong])
+
+
+@pytest.mark.parametrize(
+    "wrong", ["git.example", "ftp://git.example", "https://", "https://u:p@git.example", "https://git.example/?a=1",
+              "https://git.example/#a", "https://git.example:99999", "https://git.example//evil.example",
+              "https://git.example/\r\n"],
+)  # fmt: skip
+def test_q4_a_public_url_is_one(repo, wrong):
+    """Bad input: what is no address of a site is refused when it starts."""
+    with pytest.raises(InvalidInput):
+        app(repo, public_url=wrong)
+
+
+@pytest.mark.parametrize("keeps_path", [True, False])
+def test_q4_the_public_url_decides_links_cookies_forms_and_hosts(repo, keeps_path):
+    """Q4: with a public URL all go by it, whether or not the proxy passes its path and its host on."""
+    public = "https://git.example:8443/below/it"
+    client = asks(repo, PROXY, "http://127.0.0.1:8700", public_url=public, hosts=[])
+    path = "/below/it" if keeps_path else ""
+    headers = {"x-forwarded-for": "192.0.2.1", "x-forwarded-proto": "https", "origin": "https://git.example:8443"}
+    door = client.get(f"{path}/sessions", headers=headers)
+    assert door.headers["location"] == "/below/it/login?next=/below/it/sessions"
+    page = client.get(f"{path}/login", headers=headers)
+    addresses = re.findall(r'(?:href|src|action)="([^"#]+)', page.text)
+    assert addresses
+    assert [one for one in addresses if not one.startswith("/below/it/")] == []
+    form = {"name": "ada", "password": PASSWORD, "csrf": re.search(r'name="csrf" value="(\w{64})"', page.text)[1]}
+    jar = {"cookie": page.headers["set-cookie"].partition(";")[0]}
+    for origin in ("https://git.example", "http://git.example:8443", "http://127.0.0.1:8700", "null"):
+        assert client.post(f"{path}/login", data=form, headers=headers | jar | {"origin": origin}).status_code == 403
+    entered = client.post(f"{path}/login", data=form, headers=headers | jar)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/below/it/")
+    assert "__Host-agentgit=" in entered.headers["set-cookie"]
+    assert client.get(f"{path}/static/agentgit.css", headers=headers).status_code == 200
+    assert client.get(f"{path}/api/v1/openapi.json", headers=headers).json()["servers"] == [{"url": "/below/it/api/v1"}]
+    assert client.get(f"{path}/login", headers=headers | {"x-forwarded-host": "evil.example"}).status_code == 400
+    direct = asks(repo, "192.0.2.1", "http://git.example:8443", public_url=public)
+    assert direct.get("/login", headers=headers).status_code == 403  # not by the proxy, so not by https
+    del headers["x-forwarded-proto"]
+    assert client.get(f"{path}/login", headers=headers).status_code == 403  # nobody says that it came by https
+
+
+def test_q4_a_form_that_is_refused_says_in_the_log_what_was_compared(repo, caplog):
+    """Q4: the log has both origins on one line and what to set, and never the mark of the form."""
+    client = asks(repo, "192.0.2.1", "http://localhost:8700")
+    page = client.get("/login")
+    mark = re.search(r'name="csrf" value="(\w{64})"', page.text)[1]
+    form = {"name": "ada", "password": PASSWORD, "csrf": mark}
+    with caplog.at_level(logging.WARNING, "agentgit.web"):
+        for origin in ("https://git.example:8443", "https://x\x1b[2J" + "y" * 5_000):
+            assert client.post("/login", data=form, headers={"origin": origin}).status_code == 403
+        no_mark, ours = form | {"csrf": "0" * 64}, {"origin": "http://localhost:8700"}
+        assert client.post("/login", data=no_mark, headers=ours).status_code == 403
+    first, second, third = (one.getMessage() for one in caplog.records if one.name == "agentgit.web")
+    assert "'https://git.example:8443'" in first
+    assert "'http://localhost:8700'" in first
+    assert "--trusted-proxy" in first
+    assert "\x1b" not in second
+    assert len(second) < 1_000
+    assert "wrong or missing" in third
+    assert mark not in caplog.text
+
+
+# -- real proxies
+
+
+@contextmanager
+def running(program: str, folder: Path, backend: str) -> Iterator[str]:
+    """Run a proxy with the sample of the docs, by https on a free port; give its address."""
+    if (found := shutil.which(program)) is None:
+        pytest.skip(f"{program} is not installed: apt-get install {program}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    certificate, key = certify(folder)
+    if program == "nginx":
+        sample = (SAMPLES / "nginx.conf").read_text()
+        for old, new in {
+            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "git.example.com;": "localhost;",
+            "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
+            "http://127.0.0.1:8700": backend,
+        }.items():  # fmt: skip
+            assert old in sample
+            sample = sample.replace(old, new)
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+        http = f"http {{ access_log off; {places} {sample} }}"
+        text = f"daemon off; master_process off; pid {folder}/pid; events {{}} {http}"
+        command = [found, "-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    else:
+        sample = (SAMPLES / "Caddyfile").read_text()
+        for old, new in {
+            "git.example.com {": f"https://localhost:{port} {{\n\ttls {certificate} {key}",
+            "127.0.0.1:8700\n}": f"{backend.removeprefix('http://')}\n}}",
+        }.items():  # fmt: skip
+            assert old in sample
+            sample = sample.replace(old, new)
+        text = f"{{\n\tadmin off\n\tauto_https disable_redirects\n}}\n{sample}"
+        command = [found, "run", "--adapter", "caddyfile", "--config", str(folder / f"{program}.conf")]
+    (folder / f"{program}.conf").write_text(text)
+    with subprocess.Popen(command, cwd=folder, env={"HOME": str(folder)}, stderr=subprocess.PIPE) as process:  # noqa: S603
+        try:
+            for _ in range(600):
+                with socket.socket() as tried:
+                    if tried.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None, process.stderr.read().decode()
+                time.sleep(0.1)
+            yield f"https://localhost:{port}"
+        finally:
+            process.kill()
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for localhost."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for file, text in (("cert.pem", made.public_bytes(Encoding.PEM)), ("key.pem", secret)):
+        (folder / file).write_bytes(text)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.mark.parametrize("program", ["nginx", "caddy"])
+def test_q4_people_and_programs_log_in_through_a_real_proxy(repo, tmp_path, program):
+    """Q4: by the sample of the docs, https on another port than 443: form, API, feed, and who asks."""
+    import ssl
+
+    made = app(repo, trusted_proxies=["127.0.0.1"])
+    with served(made) as backend, running(program, tmp_path, backend) as address:
+        trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+
+        def browser(source: str) -> httpx.Client:
+            transport = httpx.HTTPTransport(verify=trust, local_address=source)
+            return httpx.Client(base_url=address, transport=transport, headers={"origin": address}, timeout=60)
+
+        with browser("127.0.0.2") as one, browser("127.0.0.3") as other:
+            entered = log_in(one)
+            assert (entered.status_code, entered.headers["location"]) == (303, "/")
+            assert "__Host-agentgit" in one.cookies
+            assert one.get("/sessions").status_code == 200
+            assert one.post("/login", headers={"origin": "https://localhost"}).status_code == 403  # another port
+            with one.stream("GET", "/api/v1/events/live") as feed:
+                lines = feed.iter_lines()
+                assert next(lines).startswith("retry:")
+                repo.as_user("ada").ensure_session("through the proxy")
+                assert next(line for line in lines if line.startswith("event: ")) == "event: session.created"
+            key = other.post("/api/v1/login", json={"name": "bob", "password": PASSWORD}).json()["key"]
+            me = other.get("/api/v1/me", headers={"authorization": f"Bearer {key}"}).json()
+            assert me["name"] == "bob"
+            spoofed = [guess(other, {"x-forwarded-for": f"198.51.100.{n}"}, "bob") for n in range(12)]
+            assert spoofed == [401] * 11 + [429]
+            assert guess(one, {}, "bob", PASSWORD) == 201  # from another address, so it arrives
+
+
+def test_q4_the_link_is_shown_by_the_public_url(tmp_path):
+    """Q4: the link that lets in leads to where browsers find it."""
+    import sys
+
+    agentgit.open(tmp_path / "agentgit.db").close()
+    command = [
+        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db"),
+        "--public-url", "https://git.example:8443/below", "--trusted-proxy", "127.0.0.1",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
+        try:
+            port = re.search(r"http://127\.0\.0\.1:(\d+)", server.stderr.readline())[1]
+            token = re.search(r"https://git\.example:8443/below/enter\?token=(\S+)", server.stderr.readline())[1]
+            entered = httpx.get(f"http://127.0.0.1:{port}/enter?token={token}", headers={"x-forwarded-proto": "https"})
+            assert (entered.status_code, entered.headers["location"]) == (303, "/below/")
+            assert "__Host-agentgit=" in entered.headers["set-cookie"]
+            passed = {"x-forwarded-proto": "https", "host": "upstream"}  # a proxy that does not pass the host on
+            assert httpx.get(f"http://127.0.0.1:{port}/login", headers=passed).status_code == 200
+        finally:
+            server.kill()
+
+
+def test_q4_browsers_come_by_the_link_below_a_mount_and_a_public_path(repo):
+    """Q4: an application that is mounted goes by the public URL of itself."""
+    from fastapi import FastAPI
+
+    link, host = Link(repo), FastAPI()
+    host.mount("/git", app(repo, link=link, trusted_proxies=[PROXY], public_url="https://git.example/git"))
+    client = TestClient(host, base_url="http://backend", client=(PROXY, 1), follow_redirects=False)
+    client.headers["x-forwarded-proto"] = "https"
+    assert client.get(f"/git/enter?token={link.token}").headers["location"] == "/git/"
