@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from agentgit.exports.lines import Sealer
 from agentgit.store.journal import INVOCATION, WORLD
@@ -88,7 +88,10 @@ def everything(repo: Any, session: Any) -> dict[str, Any]:
 def rows(repo: Any) -> dict[str, int]:
     """Count the rows of each table."""
     with repo.store.database.reading() as connection:
-        return {name: len(connection.execute(select(table)).all()) for name, table in METADATA.tables.items()}
+        return {
+            name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for name, table in METADATA.tables.items()
+        }
 
 
 def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> BytesIO:
