@@ -170,6 +170,11 @@ def sealed_words(place: str, *, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
 
 
+def mac() -> Any:
+    """Hold the message authentication code of the row, see `agentgit.store.macs`."""
+    return binary(nullable=True)
+
+
 def number(*, small: bool = False, **kwargs: Any) -> Any:
     return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
 

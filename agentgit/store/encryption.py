@@ -8,6 +8,7 @@ happens to begin with `MAGIC` it gets `MAGIC`, 0 in front.
 
 from __future__ import annotations
 
+import hmac
 import os
 from base64 import b64decode, b64encode
 from functools import cached_property
@@ -80,9 +81,8 @@ class Seal:
             key: the name of the key; None is the current one.
         """
         name, nonce = key or self.keyring.current, os.urandom(NONCE_BYTES)
-        head = b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
         closed: bytes = self._cipher(name).encrypt(nonce, value, self._about(place))
-        return head + nonce + closed
+        return _head(name) + nonce + closed
 
     def open(self, place: str, data: bytes) -> bytes:
         """Open what `seal` made.
@@ -111,6 +111,33 @@ class Seal:
         found: type[Exception] = import_module("cryptography.exceptions").InvalidTag
         return found
 
+    def code(self, place: str, message: bytes, key: str | None = None) -> bytes:
+        """Make the message authentication code of a row: HMAC-SHA256, behind the head of a sealed value.
+
+        Its key is derived from that of the values as in HKDF-Expand (RFC 5869), for this use and place.
+
+        Args:
+            place: the table.
+            message: what is authenticated.
+            key: the name of the key; None is the current one.
+        """
+        name = key or self.keyring.current
+        own = hmac.digest(self.keyring[name], b"row " + self._about(place) + b"\1", "sha256")
+        return _head(name) + hmac.digest(own, message, "sha256")
+
+    def is_code(self, place: str, message: bytes, found: bytes) -> bool:
+        """Tell whether `code` gives this for a message.
+
+        Raises:
+            KeyMissing: its key is not in the ring.
+        """
+        name = key_of(found)
+        if name is None:
+            return False
+        if name not in self.keyring:
+            raise missing(name)
+        return hmac.compare_digest(self.code(place, message, name), found)
+
     def _cipher(self, name: str) -> Any:
         if name not in self._ciphers:
             self._ciphers[name] = self._library.AESGCM(self.keyring[name])
@@ -122,6 +149,10 @@ class Seal:
             assert self.tenant_id is not None, "nothing is sealed before it is known whose it is"  # noqa: S101
             found = self._associated[place] = f"agentgit\0{self.tenant_id}\0{place}".encode()
         return found
+
+
+def _head(name: str) -> bytes:
+    return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
 
 
 def missing(name: str) -> KeyMissing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, select, update
+from sqlalchemy import Connection, Row, select
 
 from agentgit.store.failures import missing_row
 from agentgit.store.journal import BRANCH, INVOCATION, WITH_BRANCH, Journal, Part
@@ -77,9 +77,8 @@ class Fences:
 
     def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
         """Read which of a person's answers a call took, and which graphs it ran; None if none."""
-        this = and_(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
-        answers = connection.execute(select(INVOCATION.c.answers).where(this)).scalar()
-        return as_object(answers) if answers is not None else None
+        rows = self._rows(connection, INVOCATION.c.id == invocation_id)
+        return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
     def standing(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
         """Read what stands in the world of a session, or may stand there, and is the same call; oldest first.
@@ -140,17 +139,14 @@ class Fences:
             invocation_id: the replay; it never stood in the world.
             error: what was raised.
         """
-        connection.execute(
-            update(INVOCATION)
-            .where(INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
-            .where(INVOCATION.c.kind == REPLAY)
-            .values(status=FAILED, result=None, error_message=error)
-        )
+        is_replay = INVOCATION.c.kind == REPLAY
+        self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
 
     def _rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
         query = select(INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
         mine = INVOCATION.c.tenant_id == self.tenant_id
-        return connection.execute(query.where(mine, *conditions).order_by(INVOCATION.c.id)).all()
+        found = connection.execute(query.where(mine, *conditions).order_by(INVOCATION.c.id)).all()
+        return self.journal.authentic(connection, found)
 
 
 def _branches(rows: Sequence[Row[Any]]) -> set[int]:

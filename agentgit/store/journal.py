@@ -19,6 +19,8 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
 from agentgit.errors import Conflict
+from agentgit.store import macs
+from agentgit.store.encryption import seal_of
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
@@ -143,7 +145,10 @@ class Journal:
             calls: each with how it ended; None if it is about to run.
         """
         first = self.arrivals(connection, calls[0][0].branch_id)
-        rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
+        rows = [
+            macs.signed(connection, INVOCATION, self._row(intent, outcome, first + index))
+            for index, (intent, outcome) in enumerate(calls)
+        ]
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
 
@@ -236,12 +241,20 @@ class Journal:
             call: as it was read.
             error: its error message from now on.
         """
-        this = (INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == call.id)
-        unchanged = INVOCATION.c.status == call.status
-        connection.execute(update(INVOCATION).where(*this, unchanged).values(error_message=error))
+        self.change(connection, call.id, INVOCATION.c.status == call.status, error_message=error)
+
+    def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
+        """Change an invocation if it meets some conditions, whatever its status."""
+        this = (INVOCATION.c.tenant_id == self.tenant_id, INVOCATION.c.id == invocation_id)
+        macs.change(connection, INVOCATION, *this, *conditions, **values)
 
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         this = {"tenant": self.tenant_id, "invocation": invocation_id}
+        if seal_of(connection) is not None:
+            for found in _LOCKED.all(connection, this):
+                macs.expect_authentic(connection, INVOCATION, [found])
+                after = macs.signed(connection, INVOCATION, {**found._asdict(), **values, "status": status})
+                values["mac"] = after["mac"]
         new = {f"new_{name}": value for name, value in values.items()}
         row = _moving(status, tuple(values)).first(connection, this | new)
         if row is None:
@@ -266,14 +279,11 @@ class Journal:
             return
         world = {"tenant": self.tenant_id, "session": row.external_session_id}
         last = LAST_SEQ.all(connection, world)[0].seq or 0
-        _LOG.run(
-            connection,
-            {
-                "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
-                "invocation_id": row.id, "action": action, "operation_id": operation_id,
-                "created_at": datetime.now(UTC),
-            },
-        )  # fmt: skip
+        happened = {
+            "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
+            "invocation_id": row.id, "action": action, "operation_id": operation_id, "created_at": datetime.now(UTC),
+        }  # fmt: skip
+        _LOG.run(connection, macs.signed(connection, WORLD, happened))
 
     # -- reading
 
@@ -314,7 +324,7 @@ class Journal:
                 continue
             query = select(INVOCATION).where(self._of(part.branch_id), HAS_PLACE).order_by(INVOCATION.c.arrival)
             query = query.limit(None if part.count is None else part.count - before)
-            rows = connection.execute(query.offset(before) if before else query).all()
+            rows = self.authentic(connection, connection.execute(query.offset(before) if before else query).all())
             place, runs = part.before + before, self._runs(connection, rows)
             track += [
                 _value(row, parts[-1].branch_id, place + n, runs.get(row.id, 1))
@@ -330,7 +340,7 @@ class Journal:
             branch_id: the branch.
             position: the length of its track.
         """
-        rows = connection.execute(_PAUSED, self._key(branch_id)).all()
+        rows = self.authentic(connection, connection.execute(_PAUSED, self._key(branch_id)).all())
         runs = self._runs(connection, rows)
         return [_value(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
 
@@ -362,7 +372,7 @@ class Journal:
             rows: with the column `inherited` of their branch, as `WITH_BRANCH` gives them.
         """
         of_branch: dict[int, list[int]] = {}
-        for row in rows:
+        for row in self.authentic(connection, rows):
             if row.kind != REDO:  # that has no place of its own
                 of_branch.setdefault(row.internal_session_id, []).append(row.id)
         ranks: dict[int, int] = {}
@@ -375,6 +385,11 @@ class Journal:
             _value(row, row.internal_session_id, row.inherited + ranks.get(row.id, 0), runs.get(row.id, 1))
             for row in rows
         ]
+
+    def authentic(self, connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
+        """Give rows of calls as they were read, if nobody without the key has changed one."""
+        macs.expect_authentic(connection, INVOCATION, rows)
+        return rows
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation, as the branch that recorded it sees it; None if there is none."""
@@ -470,6 +485,7 @@ WITH_BRANCH = INVOCATION.join(
 )
 _one = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id == bindparam("invocation"))
 _ONE = select(INVOCATION).where(*_one)
+_LOCKED = Prepared(_ONE.with_for_update(key_share=True))
 _LOG = Prepared(insert(WORLD))
 LAST_SEQ = Prepared(
     select(func.max(WORLD.c.seq).label("seq")).where(

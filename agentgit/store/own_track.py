@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, and_, insert, select, update
+from sqlalchemy import Connection, Row, select
 
+from agentgit.store import macs
 from agentgit.store.ids import new_id
 from agentgit.store.journal import INVOCATION, Journal
 from agentgit.store.sessions import Found, Sessions
@@ -42,24 +43,22 @@ def place(
         branch_id: a branch that has made no calls but those that ran again.
         track: its calls in order.
     """
-    mine = INVOCATION.c.tenant_id == journal.tenant_id
     ids = [one.row_id for one in track]
-    found = [row for part in slices(ids) for row in _rows(connection, and_(mine, INVOCATION.c.id.in_(part)))]
+    found = [row for part in slices(ids) for row in _rows(connection, journal, INVOCATION.c.id.in_(part))]
     rows = {row.id: row for row in found}
     # Past all arrivals that there were and will be, because no two of a branch may be equal at any moment.
-    behind = INVOCATION.c.arrival + len(track) + journal.arrivals(connection, branch_id)
-    of_branch = and_(mine, INVOCATION.c.internal_session_id == branch_id)
-    connection.execute(update(INVOCATION).where(of_branch).values(arrival=behind))
+    behind = len(track) + journal.arrivals(connection, branch_id)
+    for row in _rows(connection, journal, INVOCATION.c.internal_session_id == branch_id):
+        journal.change(connection, row.id, arrival=row.arrival + behind)
     batches: dict[tuple[int, int], int] = {}
     for arrival, one in enumerate(track):
         row = rows[one.row_id]
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
         at = {"arrival": arrival, "batch": batch, "batch_index": row.batch_index}
         if one.run_id is None:
-            connection.execute(insert(INVOCATION), _taken(row, branch_id, one.original_id) | at)
+            macs.add(connection, INVOCATION, _taken(row, branch_id, one.original_id) | at)
         else:
-            ran = update(INVOCATION).where(mine, INVOCATION.c.id == one.run_id)
-            connection.execute(ran.values(**at, kind=CALL, tool_call_id=row.tool_call_id))
+            journal.change(connection, one.run_id, **at, kind=CALL, tool_call_id=row.tool_call_id)
     sessions.inherit_nothing(connection, branch_id)
 
 
@@ -72,9 +71,8 @@ def bring(connection: Connection, journal: Journal, branch: Found, calls: Sequen
         branch: the row of a branch without calls.
         calls: a track of the other session, in order.
     """
-    mine = INVOCATION.c.tenant_id == journal.tenant_id
     ids = [call.id for call in calls]
-    found = [row for part in slices(ids) for row in _rows(connection, and_(mine, INVOCATION.c.id.in_(part)))]
+    found = [row for part in slices(ids) for row in _rows(connection, journal, INVOCATION.c.id.in_(part))]
     rows = {row.id: row for row in found}
     batches: dict[tuple[int, int], int] = {}
     for arrival, id in enumerate(ids):
@@ -85,11 +83,12 @@ def bring(connection: Connection, journal: Journal, branch: Found, calls: Sequen
             "replay_of": None, "made_on": row.made_on or row.internal_session_id,
             "status": DONE if row.status == REVERSED else SHOWN.get(row.status, DONE), "answers": row.answers,
         }  # fmt: skip
-        connection.execute(insert(INVOCATION), _taken(row, branch.id, id) | there)
+        macs.add(connection, INVOCATION, _taken(row, branch.id, id) | there)
 
 
-def _rows(connection: Connection, condition: Any) -> Sequence[Row[Any]]:
-    return connection.execute(select(INVOCATION).where(condition)).all()
+def _rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
+    mine = INVOCATION.c.tenant_id == journal.tenant_id
+    return journal.authentic(connection, connection.execute(select(INVOCATION).where(mine, condition)).all())
 
 
 def _taken(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, literal, select, tuple_, update
+from sqlalchemy import Column, Connection, Table, and_, func, literal, select, tuple_, update
 
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.upkeep import Rotated
+from agentgit.store import macs
 from agentgit.store.blobs import BLOB
 from agentgit.store.database import Database
 from agentgit.store.encryption import InClear, Seal, as_given, as_stored, text_as_given, text_as_stored
@@ -57,10 +58,12 @@ class Rotation:
                 changed += self.database.write(
                     lambda c, name=name, rows=rows: sum(self._anew(c, seal, name, row, off) for row in rows)  # type: ignore[misc]
                 )
-                last = tuple(getattr(rows[-1], key.name) for key in raw(name).primary_key)
+                last = _place(list(raw(name).primary_key), rows[-1])
                 done += len(rows)
                 if progress is not None:
                     progress(min(done, total), total)
+        for table in macs.tables():
+            changed += self._sign(table, seal, off=off)
         left = self.counts()
 
         def end(connection: Connection) -> None:
@@ -99,6 +102,29 @@ class Rotation:
                         except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
                             yield where, f"its {column} does not open with its key"
 
+    def _sign(self, table: Table, seal: Seal, *, off: bool) -> int:
+        """Give all rows of a table a code with the current key, or none; tell how many had another one."""
+        keys, wanted, changed = list(table.primary_key), "" if off else seal.keyring.current, 0
+
+        def page(connection: Connection) -> tuple[int, Any]:
+            query = select(table).where(table.c.tenant_id == self.tenant_id, *_after(keys, last))
+            rows = connection.execute(query.order_by(*keys).limit(AT_ONCE).with_for_update(key_share=True)).all()
+            others = [row for row in rows if key_in(row.mac) != wanted]
+            if not off:
+                macs.expect_authentic(connection, table, others)
+            for row in others:
+                this = and_(*(key == getattr(row, key.name) for key in keys))
+                new = None if off else macs.code(seal, table, row._asdict())
+                connection.execute(update(table).where(this).values(mac=new))
+            return len(others), _place(keys, rows[-1]) if rows else None
+
+        last: tuple[Any, ...] | None = None
+        while True:
+            done, last = self.database.write(page)
+            changed += done
+            if last is None:
+                return changed
+
     def _count(self) -> int:
         with self.database.reading() as connection:
             counts = (select(func.count()).where(*of_tenant(raw(name), self.tenant_id)) for name in sealed_columns())
@@ -110,11 +136,8 @@ class Rotation:
         query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(
             *of_tenant(table, self.tenant_id)
         )
-        if last is not None:
-            end = tuple_(*(literal(value, key.type) for key, value in zip(keys, last, strict=True)))
-            query = query.where(tuple_(*keys) > end)
         with self.database.reading() as connection:
-            return connection.execute(query.order_by(*keys).limit(AT_ONCE)).all()
+            return connection.execute(query.where(*_after(keys, last)).order_by(*keys).limit(AT_ONCE)).all()
 
     def _anew(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
         """Seal the values of a row that are not as they should be, if nobody has changed them; tell how many."""
@@ -129,6 +152,17 @@ class Rotation:
             same = and_(this, table.c[column] == stored)
             changed += connection.execute(update(table).where(same).values({column: new})).rowcount
         return changed
+
+
+def _place(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
+    return tuple(getattr(row, key.name) for key in keys)
+
+
+def _after(keys: Sequence[Column[Any]], last: tuple[Any, ...] | None) -> list[Any]:
+    """Say which rows come after a place, in the order of the primary key; all of them if there is none."""
+    if last is None:
+        return []
+    return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last, strict=True)))]
 
 
 def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:

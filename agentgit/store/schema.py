@@ -13,7 +13,7 @@ from agentgit.store.database import Database, shown
 from agentgit.store.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
 from agentgit.store.shapes import OURS, WORDS, Shape, differences, shape_at, shape_of
 
-REVISION = "0015"
+REVISION = "0016"
 """The newest migration; a test holds it against the folder."""
 
 _PLACE = "  (with the password in place of ***)"

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, func, select
 
+from agentgit.store import macs
 from agentgit.store.blobs import BLOB, LIST
 from agentgit.store.columns import Payload, SealedText
 from agentgit.store.encryption import TEXT_MARK, key_of, sealed_text
@@ -47,7 +48,7 @@ def of_tenant(table: Table, tenant_id: int) -> list[Any]:
 
 
 def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
-    """Count the values of a tenant that each key has sealed; those in clear are under the empty name."""
+    """Count the values and rows of a tenant that each key has sealed; the others are under the empty name."""
     found: Counter[str] = Counter()
     for name, columns in sealed_columns().items():
         table = raw(name)
@@ -56,11 +57,17 @@ def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
             query = select(head).where(*of_tenant(table, tenant_id), table.c[column].is_not(None))
             for page in Prepared(query).pages(connection, raw=True):
                 found.update(key_in(head) for (head,) in page)
+    for table in map(raw, (table.name for table in macs.tables())):
+        query = select(func.substr(table.c.mac, 1, SHOWN)).where(table.c.tenant_id == tenant_id)
+        for page in Prepared(query).pages(connection, raw=True):
+            found.update(key_in(head) for (head,) in page)
     return dict(sorted(found.items()))
 
 
-def key_in(stored: bytes | str) -> str:
+def key_in(stored: bytes | str | None) -> str:
     """Tell which key a stored value has, also from its beginning; the empty text if none."""
+    if stored is None:
+        return ""
     if isinstance(stored, str):
         # Whole groups of four: the beginning of a text may end anywhere.
         rest = len(stored) - (len(stored) - len(TEXT_MARK)) % 4

@@ -334,6 +334,7 @@ class ToolInvocationRow(Row, table=True):
     answers: bytes | None = column.sealed("tool_invocation.answers", nullable=True)
     made_on: int | None = column.reference()
     task: str | None = column.word(32, nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class WorldLogRow(Row, table=True):
@@ -352,6 +353,7 @@ class WorldLogRow(Row, table=True):
     action: str = column.word(16)
     operation_id: int | None = column.reference()
     created_at: datetime = column.moment()
+    mac: bytes | None = column.mac()
 
 
 class OperationRow(Row, table=True):

@@ -148,7 +148,7 @@ class _Export:
         while rows := self.connection.execute(
             select(INVOCATION).where(*own, c.id > after).order_by(c.id).limit(500)
         ).all():
-            yield from rows
+            yield from self.store.journal.authentic(self.connection, rows)
             after = rows[-1].id
 
     def _tags(self, points: Container[int] | None = None) -> None:

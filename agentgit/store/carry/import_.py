@@ -12,6 +12,7 @@ from agentgit.errors import Conflict, Corrupt
 from agentgit.exports.lines import damaged, read
 from agentgit.exports.records import checked, expect_header
 from agentgit.exports.trees import Keeps
+from agentgit.store import macs
 from agentgit.store.blobs import Blobs, Leaf
 from agentgit.store.carry.export_values import AT_ONCE
 from agentgit.store.carry.import_check import Checker
@@ -206,5 +207,5 @@ class _Tables:
         """Store what waits; in the order of the tables, because some refer to others."""
         for kind in TABLES:
             if self._waiting[kind]:
-                self.connection.execute(insert(TABLES[kind]), self._waiting[kind])
+                macs.add(self.connection, TABLES[kind], *self._waiting[kind])
                 self._waiting[kind] = []

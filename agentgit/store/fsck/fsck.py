@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from agentgit.errors import Corrupt
 from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.upkeep import Checked, Finding, Progress
+from agentgit.store import macs
 from agentgit.store.failures import is_a
 from agentgit.store.fsck.cells import Cells, any_text, suspicious
 from agentgit.store.fsck.heads import check_heads
@@ -73,6 +74,7 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
         for row, what in Rotation(store.database, store.tenant_id).damaged(connection, store.database.seal):
             report.add(row, what, RESTORE)
         report.attempt("the database", lambda: _check_cells(connection, store, report))
+        report.attempt("the database", lambda: _check_macs(connection, store, report))
     for part in (_check_stored, _check_rows, _check_trail):
         # What no part foresees must not keep the others from being checked.
         report.attempt("the database", lambda part=part: part(connection, store, level, report))  # type: ignore[misc]  # mypy cannot infer it
@@ -88,6 +90,18 @@ def _check_cells(connection: Connection, store: Store, report: Report) -> None:
             for one in page:
                 for what in one.wrong:
                     report.add(one.name, what, RESTORE)
+
+
+def _check_macs(connection: Connection, store: Store, report: Report) -> None:
+    """Check that the rows of an encrypted database are as somebody with a key wrote them."""
+    seal = store.database.seal
+    if seal is None:
+        return
+    for table in macs.tables():
+        for page in Cells(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
+            for one in page:
+                if not one.wrong and not macs.is_authentic(seal, table, one.row):
+                    report.add(one.name, "it was changed by somebody without the key", RESTORE)
 
 
 def _check_stored(connection: Connection, store: Store, level: int, report: Report) -> None:

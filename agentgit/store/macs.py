@@ -1,0 +1,122 @@
+"""Message authentication codes of rows: in a database that has keys, nobody without one changes what a row says.
+
+A code covers the columns of its row as they are read, also those that are sealed: no value can be exchanged with that
+of another row, put back from a copy or emptied. A row that is changed is checked before, so that nobody signs for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, insert, select, update
+
+from agentgit.errors import Corrupt
+from agentgit.store.encryption import Seal, seal_of
+from agentgit.store.tables import METADATA
+
+UNCOVERED: Mapping[str, frozenset[str]] = {}
+"""The columns that a code does not cover, by their tables: what moves all the time, and decides nothing that stays."""
+
+
+def tables() -> list[Table]:
+    """Give the tables whose rows have a code."""
+    return [table for table in METADATA.sorted_tables if "mac" in table.c]
+
+
+def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a new row with its code; without keys, and in other tables, there is none.
+
+    Args:
+        connection: of the database where it is stored.
+        table: which.
+        row: all columns that are not None.
+    """
+    seal = seal_of(connection)
+    if "mac" not in table.c:
+        return dict(row)
+    return {**row, "mac": code(seal, table, row) if seal is not None else None}
+
+
+def add(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
+    """Store new rows."""
+    connection.execute(insert(table), [signed(connection, table, row) for row in rows])
+
+
+def change(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
+    """Change the rows that meet some conditions; tell how many.
+
+    Args:
+        connection: in a transaction that writes.
+        table: which.
+        conditions: which rows.
+        values: of all of them, by column; what is worked out by the database is for columns without a code.
+
+    Raises:
+        Corrupt: somebody without the key has changed one before.
+    """
+    seal = seal_of(connection)
+    if seal is None:
+        return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
+    rows = connection.execute(select(table).where(*conditions).with_for_update(key_share=True)).all()
+    expect_authentic(connection, table, rows)
+    for row in rows:
+        connection.execute(
+            update(table)
+            .where(and_(*(key == getattr(row, key.name) for key in table.primary_key)))
+            .values(**values, mac=code(seal, table, {**row._asdict(), **values}))
+        )
+    return len(rows)
+
+
+def expect_authentic(connection: Connection, table: Table, rows: Iterable[Any]) -> None:
+    """Make sure that rows are as somebody with a key wrote them.
+
+    Args:
+        connection: of the database that they were read from.
+        table: which.
+        rows: with all its columns.
+
+    Raises:
+        Corrupt: one is not.
+    """
+    seal = seal_of(connection)
+    if seal is None:
+        return
+    for row in rows:
+        if not is_authentic(seal, table, row):
+            name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
+            raise Corrupt(
+                f"The row {table.name} {name} was changed by somebody without the key of this database. Run: agentgit "
+                "fsck, which names all such rows; then restore the database from a copy.",
+                row=f"{table.name} {name}",
+            )
+
+
+def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
+    """Tell whether a row has the code of what it says; without one it is as good where not everything is encrypted."""
+    if row.mac is None:
+        return not seal.is_whole
+    return seal.is_code(table.name, _message(table, row._asdict()), bytes(row.mac))
+
+
+def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
+    """Make the code of a row with the current key."""
+    return seal.code(table.name, _message(table, row))
+
+
+def _covered(table: Table) -> Sequence[str]:
+    return sorted(set(table.c.keys()) - UNCOVERED.get(table.name, frozenset()) - {"mac"})
+
+
+def _message(table: Table, row: Mapping[str, Any]) -> bytes:
+    """Write what a code covers. What is None is left out, so that a table can have another column one day."""
+    said = [(name.encode(), _bytes(row[name])) for name in _covered(table) if row.get(name) is not None]
+    return b"".join(b"%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in said)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().encode()
+    return bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode("utf-8", "surrogatepass")

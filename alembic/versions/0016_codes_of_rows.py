@@ -1,0 +1,26 @@
+"""Codes of rows: in an encrypted database the rows that decide what is done have a message authentication code
+
+Revision ID: 0016
+Revises: 0015
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+TABLES = ("tool_invocation", "world_log")
+
+
+def upgrade() -> None:
+    for name in TABLES:
+        with op.batch_alter_table(name) as table:
+            table.add_column(sa.Column("mac", sa.LargeBinary(), nullable=True))
+
+
+def downgrade() -> None:
+    for name in TABLES:
+        op.drop_column(name, "mac")
