@@ -18,7 +18,7 @@ class Privacy(Verbs):
     """What a repository does so that nobody reads what is not for them, and what is to go is gone."""
 
     def encryption_keys(self) -> dict[str, int]:
-        """Count how many stored values each key has; those in clear are under the empty name.
+        """Count how many stored values and codes of rows each key has; those in clear are under the empty name.
 
         A key that has none is needed no more, once `rotate_keys` has forgotten it.
         """

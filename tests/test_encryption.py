@@ -260,10 +260,10 @@ def test_d5_keys_and_erasing_on_the_command_line(tmp_path, monkeypatch):
     run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731  # a short name for one line
     key = run("db", "keys", "--new").stdout.strip()
     assert len(base64.b64decode(key)) == 32
-    assert "in clear  2 values" in run("db", "keys").stdout
+    assert "in clear  5 values" in run("db", "keys").stdout  # two values, and three rows without a code
     monkeypatch.setenv(ENVIRONMENT, f"2026-11:{key}")
-    assert "2 values stored anew" in run("db", "rotate").stdout
-    assert json.loads(run("db", "keys", "--json").stdout) == {"2026-11": 2}
+    assert "5 values stored anew" in run("db", "rotate").stdout
+    assert json.loads(run("db", "keys", "--json").stdout) == {"2026-11": 5}
     assert run("delete", "s").exit_code == 1  # nobody said yes
     gone = json.loads(run("delete", "s", "--yes", "--json").stdout)
     assert (gone["sessions"], gone["rows"]["external_session"], gone["left"]) == (1, 1, [])

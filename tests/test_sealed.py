@@ -1,20 +1,27 @@
 """Q1: an encrypted database against who can write rows and has no key: what is in clear there is read nowhere."""
 
+import ast
 import json
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, insert, select, true, update
+from sqlalchemy import and_, create_engine, delete, insert, select, text, true, update
+from sqlalchemy.exc import IntegrityError
 from test_encryption import ONE, TWO, shown, story
 
 import agentgit
 from agentgit import Keyring
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
+from agentgit.store import macs
 from agentgit.store.blobs import LIST, leaf
 from agentgit.store.database import Database
 from agentgit.store.encryption import Seal, key_of
 from agentgit.store.sealed import raw, sealed_columns
-from agentgit.store.unlocking import KEY
+from agentgit.store.tables import METADATA
+from agentgit.store.unlocking import KEY, prove
 
 RINGS = Keyring({"a": ONE}), Keyring({"b": TWO, "a": ONE})
 
@@ -223,3 +230,160 @@ def test_q1_a_rotation_that_breaks_off_goes_on(url, tmp_path):
     assert broken(Keyring({"b": TWO}), off=True) == (False, False)
     with agentgit.open(url) as repo:
         assert (shown(repo), set(repo.encryption_keys())) == (before, {""})
+
+
+def covered():
+    """Give each table whose rows have a code, with each column that it covers."""
+    return [
+        (table.name, name)
+        for table in macs.tables()
+        for name in sorted(set(table.c.keys()) - macs.UNCOVERED.get(table.name, frozenset()) - {"mac"})
+    ]
+
+
+OTHER = {int: 7**12, bool: True, str: "done", bytes: b"\1" * 32, datetime: datetime(2001, 1, 1, tzinfo=UTC)}
+"""What somebody puts into a column of a type."""
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory):
+    """An encrypted database in which each table whose rows have a code has some."""
+    place = tmp_path_factory.mktemp("eventful")
+    with agentgit.open(place / "x.db", keyring=RINGS[0]) as repo:
+        story(repo, place)
+        agent = repo.wrap(build(place / "shop.db"), session="files", workspace=place / "w", effects=EFFECTS)
+        agent.run("order two chairs")
+        agent.rollback("main#1")
+        repo.tag("HEAD", "t", session="s", description="told")
+        eve = repo.users.add("eve")
+        repo.share("s", eve, "viewer")
+        repo.share_link("s")
+        repo.keys.create("hers", user="eve")
+        assert repo.fsck(2).findings == ()
+    return (place / "x.db").read_bytes()
+
+
+@pytest.mark.parametrize("table", [table.name for table in macs.tables()])
+def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_path, table):
+    """Q1: fsck names a row of which a covered column was changed or emptied, or has the value of another row."""
+    path, this = tmp_path / "x.db", METADATA.tables[table]
+    path.write_bytes(eventful)
+    engine = create_engine(f"sqlite:///{path}")
+    with agentgit.open(path, keyring=RINGS[0]) as repo:
+        with repo.store.database.reading() as connection:
+            rows = connection.execute(select(this)).all()
+        assert rows, table
+        keys, stored = [c.name for c in this.primary_key], raw(table)
+        where = f"{table} {'/'.join(str(getattr(rows[-1], name)) for name in keys[1:])}"
+        for name in (name for of, name in covered() if of == table and name not in keys):
+            other = [row for row in rows if getattr(row, name) not in (None, getattr(rows[-1], name))]
+            key, there = (
+                and_(*(stored.c[c] == getattr(row, c) for c in keys)) for row in (rows[-1], *other, rows[-1])[:2]
+            )
+            with engine.connect() as connection:
+                before = connection.execute(select(stored.c[name]).where(key)).scalar()
+                others = connection.execute(select(stored.c[name]).where(there)).scalars().all() if other else []
+            kind = getattr(this.c[name].type, "impl", this.c[name].type).python_type
+            for value in [one for one in (*others, OTHER[kind], None) if one != before]:
+                if value is None and not this.c[name].nullable:
+                    continue
+                try:
+                    with engine.begin() as connection:
+                        connection.execute(text("PRAGMA foreign_keys = OFF"))
+                        connection.execute(update(stored).where(key).values({name: value}))
+                except IntegrityError:  # two rows would be called the same
+                    continue
+                assert [one for one in repo.fsck(2).findings if one.row == where], (name, value)
+                with engine.begin() as connection:
+                    connection.execute(update(stored).where(key).values({name: before}))
+        assert repo.fsck(2).findings == ()
+    engine.dispose()
+
+
+def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
+    """Q1: whoever adds, moves or empties the code of a row, of a call, a branch, a user or a key, gets Corrupt read."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        repo.users.add("eve")
+        secret = repo.keys.create("hers", user="eve").secret
+        for table, values, verb in (
+            ("tool_invocation", {"effect": "reversible", "undo": "subprocess:call"}, lambda: repo.tool_track("s")),
+            ("tool_invocation", {"status": "reversed"}, lambda: repo.plan_rollback("main#1", "s")),
+            ("tool_invocation", {"mac": None}, lambda: repo.rollback("main#1", "s")),
+            ("tool_invocation", {"tool_name": "other"}, lambda: repo.export("s", tmp_path / "s.jsonl")),
+            ("internal_session", {"inherited": 9}, lambda: repo.branch("s")),
+            ("checkpoint", {"position": 0}, lambda: repo.checkpoints("s")),
+            ("external_session", {"mac": None}, lambda: repo.session("s")),
+            ("user", {"is_admin": True, "mac": None}, lambda: repo.users.all()),
+            ("api_key", {"user_id": repo.user.id, "expires_at": None}, lambda: repo.authenticate(secret)),
+        ):  # fmt: skip
+            stored = raw(table)
+            with repo.store.database.reading() as connection:
+                rows = connection.execute(select(stored)).mappings().all()
+            write(repo, update(stored).values(values))
+            with pytest.raises(Corrupt, match="without the key"):
+                verb()
+            for row in rows:
+                write(repo, update(stored).where(stored.c.id == row["id"]).values(row))
+        assert repo.fsck(3).findings == ()
+        repo.rollback("main#1", "s")
+
+
+def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
+    """Q1: what somebody changed gets no new code: not by another key, nor by a verb that changes the same row."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        eve = repo.users.add("eve")
+        write(repo, update(raw("user")).where(raw("user").c.id == eve.id).values(is_admin=True))
+        with pytest.raises(Corrupt, match="without the key"):
+            repo.users.disable("eve")
+        with pytest.raises(Corrupt, match="without the key"):
+            repo.store.database.write(lambda c: repo.store.users.change(c, eve.id, {"is_admin": False}))
+    with agentgit.open(url, keyring=RINGS[1]) as repo, pytest.raises(Corrupt, match="without the key"):
+        repo.rotate_keys()
+
+
+def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
+    """Q1: an encrypted database whose rows have no codes yet is read as it is, until a rotation has given them some."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        for table in macs.tables():
+            write(repo, update(table).values(mac=None))
+        repo.store.database.write(lambda c: prove(c, repo.store.tenant_id, repo.store.database.seal, is_whole=False))
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        assert repo.fsck(3).findings == ()
+        repo.tool_track("s")
+        assert repo.encryption_keys()[""] > 0
+        repo.rotate_keys()
+        assert "" not in repo.encryption_keys()
+        assert repo.store.database.seal.is_whole
+        assert repo.fsck(3).findings == ()
+        repo.rotate_keys(off=True)
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        repo.rollback("main#1", "s")
+
+
+def test_q1_no_row_that_has_a_code_is_written_past_it():
+    """Q1: no statement elsewhere adds or changes a row of these tables, but for what no code covers."""
+    package, found = Path(agentgit.__file__).parent, set()
+    tables = {of.name for of in macs.tables()}
+    for path in sorted(package.rglob("*.py")):
+        module = import_module(".".join(["agentgit", *path.relative_to(package).with_suffix("").parts]))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("insert", "update"):
+                of = getattr(module, getattr(node.args[0], "id", ""), None)
+                if getattr(of, "name", None) in tables:
+                    found.add((path.relative_to(package).as_posix(), node.func.id, of.name))
+    assert found == {
+        ("store/journal.py", "insert", "tool_invocation"),  # signed
+        ("store/journal.py", "update", "tool_invocation"),  # signed
+        ("store/journal.py", "insert", "world_log"),  # signed
+        ("store/checkpoints.py", "insert", "checkpoint"),  # signed
+        ("store/checkpoints.py", "update", "internal_session"),  # the head, where there are no keys
+        ("store/keys.py", "update", "api_key"),  # when it was last used
+        ("store/operations.py", "update", "operation"),  # its owner and lease
+        ("store/sessions.py", "update", "internal_session"),  # who holds it, its metadata
+        ("store/sessions.py", "update", "external_session"),  # when it moved
+        ("store/texts.py", "update", "internal_session"),  # up to where it can be searched
+        ("store/thinning.py", "update", "external_session"),  # its metadata
+    }

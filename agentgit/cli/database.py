@@ -157,7 +157,7 @@ def keys(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count how many stored values each key has; or make a key."""
+    """Count how many stored values and codes of rows each key has; or make a key."""
     from agentgit.auth import Keyring
 
     if new:

@@ -11,10 +11,11 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 
 from agentgit.errors import InvalidInput
 from agentgit.spans import span
+from agentgit.store import macs
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
-from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
+from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment, change_branch
 from agentgit.store.slices import slices
 from agentgit.store.tables import OperationRow
 from agentgit.store.telling.trail import note
@@ -135,27 +136,26 @@ class Checkpoints:
         checkpoint_id = label.id or new_id()
         of_branch = self._of_branch(branch_id)
         last = _LAST_NUMBER.all(connection, of_branch)[0].number or 0
-        _ADD.run(
-            connection,
-            {
-                "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
-                "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
-                "is_auto": label.kind != "named", "user_id": label.user_id,
-                "created_at": label.made_at or datetime.now(UTC),
-                "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
-                "position": snapshot.position, "message_count": snapshot.message_count,
-                "restore_point": label.restore_point,
-                "data": to_json(label.data) if label.data is not None else None,
-                "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
-            },
-        )  # fmt: skip
-        _MOVE_HEAD.run(connection, {**of_branch, "head": checkpoint_id})
+        row = {
+            "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
+            "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
+            "is_auto": label.kind != "named", "user_id": label.user_id,
+            "created_at": label.made_at or datetime.now(UTC),
+            "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
+            "position": snapshot.position, "message_count": snapshot.message_count,
+            "restore_point": label.restore_point,
+            "data": to_json(label.data) if label.data is not None else None,
+            "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
+        }  # fmt: skip
+        _ADD.run(connection, macs.signed(connection, CHECKPOINT, row))
+        change_branch(connection, _MOVE_HEAD, {**of_branch, "head_id": checkpoint_id})
         return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Give a checkpoint its files, if it has none: those of a template come after it was made."""
-        key = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
-        connection.execute(_COMPLETE, {**key, "files": workspace_snapshot_id})
+        this = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
+        has_none = CHECKPOINT.c.workspace_snapshot_id.is_(None)
+        macs.change(connection, CHECKPOINT, *this, has_none, workspace_snapshot_id=workspace_snapshot_id)
 
     def one(self, connection: Connection, checkpoint_id: int) -> Found:
         """Read one checkpoint that must exist.
@@ -163,15 +163,17 @@ class Checkpoints:
         Raises:
             NotFound: it does not.
         """
-        row = connection.execute(_ONE, {"tenant": self.tenant_id, "checkpoint": checkpoint_id}).first()
-        if row is None:
+        asked = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
+        rows = macs.authentic(connection, CHECKPOINT, connection.execute(_ONE, asked))
+        if not rows:
             raise missing_row("checkpoint", checkpoint_id)
-        return row
+        return rows[0]
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
         """Read checkpoints, each with its branch's name, thread and session, oldest first."""
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
-        return connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id)).all()
+        found = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
+        return macs.authentic(connection, CHECKPOINT, found)
 
     def by_id(self, connection: Connection, checkpoint_id: int) -> Found:
         """Read one checkpoint that must exist, with its branch's name, thread and session."""
@@ -219,11 +221,6 @@ class Checkpoints:
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
 _ONE = select(CHECKPOINT).where(*_this)
 _ADD = Prepared(insert(CHECKPOINT))
-_COMPLETE = (
-    update(CHECKPOINT)
-    .where(*_this, CHECKPOINT.c.workspace_snapshot_id.is_(None))
-    .values(workspace_snapshot_id=bindparam("files"))
-)
 _LAST_NUMBER = Prepared(
     select(func.max(CHECKPOINT.c.number).label("number")).where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
@@ -232,7 +229,7 @@ _LAST_NUMBER = Prepared(
 _MOVE_HEAD = Prepared(
     update(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-    .values(head_id=bindparam("head"))
+    .values(head_id=bindparam("head_id"))
 )
 _ITS_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
 _WITH_BRANCH = select(

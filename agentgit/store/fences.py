@@ -92,12 +92,11 @@ class Fences:
             connection,
             INVOCATION.c.external_session_id == session_id,
             INVOCATION.c.identity == identity,
-            INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
-            INVOCATION.c.kind != REPLAY,
             ~SUPERSEDED,
             ~MADE_HERE,
         )
-        return self.journal.own_values(connection, rows)
+        stands = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
+        return self.journal.own_values(connection, stands)
 
     def inside(
         self, connection: Connection, call: ToolInvocation, statuses: Collection[str] = ANSWERS, *, reads: bool = False

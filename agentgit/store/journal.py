@@ -252,7 +252,7 @@ class Journal:
         this = {"tenant": self.tenant_id, "invocation": invocation_id}
         if seal_of(connection) is not None:
             for found in _LOCKED.all(connection, this):
-                macs.expect_authentic(connection, INVOCATION, [found])
+                self.authentic(connection, [found])
                 after = macs.signed(connection, INVOCATION, {**found._asdict(), **values, "status": status})
                 values["mac"] = after["mac"]
         new = {f"new_{name}": value for name, value in values.items()}
@@ -388,8 +388,7 @@ class Journal:
 
     def authentic(self, connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
         """Give rows of calls as they were read, if nobody without the key has changed one."""
-        macs.expect_authentic(connection, INVOCATION, rows)
-        return rows
+        return macs.authentic(connection, INVOCATION, rows)
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation, as the branch that recorded it sees it; None if there is none."""

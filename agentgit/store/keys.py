@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, and_, insert, or_, select, update
+from sqlalchemy import Connection, and_, or_, select, update
 
 from agentgit.auth.keys import ApiKey, NewKey, key_text
 from agentgit.auth.scopes import widened, widest
 from agentgit.auth.sharing import hash_of, is_secret_of, new_secret
+from agentgit.store import macs
 from agentgit.store.ids import new_id
 from agentgit.store.telling.trail import note
 from agentgit.store.users import KEY
@@ -38,7 +39,7 @@ class Keys:
             "tenant_id": self.tenant_id, "id": key_id, "user_id": user_id, "name": name, "hash": hash_of(secret),
             "scope": widest(scopes), "created_at": now, "expires_at": expires_at,
         }  # fmt: skip
-        connection.execute(insert(KEY), row)
+        macs.add(connection, KEY, row)
         note(
             connection, self.tenant_id, "key.created", user_id=by, key=key_id, of=user_id, scope=row["scope"],
             expires_at=expires_at.isoformat() if expires_at is not None else None,
@@ -51,16 +52,20 @@ class Keys:
     def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
         """List the keys of a user, also those that hold no more, the oldest first."""
         mine = and_(KEY.c.tenant_id == self.tenant_id, KEY.c.user_id == user_id)
-        return [_value(row) for row in connection.execute(select(KEY).where(mine).order_by(KEY.c.id))]
+        rows = connection.execute(select(KEY).where(mine).order_by(KEY.c.id))
+        return [_value(row) for row in macs.authentic(connection, KEY, rows)]
 
     def find(self, connection: Connection, key_id: int) -> ApiKey | None:
         """Find a key by its id; None if there is none."""
-        row = connection.execute(select(KEY).where(*self._this(key_id))).first()
+        row = self._row(connection, key_id)
         return _value(row) if row is not None else None
+
+    def _row(self, connection: Connection, key_id: int) -> Any:
+        return macs.first(connection, KEY, select(KEY).where(*self._this(key_id)))
 
     def shown(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
         """Find the key that has this secret, if it holds now; None otherwise."""
-        row = connection.execute(select(KEY).where(*self._this(key_id))).first()
+        row = self._row(connection, key_id)
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
         return _value(row) if row.expires_at is None or row.expires_at > datetime.now(UTC) else None
@@ -77,8 +82,8 @@ class Keys:
 
     def revoke(self, connection: Connection, key_id: int, by: int) -> None:
         """End a key at once; again, nothing happens."""
-        ended = update(KEY).where(*self._this(key_id), KEY.c.revoked_at.is_(None))
-        if connection.execute(ended.values(revoked_at=datetime.now(UTC))).rowcount:
+        this = (*self._this(key_id), KEY.c.revoked_at.is_(None))
+        if macs.change(connection, KEY, *this, revoked_at=datetime.now(UTC)):
             note(connection, self.tenant_id, "key.revoked", user_id=by, key=key_id)
 
     def _this(self, key_id: int) -> tuple[Any, ...]:

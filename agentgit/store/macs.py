@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Table, and_, insert, select, update
+from sqlalchemy import Connection, Row, Select, Table, and_, insert, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.store.encryption import Seal, seal_of
 from agentgit.store.tables import METADATA
 
-UNCOVERED: Mapping[str, frozenset[str]] = {}
-"""The columns that a code does not cover, by their tables: what moves all the time, and decides nothing that stays."""
+Found = TypeVar("Found")
+
+UNCOVERED: Mapping[str, frozenset[str]] = {
+    "api_key": frozenset({"last_used_at"}),
+    "external_session": frozenset({"updated_at", "is_active", "meta"}),
+    "internal_session": frozenset({"status", "owner", "lease_until", "epoch", "searched", "meta"}),
+    "operation": frozenset({"owner", "lease_until"}),
+}
+"""The columns that a code does not cover, by their tables: what moves all the time and decides nothing that stays."""
 
 
 def tables() -> list[Table]:
@@ -59,8 +66,8 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     seal = seal_of(connection)
     if seal is None:
         return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
-    rows = connection.execute(select(table).where(*conditions).with_for_update(key_share=True)).all()
-    expect_authentic(connection, table, rows)
+    query = select(table).where(*conditions).with_for_update(key_share=True)
+    rows = authentic(connection, table, connection.execute(query))
     for row in rows:
         connection.execute(
             update(table)
@@ -70,8 +77,8 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     return len(rows)
 
 
-def expect_authentic(connection: Connection, table: Table, rows: Iterable[Any]) -> None:
-    """Make sure that rows are as somebody with a key wrote them.
+def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
+    """Give rows as they were read, if they are as somebody with a key wrote them.
 
     Args:
         connection: of the database that they were read from.
@@ -81,17 +88,22 @@ def expect_authentic(connection: Connection, table: Table, rows: Iterable[Any]) 
     Raises:
         Corrupt: one is not.
     """
-    seal = seal_of(connection)
-    if seal is None:
-        return
-    for row in rows:
-        if not is_authentic(seal, table, row):
+    seal, found = seal_of(connection), list(rows)
+    for row in found:
+        if seal is not None and not is_authentic(seal, table, row):
             name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
             raise Corrupt(
                 f"The row {table.name} {name} was changed by somebody without the key of this database. Run: agentgit "
                 "fsck, which names all such rows; then restore the database from a copy.",
                 row=f"{table.name} {name}",
             )
+    return found
+
+
+def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] | None:
+    """Read one row, as `authentic`; None if there is none."""
+    rows = authentic(connection, table, connection.execute(query.limit(1)))
+    return rows[0] if rows else None
 
 
 def is_authentic(seal: Seal, table: Table, row: Any) -> bool:

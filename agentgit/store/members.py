@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, or_, select
 
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.roles import Role
 from agentgit.auth.sharing import hash_of, is_secret_of, link_parts, link_token, new_secret
+from agentgit.store import macs
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import SESSION
 from agentgit.store.tables import SessionLinkRow
@@ -57,7 +58,7 @@ class Members:
             "tenant_id": self.tenant_id, "external_session_id": session_id, "user_id": user_id, "link_id": link_id,
             "role": role, "created_at": now, "expires_at": expires_at,
         }  # fmt: skip
-        connection.execute(insert(MEMBER), row)
+        macs.add(connection, MEMBER, row)
         return now
 
     def remove(self, connection: Connection, session_id: int, user_id: int, by: int) -> Sequence[int]:
@@ -86,7 +87,7 @@ class Members:
                 user_id=row.user_id, user_name=row.name, role=row.role, created_at=row.created_at,
                 expires_at=row.expires_at, link_id=row.link_id or None,
             )
-            for row in connection.execute(query)
+            for row in macs.authentic(connection, MEMBER, connection.execute(query))
         ]  # fmt: skip
 
     # -- links
@@ -100,7 +101,7 @@ class Members:
             "tenant_id": self.tenant_id, "id": link_id, "external_session_id": session_id, "hash": hash_of(secret),
             "role": role, "created_at": now, "expires_at": expires_at,
         }  # fmt: skip
-        connection.execute(insert(LINK), row)
+        macs.add(connection, LINK, row)
         note(connection, self.tenant_id, "link.made", session_id=session_id, user_id=by, link=link_id, role=role)
         made = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
         return replace(made, token=link_token(link_id, secret))
@@ -108,17 +109,18 @@ class Members:
     def links(self, connection: Connection, session_id: int) -> list[ShareLink]:
         """List the links of a session, also those that hold no more, the oldest first."""
         of = and_(LINK.c.tenant_id == self.tenant_id, LINK.c.external_session_id == session_id)
-        return [_link(row) for row in connection.execute(select(LINK).where(of).order_by(LINK.c.id))]
+        rows = connection.execute(select(LINK).where(of).order_by(LINK.c.id))
+        return [_link(row) for row in macs.authentic(connection, LINK, rows)]
 
     def link(self, connection: Connection, link_id: int) -> ShareLink | None:
         """Find a link by its id; None if there is none."""
-        row = connection.execute(select(LINK).where(*self._link(link_id))).first()
+        row = macs.first(connection, LINK, select(LINK).where(*self._link(link_id)))
         return _link(row) if row is not None else None
 
     def revoke_link(self, connection: Connection, session_id: int, link_id: int, by: int) -> None:
         """End a link, and the right of all who joined by it."""
-        ended = update(LINK).where(*self._link(link_id), LINK.c.revoked_at.is_(None))
-        if connection.execute(ended.values(revoked_at=datetime.now(UTC))).rowcount:
+        this = (*self._link(link_id), LINK.c.revoked_at.is_(None))
+        if macs.change(connection, LINK, *this, revoked_at=datetime.now(UTC)):
             of = (MEMBER.c.tenant_id == self.tenant_id, MEMBER.c.external_session_id == session_id)
             connection.execute(delete(MEMBER).where(*of, MEMBER.c.link_id == link_id))
             note(connection, self.tenant_id, "link.revoked", session_id=session_id, user_id=by, link=link_id)
@@ -126,7 +128,7 @@ class Members:
     def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
         """Join a session by the token of a link; give the session, or None if no link that holds has this token."""
         link_id, secret = link_parts(token)
-        row = connection.execute(select(LINK).where(*self._link(link_id)).with_for_update()).first()
+        row = macs.first(connection, LINK, select(LINK).where(*self._link(link_id)).with_for_update())
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= datetime.now(UTC):

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE, RUNNING, Operation
+from agentgit.store import macs
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.leases import UNTIL, Held, Leases
@@ -64,16 +65,14 @@ class Operations:
     def begin(self, connection: Connection, begun: Begun) -> int:
         """Record that an operation begins; give its id."""
         operation_id = new_id()
-        connection.execute(
-            insert(OPERATION),
-            {
-                "tenant_id": self.tenant_id, "id": operation_id, "external_session_id": begun.session_id,
-                "user_id": begun.user_id, "kind": begun.kind, "status": RUNNING,
-                "request_id": begun.request_id or str(operation_id), "source_id": begun.source_id,
-                "target_id": begun.target_id, "internal_session_id": begun.branch_id, "owner": begun.owner,
-                "request": to_json(begun.request), "report": to_json({}), "created_at": datetime.now(UTC),
-            },
-        )  # fmt: skip
+        row = {
+            "tenant_id": self.tenant_id, "id": operation_id, "external_session_id": begun.session_id,
+            "user_id": begun.user_id, "kind": begun.kind, "status": RUNNING,
+            "request_id": begun.request_id or str(operation_id), "source_id": begun.source_id,
+            "target_id": begun.target_id, "internal_session_id": begun.branch_id, "owner": begun.owner,
+            "request": to_json(begun.request), "report": to_json({}), "created_at": datetime.now(UTC),
+        }  # fmt: skip
+        macs.add(connection, OPERATION, row)
         if begun.owner:  # what is done in the very transaction in which it begins, as a fork, is told when it is done
             self._take(connection, operation_id, begun.owner)
             self._tell(connection, operation_id, "begun")
@@ -81,11 +80,12 @@ class Operations:
 
     def take(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Take up an operation that nobody is working on."""
+        macs.change(connection, OPERATION, self._is(operation_id), status=RUNNING)
         self._take(connection, operation_id, owner)
         self._tell(connection, operation_id, "resumed")
 
     def _take(self, connection: Connection, operation_id: int, owner: str) -> None:
-        taking = update(OPERATION).where(self._is(operation_id)).values(owner=owner, status=RUNNING)
+        taking = update(OPERATION).where(self._is(operation_id)).values(owner=owner)
         if self.leases is None:
             connection.execute(taking)
             return
@@ -109,16 +109,12 @@ class Operations:
 
     def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
         """Record that an operation has something else to do than was planned."""
-        connection.execute(update(OPERATION).where(self._is(operation_id)).values(request=to_json(request)))
+        macs.change(connection, OPERATION, self._is(operation_id), request=to_json(request))
 
     def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record how an operation ended, or that it stopped half way."""
-        ended = update(OPERATION).where(self._is(operation_id))
-        connection.execute(
-            ended.values(
-                status=status, report=to_json(report), owner=None, lease_until=None, ended_at=datetime.now(UTC)
-            )
-        )
+        ended = {"report": to_json(report), "owner": None, "lease_until": None, "ended_at": datetime.now(UTC)}
+        macs.change(connection, OPERATION, self._is(operation_id), status=status, **ended)
         self._tell(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
 
     def _tell(
@@ -135,18 +131,18 @@ class Operations:
 
     def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
         """Read one operation."""
-        return connection.execute(select(OPERATION).where(self._is(operation_id))).first()
+        return macs.first(connection, OPERATION, select(OPERATION).where(self._is(operation_id)))
 
     def requested(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
         """Read the operation of a session that has this request id."""
         query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
-        return connection.execute(query).first()
+        return macs.first(connection, OPERATION, query)
 
     def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
         """Read the operations that made these branches or led to them, oldest first."""
         made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
         query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
-        return connection.execute(query, {"branches": list(branch_ids)}).all()
+        return macs.authentic(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
 
     def left_by_rollback(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
         """Read the newest rollback that left a branch; None if an operation has led to the branch since.
@@ -158,8 +154,7 @@ class Operations:
         """
         there = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
         own = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
-        newest = select(OPERATION).where(*own, there).order_by(OPERATION.c.id.desc()).limit(1)
-        found = connection.execute(newest).one_or_none()
+        found = macs.first(connection, OPERATION, select(OPERATION).where(*own, there).order_by(OPERATION.c.id.desc()))
         left = found is not None and found.kind == "rollback" and found.internal_session_id != branch_id
         return found if left else None
 
@@ -169,8 +164,8 @@ class Operations:
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
-        rows = connection.execute(select(OPERATION).where(self._of(session_id)).order_by(OPERATION.c.id.desc()))
-        return [value(row) for row in rows]
+        query = select(OPERATION).where(self._of(session_id)).order_by(OPERATION.c.id.desc())
+        return [value(row) for row in macs.authentic(connection, OPERATION, connection.execute(query))]
 
     def _is(self, operation_id: int) -> Any:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)

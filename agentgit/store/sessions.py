@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, cast
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
 
 from agentgit.checkpoints import refs
 from agentgit.errors import Conflict
 from agentgit.sessions.session import OPEN, RUNNING
-from agentgit.store import owners
+from agentgit.store import macs, owners
+from agentgit.store.encryption import seal_of
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
@@ -73,13 +74,11 @@ class Sessions:
         """
         self.users.expect(connection, user_id)
         now, session_id = datetime.now(UTC), new_id()
-        connection.execute(
-            insert(SESSION),
-            {
-                "tenant_id": self.tenant_id, "id": session_id, "user_id": user_id, "session_name": name,
-                "created_at": now, "updated_at": now, "is_active": True, "meta": to_json({}),
-            },
-        )  # fmt: skip
+        row = {
+            "tenant_id": self.tenant_id, "id": session_id, "user_id": user_id, "session_name": name,
+            "created_at": now, "updated_at": now, "is_active": True, "meta": to_json({}),
+        }  # fmt: skip
+        macs.add(connection, SESSION, row)
         branch_id = self.create_branch(connection, session_id, "main")
         self.set_current(connection, session_id, branch_id)
         note(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
@@ -92,7 +91,7 @@ class Sessions:
             NotFound: it does not.
         """
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        row = connection.execute(select(SESSION).where(where)).first()
+        row = macs.first(connection, SESSION, select(SESSION).where(where))
         if row is None:
             raise missing_row("session", session_id)
         return row
@@ -116,12 +115,9 @@ class Sessions:
         """
         if user_id is not None:
             note(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
-        moved = connection.execute(
-            update(SESSION)
-            .where(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-            .values(current_branch_id=branch_id, updated_at=datetime.now(UTC))
-        )
-        if not moved.rowcount:
+        this = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        now = datetime.now(UTC)
+        if not macs.change(connection, SESSION, *this, current_branch_id=branch_id, updated_at=now):
             raise missing_row("session", session_id)
 
     def keep(self, connection: Connection, session_id: int) -> None:
@@ -178,15 +174,13 @@ class Sessions:
             inherited: how many invocations its track begins with.
         """
         branch_id = new_id()
-        connection.execute(
-            insert(BRANCH),
-            {
-                "tenant_id": self.tenant_id, "id": branch_id, "external_session_id": session_id,
-                "thread_id": f"{OF_SESSIONS}{branch_id}", "name": name, "status": status, "parent_id": parent_id,
-                "branch_point_id": branch_point_id, "inherited": inherited, "created_at": datetime.now(UTC),
-                "meta": to_json({}),
-            },
-        )  # fmt: skip
+        row = {
+            "tenant_id": self.tenant_id, "id": branch_id, "external_session_id": session_id,
+            "thread_id": f"{OF_SESSIONS}{branch_id}", "name": name, "status": status, "parent_id": parent_id,
+            "branch_point_id": branch_point_id, "inherited": inherited, "created_at": datetime.now(UTC),
+            "world_seen": 0, "meta": to_json({}),
+        }  # fmt: skip
+        macs.add(connection, BRANCH, row)
         return branch_id
 
     def free_name(self, connection: Connection, session_id: int, wanted: str | None, source: str) -> str:
@@ -217,7 +211,7 @@ class Sessions:
     def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
         """Read the branches of a session in the order they were made."""
         query = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.external_session_id == session_id)
-        return connection.execute(query.order_by(BRANCH.c.id)).all()
+        return macs.authentic(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
 
     def branch(self, connection: Connection, branch_id: int) -> Found:
         """Read one branch.
@@ -225,10 +219,10 @@ class Sessions:
         Raises:
             NotFound: it was deleted.
         """
-        row = _BRANCH.first(connection, self._key(branch_id))
-        if row is None:
+        rows = macs.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
+        if not rows:
             raise missing_row("branch", branch_id)
-        return cast(Found, row)
+        return cast(Found, rows[0])
 
     def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
         """Take a branch for one run, if it is open; give its row as it is then, by which the run holds it.
@@ -238,11 +232,11 @@ class Sessions:
         """
         lease = self.leases.given if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
-        taken = statement.first(connection, {**self._key(branch_id), "by": owner, **lease})
-        if taken is not None:
+        taken = statement.all(connection, {**self._key(branch_id), "by": owner, **lease})
+        if taken:
             if self.leases is not None:
                 self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
-            return cast(Found, taken)
+            return cast(Found, macs.authentic(connection, BRANCH, taken)[0])
         row = self.branch(connection, branch_id)
         expect_whole(row)
         raise Conflict(  # also if it was given back at this very moment
@@ -296,7 +290,7 @@ class Sessions:
             seq: the end of the world log.
         """
         if branch.world_seen != seq:
-            _SEE.run(connection, {**self._key(branch.id), "seen": seq})
+            change_branch(connection, _SEE, {**self._key(branch.id), "world_seen": seq})
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Give a branch back after a run; nothing happens if somebody else has taken it over."""
@@ -315,7 +309,8 @@ class Sessions:
 
     def inherit_nothing(self, connection: Connection, branch_id: int) -> None:
         """Record that a branch has the whole of its track for itself, because the calls of its path ran again."""
-        connection.execute(_INHERIT_NOTHING, self._key(branch_id))
+        this = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
+        macs.change(connection, BRANCH, *this, inherited=0)
 
     def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
         """Add facts to the metadata of a branch; those of the same names are replaced."""
@@ -341,7 +336,8 @@ class Sessions:
             raise missing_row("branch or branch point", error.args[0]) from error
 
     def _lineage(self, connection: Connection, branch: Found) -> list[Segment]:
-        others = {row.id: row for row in _LINEAGE.all(connection, self._key(branch.id))} if branch.parent_id else {}
+        above = _LINEAGE.all(connection, self._key(branch.id)) if branch.parent_id else []
+        others = {row.id: row for row in macs.authentic(connection, BRANCH, above)}
         line = [branch]
         while line[-1].parent_id is not None:
             line.append(others[line[-1].parent_id])
@@ -412,13 +408,12 @@ _LOCK = Prepared(
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .with_for_update(key_share=True)  # others may still add rows that refer to it
 )
-_SEE = Prepared(update(BRANCH).where(*_this_branch).values(world_seen=bindparam("seen")))
+_SEE = Prepared(update(BRANCH).where(*_this_branch).values(world_seen=bindparam("world_seen")))
 _RELEASE = Prepared(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
     .values(status=OPEN, owner=None, lease_until=None)
 )
-_INHERIT_NOTHING = update(BRANCH).where(*_this_branch).values(inherited=0)
 _SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
 _META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 _SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
@@ -428,6 +423,22 @@ _TOUCH = Prepared(
     .values(updated_at=bindparam("now"))
     .returning(SESSION.c.meta)
 )
+
+
+def change_branch(connection: Connection, statement: Prepared, values: Mapping[str, Any]) -> None:
+    """Change a branch as every turn does: by a prepared statement, where no code covers its row.
+
+    Args:
+        connection: in a transaction that writes.
+        statement: what does it.
+        values: its parameters: `tenant`, `branch`, and new values by the names of their columns.
+    """
+    if seal_of(connection) is None:
+        statement.run(connection, values)
+        return
+    new = {name: value for name, value in values.items() if name not in ("tenant", "branch")}
+    this = (BRANCH.c.tenant_id == values["tenant"], BRANCH.c.id == values["branch"])
+    macs.change(connection, BRANCH, *this, **new)
 
 
 def _is_held(row: Any, taken: Found) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, exists, insert, select
+from sqlalchemy import Connection, Select, and_, delete, exists, select
 
+from agentgit.store import macs
 from agentgit.store.ids import new_id
 from agentgit.store.sessions import CHECKPOINT, Found
 from agentgit.store.slices import slices
@@ -36,19 +37,17 @@ class Snapshots:
             if (known.snapshot, known.is_imported) == (files.snapshot, files.is_imported):
                 return int(last.id)
         row_id = new_id()
-        connection.execute(
-            insert(SNAPSHOT),
-            {
-                "tenant_id": self.tenant_id, "id": row_id, "external_session_id": branch.external_session_id,
-                "internal_session_id": branch.id, "snapshot": files.snapshot,
-                "settings": to_json(files.settings), "created_at": datetime.now(UTC),
-            },
-        )  # fmt: skip
+        row = {
+            "tenant_id": self.tenant_id, "id": row_id, "external_session_id": branch.external_session_id,
+            "internal_session_id": branch.id, "snapshot": files.snapshot,
+            "settings": to_json(files.settings), "created_at": datetime.now(UTC),
+        }  # fmt: skip
+        macs.add(connection, SNAPSHOT, row)
         return row_id
 
     def one(self, connection: Connection, snapshot_id: int) -> FilesAt | None:
         """Read one; None if it is not there."""
-        row = connection.execute(select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id == snapshot_id)).first()
+        row = macs.first(connection, SNAPSHOT, select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id == snapshot_id))
         return None if row is None else files_of(row)
 
     def of_checkpoint(self, connection: Connection, point: Found) -> FilesAt | None:
@@ -77,7 +76,7 @@ class Snapshots:
         found: list[Found] = []
         for part in slices(sorted(ids)):
             query = select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id.in_(part)).order_by(SNAPSHOT.c.id)
-            found += connection.execute(query)
+            found += macs.authentic(connection, SNAPSHOT, connection.execute(query))
         return found
 
     def only_of(self, connection: Connection, sessions: Select[int]) -> list[FilesAt]:
@@ -132,9 +131,8 @@ class Snapshots:
             connection.execute(delete(SNAPSHOT).where(self._mine(), SNAPSHOT.c.id.in_(part)))
 
     def _newest(self, connection: Connection, condition: Any) -> Found | None:
-        query = select(SNAPSHOT).where(self._mine(), condition).order_by(SNAPSHOT.c.id.desc()).limit(1)
-        rows: Sequence[Found] = connection.execute(query).all()
-        return rows[0] if rows else None
+        query = select(SNAPSHOT).where(self._mine(), condition).order_by(SNAPSHOT.c.id.desc())
+        return macs.first(connection, SNAPSHOT, query)
 
     def _mine(self) -> Any:
         return SNAPSHOT.c.tenant_id == self.tenant_id

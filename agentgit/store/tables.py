@@ -43,6 +43,7 @@ class UserRow(Row, table=True):
     disabled_at: datetime | None = column.moment(nullable=True)
     password: str | None = column.word(255, nullable=True)
     tokens_revoked_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class ApiKeyRow(Row, table=True):
@@ -61,6 +62,7 @@ class ApiKeyRow(Row, table=True):
     expires_at: datetime | None = column.moment(nullable=True)
     last_used_at: datetime | None = column.moment(nullable=True)
     revoked_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class LoginFailureRow(Row, table=True):
@@ -104,6 +106,7 @@ class ExternalSessionRow(Row, table=True):
     is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
     current_branch_id: int | None = column.reference()
     meta: bytes = column.sealed("external_session.meta")
+    mac: bytes | None = column.mac()
 
 
 class SessionMemberRow(Row, table=True):
@@ -123,6 +126,7 @@ class SessionMemberRow(Row, table=True):
     role: str = column.word(16)
     created_at: datetime = column.moment()
     expires_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class SessionLinkRow(Row, table=True):
@@ -142,6 +146,7 @@ class SessionLinkRow(Row, table=True):
     created_at: datetime = column.moment()
     expires_at: datetime | None = column.moment(nullable=True)
     revoked_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class InternalSessionRow(Row, table=True):
@@ -177,6 +182,7 @@ class InternalSessionRow(Row, table=True):
     inherited: int = column.number()
     created_at: datetime = column.moment()
     meta: bytes = column.sealed("internal_session.meta")
+    mac: bytes | None = column.mac()
 
 
 _BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
@@ -218,6 +224,7 @@ class CheckpointRow(Row, table=True):
     data: bytes | None = column.sealed("checkpoint.data", nullable=True)
     workspace_snapshot_id: int | None = column.reference()
     pending: bytes | None = column.binary(nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class TagRow(Row, table=True):
@@ -237,6 +244,7 @@ class TagRow(Row, table=True):
     description: str | None = column.sealed_words("tag.description", nullable=True)
     user_id: int = column.identity()
     created_at: datetime = column.moment()
+    mac: bytes | None = column.mac()
 
 
 class SearchTextRow(Row, table=True):
@@ -283,6 +291,7 @@ class WorkspaceSnapshotRow(Row, table=True):
     snapshot: str = column.words()
     settings: bytes = column.sealed("workspace_snapshot.settings")
     created_at: datetime = column.moment()
+    mac: bytes | None = column.mac()
 
 
 class ToolInvocationRow(Row, table=True):
@@ -381,6 +390,7 @@ class OperationRow(Row, table=True):
     report: bytes = column.sealed("operation.report")
     created_at: datetime = column.moment()
     ended_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
 
 
 class GraphCheckpointRow(Row, table=True):

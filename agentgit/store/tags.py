@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, insert, select
+from sqlalchemy import Connection, and_, bindparam, delete, select
 
 from agentgit.checkpoints.finding import Tag
 from agentgit.errors import Conflict
+from agentgit.store import macs
 from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found
 from agentgit.store.slices import slices
 from agentgit.store.telling.trail import note
@@ -33,14 +34,12 @@ class Tags:
         """
         known = self.find(connection, point.external_session_id, name)
         if known is None:
-            connection.execute(
-                insert(TAG),
-                {
-                    "tenant_id": self.tenant_id, "external_session_id": point.external_session_id, "name": name,
-                    "checkpoint_id": point.id, "description": description, "user_id": user_id,
-                    "created_at": datetime.now(UTC),
-                },
-            )  # fmt: skip
+            row = {
+                "tenant_id": self.tenant_id, "external_session_id": point.external_session_id, "name": name,
+                "checkpoint_id": point.id, "description": description, "user_id": user_id,
+                "created_at": datetime.now(UTC),
+            }  # fmt: skip
+            macs.add(connection, TAG, row)
             note(
                 connection, self.tenant_id, "tag.created", branch_id=point.internal_session_id, user_id=user_id,
                 name=name, checkpoint=point.id,
@@ -63,13 +62,14 @@ class Tags:
 
     def find(self, connection: Connection, session_id: int, name: str) -> Tag | None:
         """Read one tag of a session."""
-        row = connection.execute(_TAGS.where(*self._named(session_id, name))).first()
+        row = macs.first(connection, TAG, _TAGS.where(*self._named(session_id, name)))
         return _value(row) if row is not None else None
 
     def all(self, connection: Connection, session_id: int) -> list[Tag]:
         """Read the tags of a session, the newest first."""
         query = _TAGS.where(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
-        return [_value(row) for row in connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))]
+        rows = connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
+        return [_value(row) for row in macs.authentic(connection, TAG, rows)]
 
     def of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
         """Tell the names that some checkpoints have, those that have any."""

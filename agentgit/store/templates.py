@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, select, update
+from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Conflict, NotFound
-from agentgit.store import own_track
+from agentgit.store import macs, own_track
 from agentgit.store.checkpoints import Label, Snapshot
 from agentgit.store.sessions import BRANCH, CHECKPOINT, Found
 from agentgit.store.store import Store
@@ -102,8 +102,7 @@ def forget(store: Store, connection: Connection, session_id: int) -> None:
         if template is not None and template["checkpoint"] in points:
             store.sessions.note(connection, row.id, {TEMPLATE: {**template, "reference": ERASED}})
             first = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
-            words = update(CHECKPOINT).where(*first, CHECKPOINT.c.number == 1).values(description=f"from {ERASED}")
-            connection.execute(words)
+            macs.change(connection, CHECKPOINT, *first, CHECKPOINT.c.number == 1, description=f"from {ERASED}")
 
 
 def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:

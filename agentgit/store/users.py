@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select,
 
 from agentgit.auth import Principal, User
 from agentgit.errors import NotAllowed
+from agentgit.store import macs
 from agentgit.store.attempts import hidden
 from agentgit.store.ids import is_id, new_id
 from agentgit.store.prepared import Prepared
@@ -43,18 +44,21 @@ class Users:
             named = USER.c.id == int(ref) if isinstance(ref, int) else or_(named, USER.c.id == int(ref))
         mine = and_(USER.c.tenant_id == self.tenant_id, named)
         # A name wins over an id that reads the same.
-        row = connection.execute(select(USER).where(mine).order_by(USER.c.name != str(ref))).first()
-        return _value(row) if row is not None else None
+        return self._one(connection, select(USER).where(mine).order_by(USER.c.name != str(ref)))
 
     def named(self, connection: Connection, name: str) -> User | None:
         """Find the user of exactly that name."""
-        row = connection.execute(select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)).first()
-        return _value(row) if row is not None else None
+        query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
+        return self._one(connection, query)
 
     def all(self, connection: Connection) -> list[User]:
         """List them by name."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)
-        return [_value(row) for row in connection.execute(query)]
+        return [_value(row) for row in macs.authentic(connection, USER, connection.execute(query))]
+
+    def _one(self, connection: Connection, query: Select[Any]) -> User | None:
+        row = macs.first(connection, USER, query)
+        return _value(row) if row is not None else None
 
     def add(self, connection: Connection, name: str, *, is_admin: bool = False, by: int | None = None) -> User:
         """Make a user.
@@ -66,7 +70,7 @@ class Users:
             by: who makes it; None if the database was opened for a user that was not there.
         """
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
-        connection.execute(insert(USER), {"tenant_id": self.tenant_id, **vars(user)})
+        macs.add(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
         if by is not None:
             note(connection, self.tenant_id, "user.added", user_id=by, user=user.id, is_admin=is_admin)
         return user
@@ -98,13 +102,13 @@ class Users:
     def change(self, connection: Connection, user_id: int, values: Mapping[str, Any]) -> None:
         """Change columns of a user."""
         this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        connection.execute(update(USER).where(this).values(**values))
+        macs.change(connection, USER, this, **values)
 
     def password(self, connection: Connection, user_id: int) -> str | None:
         """Read the hash of a user's password; None if there is none."""
         this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        found: str | None = connection.execute(select(USER.c.password).where(this)).scalar()
-        return found
+        row = macs.first(connection, USER, select(USER).where(this))
+        return row.password if row is not None else None
 
     def revoke_tokens(self, connection: Connection, user_id: int | None) -> None:
         """Let nothing hold any more that was given before now, of one user or of the whole tenant."""

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, case, func, literal,
 from agentgit.auth.roles import OWNER, ROLES, Role
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import Mark
+from agentgit.store import macs
 from agentgit.store.ids import is_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, SESSION, Found
@@ -38,7 +39,7 @@ class Visible:
         """List a user's own sessions, the one that moved last first."""
         query = self._query(literal(None).label("rank"), SESSION.outerjoin(USER, self._owner()))
         mine = query.where(SESSION.c.user_id == user_id, *conditions)
-        return [_external(row) for row in connection.execute(mine.limit(limit))]
+        return [_external(row) for row in macs.authentic(connection, SESSION, connection.execute(mine.limit(limit)))]
 
     def shared(
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
@@ -52,7 +53,7 @@ class Visible:
         )
         of = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, self._owner())
         query = self._query(roles.c.rank, of).where(SESSION.c.user_id != user_id, *conditions)
-        return [_external(row) for row in connection.execute(query.limit(limit))]
+        return [_external(row) for row in macs.authentic(connection, SESSION, connection.execute(query.limit(limit)))]
 
     def page(
         self, connection: Connection, user_id: int, *, limit: int | None, after: Mark | None, shared: bool,
@@ -115,10 +116,10 @@ class Visible:
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Tell what a user may do with a session now, None if they do not see it; and whether it is their own."""
         asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
-        rows = _ROLES.all(connection, asked)
-        if rows and rows[0].user_id == user_id:
+        owner = macs.authentic(connection, SESSION, _SESSION.all(connection, asked))
+        if owner and owner[0].user_id == user_id:
             return OWNER, True
-        roles = [ROLES.index(row.role) for row in rows if row.role is not None]
+        roles = [ROLES.index(row.role) for row in macs.authentic(connection, MEMBER, _ROLES.all(connection, asked))]
         return (ROLES[max(roles)] if roles else None), False
 
     def _query(self, rank: Any, of: Any) -> Select[Any]:
@@ -163,16 +164,7 @@ def _external(row: Found) -> ExternalSession:
 _now = bindparam("now", type_=MEMBER.c.expires_at.type)
 _of_user = (MEMBER.c.tenant_id == bindparam("tenant"), MEMBER.c.user_id == bindparam("user"), _holds(_now))
 _SHARED = Prepared(select(MEMBER.c.external_session_id).where(*_of_user).distinct())
-_ROLES = Prepared(
-    select(SESSION.c.user_id, MEMBER.c.role)
-    .select_from(
-        SESSION.outerjoin(
-            MEMBER,
-            and_(
-                MEMBER.c.tenant_id == SESSION.c.tenant_id, MEMBER.c.external_session_id == SESSION.c.id,
-                MEMBER.c.user_id == bindparam("user"), _holds(_now),
-            ),
-        )
-    )
-    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
-)  # fmt: skip
+_SESSION = Prepared(
+    select(SESSION).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+)
+_ROLES = Prepared(select(MEMBER).where(*_of_user, MEMBER.c.external_session_id == bindparam("session")))

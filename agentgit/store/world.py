@@ -11,6 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
+from agentgit.store import macs
+from agentgit.store.encryption import seal_of
 from agentgit.store.journal import BRANCH, INVOCATION, LAST_SEQ, WITH_BRANCH, WORLD, Journal, Part
 from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
@@ -100,7 +102,11 @@ class World:
             connection: any.
             session_id: the external session.
             path: the track whose invocations are left out.
+
+        Raises:
+            Corrupt: in an encrypted database, somebody without the key has changed a call or the log of the session.
         """
+        self._expect_authentic(connection, session_id)
         happened = (
             select(WORLD.c.invocation_id, func.min(WORLD.c.seq).label("seq"))
             .where(WORLD.c.tenant_id == self.tenant_id, WORLD.c.external_session_id == session_id)
@@ -127,6 +133,12 @@ class World:
         now = float("inf")  # what runs at this moment is the newest of all
         newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
         return self.journal.own_values(connection, newest)
+
+    def _expect_authentic(self, connection: Connection, session_id: int) -> None:
+        """Look at all rows: one that was given another status would not be read by the others."""
+        for table in (INVOCATION, WORLD) if seal_of(connection) is not None else ():
+            of_session = (table.c.tenant_id == self.tenant_id, table.c.external_session_id == session_id)
+            macs.authentic(connection, table, connection.execute(select(table).where(*of_session)))
 
     def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed, also where they had run again; oldest first."""

@@ -12,7 +12,11 @@ down_revision = "0015"
 branch_labels = None
 depends_on = None
 
-TABLES = ("tool_invocation", "world_log")
+TABLES = (
+    "user", "api_key", "session_member", "session_link",
+    "external_session", "internal_session", "checkpoint", "tag", "workspace_snapshot",
+    "tool_invocation", "world_log", "operation",
+)  # fmt: skip
 
 
 def upgrade() -> None:

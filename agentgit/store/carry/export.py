@@ -13,7 +13,7 @@ from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict
 from agentgit.exports.records import BRANCH, CHECKPOINT, SESSION
 from agentgit.sessions.operation import DONE
-from agentgit.store import pending_writes
+from agentgit.store import macs, pending_writes
 from agentgit.store.carry import export_records as records
 from agentgit.store.carry.export_states import StateWriter
 from agentgit.store.carry.export_values import ValueWriter, Write
@@ -183,7 +183,9 @@ class _Export:
 
     def _log(self) -> Sequence[Row[Any]]:
         of = (WORLD.c.tenant_id == self.store.tenant_id, WORLD.c.external_session_id == self.cut.session.id)
-        return self.connection.execute(select(WORLD).where(*of).order_by(WORLD.c.seq)).all()
+        return macs.authentic(
+            self.connection, WORLD, self.connection.execute(select(WORLD).where(*of).order_by(WORLD.c.seq))
+        )
 
 
 class _Session(_Export):
@@ -219,7 +221,8 @@ class _Session(_Export):
 
     def _operations(self, session_id: int) -> Sequence[Row[Any]]:
         of = (OPERATION.c.tenant_id == self.store.tenant_id, OPERATION.c.external_session_id == session_id)
-        found = self.connection.execute(select(OPERATION).where(*of).order_by(OPERATION.c.id)).all()
+        query = select(OPERATION).where(*of).order_by(OPERATION.c.id)
+        found = macs.authentic(self.connection, OPERATION, self.connection.execute(query))
         for row in found:
             if row.status != DONE:
                 raise Conflict(

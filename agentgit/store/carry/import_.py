@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-from sqlalchemy import Connection, Table, insert
+from sqlalchemy import Connection, Table
 
 from agentgit.checkpoints.refs import free_name
 from agentgit.errors import Conflict, Corrupt
@@ -126,7 +126,7 @@ class Import:
         )  # fmt: skip
         self.store.users.expect(connection, self.user_id)
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
-        connection.execute(insert(SESSION), row)
+        macs.add(connection, SESSION, row)
         # Of its own, because the memory of another one would tell of lists that are not stored if this is rolled back.
         values = _Values(Blobs(self.store.tenant_id, self.store.compression), connection)
         tables = _Tables(connection, rows)
