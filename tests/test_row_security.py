@@ -182,6 +182,44 @@ def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
         assert {row.external_session_id for row in connection.execute(query)} == {0, world.ada.session("s").id}
 
 
+@pytest.mark.parametrize("ends", ["taken", "over"])
+def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database, ends):
+    """D5: what tools do after their user has lost the right is recorded; then nothing is seen and nothing begins."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.ensure_session("s")
+        ada.ensure_session("other")
+        ada.share("s", "bob", "editor")
+        things, members = World(), METADATA.tables["session_member"]
+        past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
+
+        def lose(item: str) -> str:
+            """Lose the right in the middle of a call."""
+            if ends == "taken":
+                ada.unshare("s", "bob")
+            else:
+                repo.store.database.write(lambda c: c.execute(past))
+            return item
+
+        model = scripted(call("lose", item="right"), call("add", item="chair"), *["done"] * 5)
+        graph = tool_node_graph(model, [lose, *things.tools()])
+        effects = {**things.effects(), "lose": "irreversible"}
+        agent = bob.wrap(graph, "ada/s", effects=effects)
+        agent.run("a chair")
+        done = [(one.tool_name, one.status) for one in ada.tool_track("s", "main")]
+        assert done == [("lose", "done"), ("add", "done")]
+        assert ada.branch("s").conversation_history[-1]["content"] == "done"
+        assert agent.store.database is not bob.store.database
+        for after in (agent.store.database, bob.store.database):
+            assert {seen(after)[name] for name in OF_SESSIONS} == {0}
+        for refused in (agent.history, lambda: agent.run("more"), lambda: bob.wrap(graph, "ada/s", effects=effects)):
+            with pytest.raises(NotFound, match="no session"):
+                refused()
+        assert len(ada.tool_track("s", "main")) == 2
+        assert [one.kind for one in ada.last_events("s", kinds="turn.*")] == ["turn.done"]
+        ada.wrap(graph, "s", effects=effects).run("go on")
+
+
 def test_d5_settings_end_with_their_transaction(world):
     """D5: the connection that somebody gave back to the pool sees nothing for who takes it next."""
     database = world.ada.store.database
