@@ -51,7 +51,8 @@ _SHRINK = {
 
 _WIPE = {
     "sqlite": _SHRINK["sqlite"],
-    "postgresql": ("VACUUM " + ", ".join(f'"{name}"' for name in METADATA.tables),),
+    # What the planner knows of a table has values of its rows, until it is analyzed again.
+    "postgresql": ("VACUUM (ANALYZE) " + ", ".join(f'"{name}"' for name in METADATA.tables),),
 }
 
 _USER = "agentgit.user_id"
@@ -375,7 +376,9 @@ class Database:
             if not self.in_memory:  # the one connection of that is the database
                 connection.invalidate()  # nobody else should get a connection that commits by itself
         if wipe and _NOT_YOURS in warned:
-            raise Unavailable("The role of this connection does not own the tables. Let their owner run: VACUUM")
+            raise Unavailable(
+                "The role of this connection does not own the tables. Let their owner run: VACUUM (ANALYZE)"
+            )
 
     def size(self) -> int:
         """Tell how many bytes the database takes: its files, or on a server what that says."""
