@@ -89,7 +89,7 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
-    """D5: PostgreSQL keeps values of rows to plan by; after erasing, none of them has a name or a word of the session."""
+    """D5: the values that PostgreSQL keeps to plan by have no name and no word of a session that was erased."""
     known = text(
         "SELECT tablename || '.' || attname || ' ' || "
         "concat_ws(' ', most_common_vals::text, histogram_bounds::text, most_common_elems::text) "
