@@ -182,6 +182,20 @@ def test_d5_what_was_in_the_way_of_another_runs_again(server, state):
     assert (len(runs), counted(server)) == (3, 1)
 
 
+def test_d5_what_is_always_in_the_way_is_told_after_24_times(server, monkeypatch):
+    """D5: a transaction that cannot be serialized whatever comes is tried 24 times in all, and then Unavailable."""
+    monkeypatch.setattr(server, "_sleep", lambda seconds: None)
+    runs = []
+
+    def work(connection):
+        runs.append(1)
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+
+    with pytest.raises(Unavailable, match="Try again"):
+        server.write(work)
+    assert (len(runs), counted(server)) == (24, 0)
+
+
 def test_d5_a_statement_that_the_server_breaks_off_says_so(server):
     """D5: a statement_timeout is not a server out of reach."""
 

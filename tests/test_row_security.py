@@ -1,9 +1,11 @@
 """The second wall (D5): row-level security holds where a query forgets to ask whose rows it may see."""
 
 import json
+import re
 import uuid
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from scripted import World, call, scripted, tool_node_graph
@@ -91,6 +93,35 @@ def test_d5_every_table_has_a_wall(owner):
     )
     with owner.reading() as connection:
         assert set(connection.execute(walled).scalars()) == set(METADATA.tables)
+
+
+def test_d5_the_tables_whose_rows_are_kept_apart_by_user_are_those_that_the_page_names(owner):
+    """D5, D6: the policies ask for the user where docs/security.md says so, and of each other table for the tenant."""
+    policies = text("SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema()")
+    with owner.reading() as connection:
+        found = {row.tablename: row.qual for row in connection.execute(policies)}
+    asks = ("agentgit.user_id", "agentgit_sees_")
+    by_user = {name for name, qual in found.items() if any(one in qual for one in asks)}
+    assert by_user == OF_SESSIONS | {"audit_event"}
+    assert {name for name, qual in found.items() if "agentgit.tenant_id" not in qual} == set()
+    page = (Path(__file__).parents[1] / "docs/security.md").read_text()
+    named = {
+        "external_session": "sessions", "internal_session": "branches", "checkpoint": "checkpoints",
+        "tool_invocation": "calls", "world_log": "the world log", "operation": "operations",
+        "workspace_snapshot": "snapshots", "tag": "tags", "search_text": "search texts",
+        "audit_event": "the trail of a session", "blob": "values",
+        "graph_checkpoint": "LangGraph's checkpoints and writes", "graph_write": "LangGraph's checkpoints and writes",
+        "dictionary": "dictionaries", "user": "users", "api_key": "keys", "session_member": "members",
+        "session_link": "links", "webhook": "webhooks and what they send",
+        "webhook_delivery": "webhooks and what they send", "login_failure": "failed logins",
+        "erasure": "what was erased", "erased_name": "what was erased", "encryption_key": "names of encryption keys",
+        "tenant": "the tenant itself",
+    }  # fmt: skip
+    assert set(named) == set(METADATA.tables)
+    rows = dict(re.findall(r"^\| \*\*by tenant (.*?)\*\* \| (.*?) \|", page, flags=re.M))
+    told = {kind: set(re.split(r", | \| ", words)) for kind, words in rows.items()}
+    assert told["and user"] == {named[name] for name in by_user}
+    assert told["alone"] - {"events of no session"} == {named[name] for name in set(found) - by_user}
 
 
 @pytest.fixture
