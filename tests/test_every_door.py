@@ -299,7 +299,8 @@ PAGES = {
 DOORS = {tuple(page.split(" ")) for page, needs in PAGES.items() if needs == OPEN}
 FORM = {
     "to": "main#2", "ref": "main#2", "target": "main#2", "branch": "main", "name": "v1", "role": "editor",
-    "user": "gus", "what": "disable", "scope": "admin", "password": "a new password", "days": "1", "force": "true", "token": "x",
+    "user": "gus", "what": "disable", "scope": "admin", "password": "a new password", "days": "1", "force": "true",
+    "token": "x",
     "outcome": "happened", "link": "1", "key": "1", "action": "switch", "text": "x", "url": "https://example.com/",
     "seen": "x", "request_id": "web-x",
 }  # fmt: skip
