@@ -251,6 +251,34 @@ def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database
         ada.wrap(graph, "s", effects=effects).run("go on")
 
 
+def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(database):
+    """D5: what undo functions do after their user has lost the right is recorded, and the rollback is done."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.ensure_session("s")
+        ada.share("s", "bob", "editor")
+        undone = []
+
+        def add(item: str) -> str:
+            """Add an item."""
+            return item
+
+        def undo(args, _result):
+            undone.append(args["item"])
+            if ada.members("s"):
+                ada.unshare("s", "bob")
+
+        graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
+        agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
+        agent.run("a chair and a table")
+        with pytest.raises(NotFound):  # the report is not for who may not look any more
+            agent.rollback("main#1")
+        assert undone == ["table", "chair"]
+        assert [one.status for one in ada.tool_track("s", "main")] == ["reversed", "reversed"]
+        assert [one.status for one in ada.operations("s")] == ["done"]
+        assert {seen(bob.store.database)[name] for name in OF_SESSIONS} == {0}
+
+
 def test_d5_settings_end_with_their_transaction(world):
     """D5: the connection that somebody gave back to the pool sees nothing for who takes it next."""
     database = world.ada.store.database
