@@ -100,6 +100,8 @@ class Users:
     def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
         """Set another password for a user, and end all that they are logged in by; for admins, and oneself.
 
+        Tokens and other browsers end, too; API keys stay, and are revoked one by one.
+
         Args:
             user: a User, a name or an id.
             password: as `add` takes it; None takes it away.
@@ -118,7 +120,7 @@ class Users:
         def change(connection: Connection, user_id: int) -> None:
             if held is not None and self._users.password(connection, user_id) != held:
                 raise Conflict("The password was changed meanwhile. Give the new one as the current one.")
-            self._users.set_password(connection, user_id, stored)
+            self._users.set_password(connection, user_id, stored, self._handle.principal.key_id)
 
         return self._changed(user, "set_password", "user.changed", change)
 
@@ -180,7 +182,9 @@ class Users:
         return self._handle._change(change)
 
     def revoke_tokens(self, user: UserRef | None = None) -> None:
-        """End all logins and tokens that were given before now; API keys stay, and are revoked one by one.
+        """End all logins and tokens that were given before now, in browsers too.
+
+        API keys stay, and are revoked one by one. A key that is called `browser` is one of a browser.
 
         Args:
             user: of whom, for admins and oneself; None for all users of the tenant, for admins.
@@ -303,6 +307,7 @@ class Keys:
             if of.name == LOCAL:
                 raise InvalidInput("The local owner has no credential. Make a key for a user: keys.create(user=...).")
             self._handle.store.users.expect(connection, of.id)
+            self._handle.lookup.stands(connection)  # whoever ended this login while it made its key has done so by now
             return self._keys.add(connection, of.id, name, wide, until, self._handle.user.id)
 
         return self._handle._change(make, scope=ADMIN)

@@ -3,6 +3,7 @@
 import sqlite3
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import bindparam, update
@@ -42,6 +43,8 @@ def test_d5_every_rule_is_a_sentence():
     """D5: what a backend has to keep can be read."""
     assert all(rule.text.endswith(".") and len(rule.text) > 20 for rule in RULES)
     assert len(BY_NAME) == len(RULES)
+    page = (Path(__file__).parents[1] / "docs/server.md").read_text()
+    assert f"{len(RULES)} rules: {len(RULES)} ok, 0 FAILED, 0 left out" in page
 
 
 # -- broken backends

@@ -25,6 +25,7 @@ from agentgit.store.attempts import FAILURE
 from agentgit.store.members import LINK
 from agentgit.store.tables import METADATA
 from agentgit.store.users import KEY, USER
+from agentgit.web.entrance import Accounts
 
 PASSWORD = "correct horse"  # noqa: S105  # of a test
 SECRET = "s" * 40
@@ -136,6 +137,40 @@ def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
     with pytest.raises(NotAllowed):
         repo.login("root", PASSWORD).users.set_password(str(root.id), "another horse")
     assert repo.login("ada", "another horse").user == ada
+
+
+def test_q6_a_new_password_and_an_end_of_all_logins_end_those_of_browsers(repo, ada):
+    """Q6: whoever sits at another browser is out at once, and makes no key any more; the one that changed it stays."""
+    bob, door = repo.users.add("bob", PASSWORD), Accounts(repo)
+    ci = repo.keys.create("ci", user="ada").secret
+
+    def come_in(name, password=PASSWORD):
+        return door.login(name, password, "192.0.2.1").key
+
+    def ended(*keys):
+        found = []
+        for key in keys:
+            try:
+                door.repository(key).sessions()
+            except NotAllowed:
+                found.append(key)
+        return found
+
+    first, second, of_bob = come_in("ada"), come_in("ada"), come_in("bob")
+    thief = door.repository(second)
+    door.repository(first).users.set_password("ada", "another horse", current=PASSWORD)
+    with pytest.raises(NotAllowed, match="holds no more"):
+        thief.keys.create("for ever", "admin", None)
+    assert ended(first, second, of_bob, ci) == [second]
+    repo.users.set_password("ada", PASSWORD)
+    assert ended(first, of_bob, ci) == [first]
+    third = come_in("ada")
+    repo.users.revoke_tokens("ada")
+    assert ended(third, of_bob, ci) == [third]
+    fourth = come_in("ada")
+    repo.users.revoke_tokens()
+    assert ended(fourth, of_bob, ci) == [fourth, of_bob]
+    assert {one.name for one in repo.keys.all(bob)} == {"browser"}
 
 
 def test_q6_the_current_password_cannot_be_guessed_in_the_form_that_changes_it(repo, ada):

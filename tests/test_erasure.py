@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
 
 import agentgit
 from agentgit.demo import EFFECTS, build
@@ -85,6 +85,35 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
     assert two.audit_verify().erased == [session.id]
     told = [event for event in two.events() if event.kind == "session.erased"]
     assert [(event.detail["erased"], event.user_id) for event in told] == [(session.id, two.user.id)]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
+    """D5: the values that PostgreSQL keeps to plan by have no name and no word of a session that was erased."""
+    known = text(
+        "SELECT tablename || '.' || attname || ' ' || "
+        "concat_ws(' ', most_common_vals::text, histogram_bounds::text, most_common_elems::text) "
+        "FROM pg_stats WHERE schemaname = current_schema()"
+    )
+
+    def told():
+        with repo.store.database.reading() as connection:
+            rows = connection.execute(known).scalars().all()
+        return [row.partition(" ")[0] for row in rows if MARK in row or MARK.encode().hex() in row]
+
+    repo = agentgit.open(repo.store.database.url, compression="none")
+    for name in (MARK, "other"):
+        agent = repo.wrap(build(str(tmp_path / "shop.db")), session=name, effects=EFFECTS)
+        for number in range(3):
+            agent.run(f"note {name} {number}")
+            agent.checkpoint(f"{name} place {number}")
+            repo.tag("HEAD", f"{name}-{number}", session=name)
+        assert len(list(repo.search("note", name))) > 0
+    repo.store.database.shrink(wipe=True)
+    assert {"blob.data", "checkpoint.name", "search_text.words", "tag.name"} <= set(told())
+    assert repo.delete_session(MARK).left == []
+    assert told() == []
+    repo.close()
 
 
 def test_d5_the_trail_lets_only_erased_sessions_go(two):

@@ -247,19 +247,71 @@ def page_routes():
                 yield method, route.path
 
 
-DOORS = {("GET", "/login"), ("POST", "/login"), ("GET", "/enter"), ("GET", "/healthz"), ("GET", "/readyz")}
+PAGES = {
+    "GET /": SELF,
+    "GET /help": SELF,
+    "GET /login": OPEN,
+    "POST /login": OPEN,
+    "GET /enter": OPEN,
+    "GET /healthz": OPEN,
+    "GET /readyz": OPEN,
+    "GET /metrics": ADMIN,
+    "POST /logout": SELF,
+    "POST /account/password": SELF,
+    "GET /keys": SELF,
+    "POST /keys": SELF,
+    "POST /keys/revoke": SELF,
+    "GET /join": SELF,
+    "POST /join": SELF,
+    "GET /audit": SELF,
+    "GET /users": ADMIN,
+    "POST /users": ADMIN,
+    "POST /users/change": ADMIN,
+    "POST /users/delete": ADMIN,
+    "GET /sessions": SELF,
+    "POST /sessions": SELF,
+    f"GET {S}": VIEWER,
+    f"GET {S}/calls": VIEWER,
+    f"GET {C}": VIEWER,
+    f"GET {C}/files": VIEWER,
+    f"GET {S}/diff": VIEWER,
+    f"GET {S}/export": VIEWER,
+    f"GET {S}/operations": VIEWER,
+    f"GET {S}/rollback": VIEWER,
+    f"GET {S}/search": VIEWER,
+    f"GET {S}/sharing": VIEWER,
+    f"GET {S}/switch": VIEWER,
+    "GET /operations/{operation_id}": VIEWER,
+    f"POST {S}/rollback": EDITOR,
+    f"POST {S}/switch": EDITOR,
+    f"POST {S}/tags": EDITOR,
+    f"POST {S}/tags/delete": EDITOR,
+    "POST /operations/{operation_id}/resume": EDITOR,
+    "POST /invocations/{invocation_id}/resolve": EDITOR,
+    f"POST {S}/delete": OWNER,
+    f"POST {S}/links": OWNER,
+    f"POST {S}/links/revoke": OWNER,
+    f"POST {S}/members": OWNER,
+    f"POST {S}/members/delete": OWNER,
+}
+"""Each page and each form: who may."""
+
+DOORS = {tuple(page.split(" ")) for page, needs in PAGES.items() if needs == OPEN}
 FORM = {
-    "to": "main#2", "ref": "main#2", "target": "main#2", "branch": "main", "name": "v1", "role": "owner", "user": "gus",
-    "what": "disable", "scope": "admin", "password": "a new password", "days": "1", "force": "true", "token": "x",
+    "to": "main#2", "ref": "main#2", "target": "main#2", "branch": "main", "name": "v1", "role": "editor",
+    "user": "gus", "what": "disable", "scope": "admin", "password": "a new password", "days": "1", "force": "true",
+    "token": "x",
     "outcome": "happened", "link": "1", "key": "1", "action": "switch", "text": "x", "url": "https://example.com/",
+    "seen": "x", "request_id": "web-x",
 }  # fmt: skip
 
 
 def page(house, client, method, path, **form):
     """Ask for a page, with a form that has a value for all that any form asks."""
     target = path.format(**{**house.ids, "user": "gus", "name": "v1"})
-    form = {**FORM, "user": house.ids["user_id"], **form}
-    with_form = {"data": form, "headers": {"origin": "https://git.example"}} if method == "POST" else {"params": FORM}
+    scope = {"scope": "all"} if path.endswith("/rollback") else {}  # which is of a key elsewhere
+    form = {**FORM, **scope, "user": house.ids["user_id"], **form}
+    with_form = {"data": form, "headers": {"origin": "https://git.example"}} if method == "POST" else {"params": form}
     return client.request(method, target, **with_form)
 
 
@@ -271,6 +323,34 @@ def visitor(house, key):
     if key is not None:
         client.cookies.set("__Host-agentgit", key)
     return client
+
+
+def test_d5_every_page_says_who_may():
+    """D5: a page that is not in the table above is a hole until somebody says who may use it."""
+    assert {f"{method} {path}" for method, path in page_routes()} == set(PAGES)
+
+
+@pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
+def test_d5_no_page_does_more_than_its_role(house, who):
+    """D5: who is one role short, or has a narrow key, is refused by each page and form, and changes nothing."""
+    role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
+    client, wrong = visitor(house, house.keys[who]), {}
+    csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
+    planned = page(house, visitor(house, house.keys["ada"]), "GET", f"{S}/rollback")
+    seen = re.search(r'name="seen" value="(\w{64})"', planned.text)[1]  # so that nothing but the role is wrong
+    before = stored(house.path)
+    for name, needs in PAGES.items():
+        if needs in (OPEN, SELF) or is_enough(role, needs) or (needs == ADMIN and who == "root"):
+            continue
+        method, _, path = name.partition(" ")
+        given = {"name": "support-42"} if path == f"{S}/delete" else {}
+        answer = page(house, client, method, path, csrf=csrf, seen=seen, **given)
+        hidden = role == "stranger" and needs != ADMIN
+        refusals = {401} if path == "/metrics" else {404} if hidden else {403, 404}
+        if answer.status_code not in refusals or (hidden and "chair" in answer.text):
+            wrong[name] = (answer.status_code, answer.text[:200])
+    assert wrong == {}
+    assert stored(house.path) == before
 
 
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -169,6 +170,15 @@ def test_what_each_tool_does_to_the_world_is_said():
     public = {name for name in dir(Moves) if not name.startswith("_")} - {"of"}
     assert public == {one.__name__ for one in (*LOOKS, *MOVES)} == set(known)
     assert all(form.tool.description for form in forms(bound=False, read_only=False).values())
+
+
+def test_what_the_page_says_of_each_tool_is_what_its_client_is_told():
+    """D6, W3: the table of docs/mcp.md has each tool once, and says of which undo functions run."""
+    rows = re.findall(r"^\| (`.*?) \| .* \| (.*?) \|$", (ROOT / "docs/mcp.md").read_text(), flags=re.M)
+    told = [(name, acts != "nothing") for names, acts in rows for name in re.findall("`(.*?)`", names)]
+    known = {name: form.tool.annotations.openWorldHint for name, form in forms(bound=False, read_only=False).items()}
+    assert len(told) == len(known)
+    assert dict(told) == known
 
 
 async def test_a_server_shows_what_it_is_bound_to(repo, agent):

@@ -15,6 +15,8 @@ import processes
 import psycopg
 import pytest
 from echoes import echoing, said, talk, texts, whole
+from langchain_core.messages import AIMessage
+from scripted import ScriptedModel, call, tool_node_graph
 from sqlalchemy import create_engine, text
 
 import agentgit
@@ -182,6 +184,20 @@ def test_d5_what_was_in_the_way_of_another_runs_again(server, state):
     assert (len(runs), counted(server)) == (3, 1)
 
 
+def test_d5_what_is_always_in_the_way_is_told_after_24_times(server, monkeypatch):
+    """D5: a transaction that cannot be serialized whatever comes is tried 24 times in all, and then Unavailable."""
+    monkeypatch.setattr(server, "_sleep", lambda seconds: None)
+    runs = []
+
+    def work(connection):
+        runs.append(1)
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+
+    with pytest.raises(Unavailable, match="Try again"):
+        server.write(work)
+    assert (len(runs), counted(server)) == (24, 0)
+
+
 def test_d5_a_statement_that_the_server_breaks_off_says_so(server):
     """D5: a statement_timeout is not a server out of reach."""
 
@@ -202,6 +218,34 @@ def test_d5_an_exhausted_pool_says_what_to_do(postgres_url, monkeypatch):
             assert isinstance(other.exception(TIME), Unavailable)
         assert "pool_size" in str(other.exception())
         assert database.write(process)
+
+
+def test_d5_no_connection_is_held_while_a_model_or_a_tool_works(postgres_url):
+    """D5: with a pool of one connection, a turn leaves it to others at each reply, each call and each undo."""
+    used = []
+    with agentgit.open(postgres_url, pool_size=1) as repo:
+
+        def look(*_) -> None:
+            used.append(repo.sessions()[0].session_name)  # no connection would come if the turn held the only one
+
+        def add(item: str) -> str:
+            """Add an item."""
+            look()
+            return item
+
+        replies = iter([call("add", item="chair"), call("add", item="table"), "done", "done"])
+
+        def rule(_messages):
+            look()
+            reply = next(replies)
+            return AIMessage(reply) if isinstance(reply, str) else AIMessage("", tool_calls=[reply])
+
+        effects = {"add": agentgit.reversible(look)}
+        agent = repo.wrap(tool_node_graph(ScriptedModel(rule=rule), [add]), "s", effects=effects)
+        agent.run("a chair and a table")
+        agent.rollback("main#1")
+        assert [one.status for one in agent.tool_track()] == ["reversed", "reversed"]
+    assert used == ["s"] * 7  # three replies, two calls, two undos
 
 
 async def test_d5_an_exhausted_pool_of_a_loop_says_what_to_do(postgres_url, monkeypatch):

@@ -1,9 +1,11 @@
 """The second wall (D5): row-level security holds where a query forgets to ask whose rows it may see."""
 
 import json
+import re
 import uuid
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from scripted import World, call, scripted, tool_node_graph
@@ -93,6 +95,35 @@ def test_d5_every_table_has_a_wall(owner):
         assert set(connection.execute(walled).scalars()) == set(METADATA.tables)
 
 
+def test_d5_the_tables_whose_rows_are_kept_apart_by_user_are_those_that_the_page_names(owner):
+    """D5, D6: the policies ask for the user where docs/security.md says so, and of each other table for the tenant."""
+    policies = text("SELECT tablename, qual FROM pg_policies WHERE schemaname = current_schema()")
+    with owner.reading() as connection:
+        found = {row.tablename: row.qual for row in connection.execute(policies)}
+    asks = ("agentgit.user_id", "agentgit_sees_")
+    by_user = {name for name, qual in found.items() if any(one in qual for one in asks)}
+    assert by_user == OF_SESSIONS | {"audit_event"}
+    assert {name for name, qual in found.items() if "agentgit.tenant_id" not in qual} == set()
+    page = (Path(__file__).parents[1] / "docs/security.md").read_text()
+    named = {
+        "external_session": "sessions", "internal_session": "branches", "checkpoint": "checkpoints",
+        "tool_invocation": "calls", "world_log": "the world log", "operation": "operations",
+        "workspace_snapshot": "snapshots", "tag": "tags", "search_text": "search texts",
+        "audit_event": "the trail of a session", "blob": "values",
+        "graph_checkpoint": "LangGraph's checkpoints and writes", "graph_write": "LangGraph's checkpoints and writes",
+        "dictionary": "dictionaries", "user": "users", "api_key": "keys", "session_member": "members",
+        "session_link": "links", "webhook": "webhooks and what they send",
+        "webhook_delivery": "webhooks and what they send", "login_failure": "failed logins",
+        "erasure": "what was erased", "erased_name": "what was erased", "encryption_key": "names of encryption keys",
+        "tenant": "the tenant itself",
+    }  # fmt: skip
+    assert set(named) == set(METADATA.tables)
+    rows = dict(re.findall(r"^\| \*\*by tenant (.*?)\*\* \| (.*?) \|", page, flags=re.M))
+    told = {kind: set(re.split(r", | \| ", words)) for kind, words in rows.items()}
+    assert told["and user"] == {named[name] for name in by_user}
+    assert told["alone"] - {"events of no session"} == {named[name] for name in set(found) - by_user}
+
+
 @pytest.fixture
 def others(world, owner):
     """Row counts of a full tenant by table, beside one with sessions of its own; and the database of that tenant."""
@@ -180,6 +211,72 @@ def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
     assert {row.external_session_id for row in rows} == {0}
     with world.handles["vic"].store.database.reading() as connection:
         assert {row.external_session_id for row in connection.execute(query)} == {0, world.ada.session("s").id}
+
+
+@pytest.mark.parametrize("ends", ["taken", "over"])
+def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database, ends):
+    """D5: what tools do after their user has lost the right is recorded; then nothing is seen and nothing begins."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.ensure_session("s")
+        ada.ensure_session("other")
+        ada.share("s", "bob", "editor")
+        things, members = World(), METADATA.tables["session_member"]
+        past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
+
+        def lose(item: str) -> str:
+            """Lose the right in the middle of a call."""
+            if ends == "taken":
+                ada.unshare("s", "bob")
+            else:
+                repo.store.database.write(lambda c: c.execute(past))
+            return item
+
+        model = scripted(call("lose", item="right"), call("add", item="chair"), *["done"] * 5)
+        graph = tool_node_graph(model, [lose, *things.tools()])
+        effects = {**things.effects(), "lose": "irreversible"}
+        agent = bob.wrap(graph, "ada/s", effects=effects)
+        agent.run("a chair")
+        done = [(one.tool_name, one.status) for one in ada.tool_track("s", "main")]
+        assert done == [("lose", "done"), ("add", "done")]
+        assert ada.branch("s").conversation_history[-1]["content"] == "done"
+        assert agent.store.database is not bob.store.database
+        for after in (agent.store.database, bob.store.database):
+            assert {seen(after)[name] for name in OF_SESSIONS} == {0}
+        for refused in (agent.history, lambda: agent.run("more"), lambda: bob.wrap(graph, "ada/s", effects=effects)):
+            with pytest.raises(NotFound, match="no session"):
+                refused()
+        assert len(ada.tool_track("s", "main")) == 2
+        assert [one.kind for one in ada.last_events("s", kinds="turn.*")] == ["turn.done"]
+        ada.wrap(graph, "s", effects=effects).run("go on")
+
+
+def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(database):
+    """D5: what undo functions do after their user has lost the right is recorded, and the rollback is done."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.ensure_session("s")
+        ada.share("s", "bob", "editor")
+        undone = []
+
+        def add(item: str) -> str:
+            """Add an item."""
+            return item
+
+        def undo(args, _result):
+            undone.append(args["item"])
+            if ada.members("s"):
+                ada.unshare("s", "bob")
+
+        graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
+        agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
+        agent.run("a chair and a table")
+        with pytest.raises(NotFound):  # the report is not for who may not look any more
+            agent.rollback("main#1")
+        assert undone == ["table", "chair"]
+        assert [one.status for one in ada.tool_track("s", "main")] == ["reversed", "reversed"]
+        assert [one.status for one in ada.operations("s")] == ["done"]
+        assert {seen(bob.store.database)[name] for name in OF_SESSIONS} == {0}
 
 
 def test_d5_settings_end_with_their_transaction(world):

@@ -97,6 +97,18 @@ def test_d5_a_link_lets_in_until_it_is_revoked(repo, people):
     assert link.token not in str([one.to_dict() for one in ada.events("s")])
 
 
+def test_d5_a_link_ends_after_a_week_with_the_right_of_who_joined_by_it(repo, people):
+    """D5: of a link of which nothing is said, and of a role that came by it, seven days are left and no more."""
+    ada, bob, _ = people.values()
+    link = ada.share_link("s", "editor")
+    assert abs(link.expires_at - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
+    bob.accept(link.token)
+    assert [one.expires_at for one in ada.members("s")] == [link.expires_at]
+    ended = {"expires_at": past()}
+    repo.store.database.write(lambda c: c.execute(MEMBER.update().where(MEMBER.c.link_id == link.id).values(ended)))
+    assert bob.sessions() == []
+
+
 def test_d5_who_is_taken_out_cannot_come_again_by_the_same_link(repo, people):
     """D5: taking somebody out ends the links that they came by; an ended link lets nobody in; others stay."""
     ada, bob, cy = people.values()

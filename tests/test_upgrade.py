@@ -205,6 +205,20 @@ def test_d5_a_deep_check_finds_what_was_changed_by_hand(empty):
             "AS 'BEGIN RETURN NEW; END'",
             "audit_event: function agentgit_audit_event_stays does something else",
         ),
+        (
+            "DROP TRIGGER audit_event_stays ON audit_event; CREATE TRIGGER audit_event_stays BEFORE UPDATE ON "
+            "audit_event FOR EACH ROW WHEN (false) EXECUTE FUNCTION agentgit_audit_event_stays()",
+            "audit_event: definition of trigger audit_event_stays does something else",
+        ),
+        ("ALTER TABLE audit_event ENABLE REPLICA TRIGGER audit_event_stays", "audit_event_stays is off"),
+        (
+            "ALTER FUNCTION agentgit_sees_session(bigint, bigint) SECURITY DEFINER",
+            "tag: function agentgit_sees_session does something else",
+        ),
+        (
+            "CREATE RULE no_trail AS ON INSERT TO audit_event DO INSTEAD NOTHING",
+            "audit_event: there is a rule no_trail",
+        ),
     ],
 )
 def test_d5_a_deep_check_finds_a_wall_that_lets_all_through(empty_server, change, told):
@@ -214,6 +228,20 @@ def test_d5_a_deep_check_finds_a_wall_that_lets_all_through(empty_server, change
         schema.check(database, deep=True)
         database.write(lambda c: c.exec_driver_sql(change))
         with pytest.raises(SchemaMismatch, match=told):
+            schema.check(database, deep=True)
+
+
+def test_d5_a_deep_check_finds_a_trigger_of_a_file_that_lets_all_through(tmp_path):
+    """D5: on SQLite, too, a trigger that is there by name and does nothing more is named."""
+    with closing(Database(tmp_path / "agentgit.db")) as database:
+        schema.upgrade(database)
+        schema.check(database, deep=True)
+        for change in (
+            "DROP TRIGGER audit_event_no_update",
+            "CREATE TRIGGER audit_event_no_update BEFORE UPDATE ON audit_event BEGIN SELECT 1; END",
+        ):
+            database.write(lambda c, change=change: c.exec_driver_sql(change))
+        with pytest.raises(SchemaMismatch, match="definition of trigger audit_event_no_update does something else"):
             schema.check(database, deep=True)
 
 

@@ -244,6 +244,20 @@ def test_d5_users_are_for_admins(repo):
     assert ask.client.get(f"{at}/me", headers=fresh).status_code == 401
 
 
+def test_q6_a_new_password_ends_the_other_logins_over_http(repo):
+    """Q6: the program that changes the password goes on; who logged in elsewhere with the old one is out at once."""
+    ask, at = Program(repo), "https://git.example/api/v1"
+    eve = ask("POST", "/users", 201, name="eve", password=PASSWORD)
+    here, elsewhere = (
+        {"authorization": f"Bearer {ask('POST', '/login', 201, name='eve', password=PASSWORD)['key']}"} for _ in "12"
+    )
+    change = {"password": "another horse", "current_password": PASSWORD}
+    assert ask.client.patch(f"{at}/users/{eve['id']}", headers=here, json=change).status_code == 200
+    assert [ask.client.get(f"{at}/me", headers=one).status_code for one in (here, elsewhere)] == [200, 401]
+    assert ask.client.post(f"{at}/users/{eve['id']}/revoke-tokens", headers=here).status_code == 204
+    assert ask.client.get(f"{at}/me", headers=here).status_code == 401
+
+
 def test_d5_guessing_passwords_is_slowed_down(repo):
     """D5: after some wrong passwords the answer is a 429 that says when to try again."""
     ask = Program(repo)

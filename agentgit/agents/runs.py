@@ -60,7 +60,7 @@ class Runs(Runnable[Any, Any]):
         self.repository = repository
         self.graph = graph
         self.rules = rules
-        self.store = repository.store
+        self.store = repository.store.apart()
         self._saver = SQLModelSaver(
             self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs, sessions=True
         )

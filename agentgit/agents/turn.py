@@ -72,12 +72,14 @@ class _Begun(NamedTuple):
     Args:
         branch: its row, as the turn holds it.
         given: the input, with what the model is to be told first.
+        owner_id: whose the session is.
         batch: the number of the first batch of calls.
         unfinished: the batch that the turn goes on with, as `Recorder` takes it.
     """
 
     branch: Found
     given: Given
+    owner_id: int
     batch: int
     unfinished: tuple[str, int, list[str]] | None
 
@@ -145,6 +147,8 @@ class Turn:
             # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
             begun = self.agent.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
             self.branch, self.given = begun.branch, begun.given
+            # Who loses the right meanwhile ends the turn all the same: what its tools did has to be recorded.
+            self._held.enter_context(self.agent.store.database.seeing(begun.owner_id))
             self.recorder = Recorder(self, owner, begun.batch, begun.unfinished)
         except BaseException:
             self._held.close()
@@ -172,8 +176,9 @@ class Turn:
         self._see(connection, branch, last())
         self.files.see(connection, branch)
         begun = _Begun(
-            branch, self._noted(connection, branch), moment.batch, self._unfinished(connection, branch, moment)
-        )
+            branch, self._noted(connection, branch), self.agent.repository.lookup.owner(connection, session_id),
+            moment.batch, self._unfinished(connection, branch, moment),
+        )  # fmt: skip
         if self.given.is_new and self.agent.rules.auto.before_turns:
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, branch, moment.snapshot, label)

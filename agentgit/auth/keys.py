@@ -10,6 +10,9 @@ from agentgit.auth.sharing import base36, number_of
 PREFIX = "agit"
 """What the text of a key begins with, so that people and scanners of secrets know it."""
 
+BROWSER = "browser"
+"""What the key of a login is called, in a browser or over HTTP: it ends with the other logins."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKey:

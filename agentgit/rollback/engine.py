@@ -7,6 +7,7 @@ that was left is as before.
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -60,7 +61,7 @@ class Rollback:
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
-        self.store = store
+        self.store = store = store.apart()
         self.planner = Planner(store, registry)
         self.looks = Looks(store, registry, settle)
         self.worker = Worker(store, registry, settle, self.looks)
@@ -241,19 +242,21 @@ class Rollback:
     # -- work, and publish
 
     def _proceed(self, operation_id: int, owner: str) -> int:
-        with self.store.database.reading() as connection:
+        database = self.store.database
+        with database.reading() as connection:
             row = self.stopped.find(connection, operation_id)
-        files = self.files.bring(row) if self.worker.work(row, owner) else None
-        if (
-            self.store.database.write(lambda c: self.publishing.end(c, operation_id, owner, files), durable=True)
-            != operation.DONE
-        ):
-            report = self.read_report(operation_id)
-            raise RollbackIncomplete(
-                f"{row.kind.capitalize()} {operation_id} stopped half way: {_problem(report)}",
-                operation=operation_id,
-                report=report,
-            )
+            whose = self.store.visible.owner(connection, row.external_session_id)
+        # Who loses the right meanwhile ends it all the same: what undo functions did has to be recorded.
+        with database.seeing(whose) if whose is not None else nullcontext():
+            files = self.files.bring(row) if self.worker.work(row, owner) else None
+            ended = database.write(lambda c: self.publishing.end(c, operation_id, owner, files), durable=True)
+            if ended != operation.DONE:
+                report = self.read_report(operation_id)
+                raise RollbackIncomplete(
+                    f"{row.kind.capitalize()} {operation_id} stopped half way: {_problem(report)}",
+                    operation=operation_id,
+                    report=report,
+                )
         return int(row.internal_session_id)
 
     # -- fork

@@ -51,8 +51,12 @@ _SHRINK = {
 
 _WIPE = {
     "sqlite": _SHRINK["sqlite"],
-    "postgresql": ("VACUUM " + ", ".join(f'"{name}"' for name in METADATA.tables),),
+    # What the planner knows of a table has values of its rows, until it is analyzed again.
+    "postgresql": ("VACUUM (ANALYZE) " + ", ".join(f'"{name}"' for name in METADATA.tables),),
 }
+
+_USER = "agentgit.user_id"
+"""The setting that says whose sessions a transaction sees."""
 
 _NOT_YOURS = "01000"
 """How a server warns of a table that it did not look at, as it is another role's."""
@@ -153,7 +157,8 @@ class Database:
         self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
         self.name = shown(self.url)
         self.tenant_id: int | None = None
-        self._settings: dict[str, str] = {}
+        self._bound: dict[str, str] = {}
+        self._settings = self._bound
         self.bus = Bus()
         self._lite = Lite(self.url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = self._lite.engine if self._lite is not None else pools.server(self.url, pool_size)
@@ -186,11 +191,32 @@ class Database:
             tenant_name: how a tenant is called whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
-        made = copy.copy(self)
+        made = self.apart()
         made.tenant_id = tenant_id
-        made._settings = {f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None}
+        made._bound = {f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None}
+        made._settings = made._bound
+        return made
+
+    def apart(self) -> Self:
+        """Give the same database, for which `seeing` holds by itself."""
+        made = copy.copy(self)
         forks.remember(made)
         return made
+
+    @contextmanager
+    def seeing(self, user_id: int) -> Iterator[None]:
+        """Let the transactions of this object see what another user sees, until the block ends.
+
+        Args:
+            user_id: whose sessions are seen; if those of all are seen, they still are.
+        """
+        bound = self._bound
+        if bound.get(_USER, EVERYBODY) != EVERYBODY:
+            self._settings = {**bound, _USER: str(user_id)}
+        try:
+            yield
+        finally:
+            self._settings = bound
 
     def _renewing(self, tenant_id: int, work: Callable[[Connection], None]) -> None:
         self.bound(tenant_id, EVERYBODY).write(work)
@@ -350,7 +376,9 @@ class Database:
             if not self.in_memory:  # the one connection of that is the database
                 connection.invalidate()  # nobody else should get a connection that commits by itself
         if wipe and _NOT_YOURS in warned:
-            raise Unavailable("The role of this connection does not own the tables. Let their owner run: VACUUM")
+            raise Unavailable(
+                "The role of this connection does not own the tables. Let their owner run: VACUUM (ANALYZE)"
+            )
 
     def size(self) -> int:
         """Tell how many bytes the database takes: its files, or on a server what that says."""

@@ -100,6 +100,12 @@ class Lookup:
             self._own.add(session_id)
         return self._expect(role, needs, session_id)
 
+    def owner(self, connection: Connection, session_id: int) -> int:
+        """Find whose a session is that was admitted; of one's own nothing is read."""
+        if session_id in self._own:
+            return self.user_id
+        return self.store.visible.owner(connection, session_id) or self.user_id
+
     def is_free(self, session_id: int) -> bool:
         """Tell whether nothing need be asked of a session: it is known as their own, and nobody can shut them out."""
         return self.principal.since is None and session_id in self._own

@@ -23,10 +23,12 @@ Shape = dict[str, dict[str, str]]
 """By table: what it has, and what that is."""
 
 _TRIGGERS = {
-    "sqlite": "SELECT tbl_name, name, 'on', NULL, NULL FROM sqlite_master WHERE type = 'trigger' "
+    "sqlite": "SELECT tbl_name, name, 'on', sql, NULL, NULL FROM sqlite_master WHERE type = 'trigger' "
     "AND :place IS NOT NULL",
-    "postgresql": "SELECT c.relname, t.tgname, CASE t.tgenabled WHEN 'D' THEN 'off' ELSE 'on' END, p.proname, "
-    "p.prosrc || coalesce(array_to_string(p.proconfig, ', '), '') "
+    # One that is only for replicas fires as little as one that is off.
+    "postgresql": "SELECT c.relname, t.tgname, CASE WHEN t.tgenabled IN ('D', 'R') THEN 'off' ELSE 'on' END, "
+    "replace(pg_get_triggerdef(t.oid), quote_ident(:place) || '.', ''), p.proname, "
+    "concat_ws(' ', p.prosrc, array_to_string(p.proconfig, ', '), p.prosecdef) "
     "FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid "
     "WHERE NOT t.tgisinternal AND c.relnamespace = to_regnamespace(quote_ident(:place))",
 }
@@ -37,10 +39,13 @@ _WALLS = (
     "array_to_string(roles, ', ') || ': ' || coalesce(qual, 'any') || ', of new rows ' || "
     "coalesce(with_check, qual, 'any') FROM pg_policies WHERE schemaname = :place "
     # What a policy asks is also in the functions that it calls.
-    "UNION ALL SELECT c.relname, 'function ' || f.proname, f.prosrc FROM pg_policy p "
+    "UNION ALL SELECT c.relname, 'function ' || f.proname, "
+    "concat_ws(' ', f.prosrc, array_to_string(f.proconfig, ', '), f.prosecdef) FROM pg_policy p "
     "JOIN pg_class c ON c.oid = p.polrelid JOIN pg_depend d ON d.classid = 'pg_policy'::regclass AND d.objid = p.oid "
     "JOIN pg_proc f ON d.refclassid = 'pg_proc'::regclass AND f.oid = d.refobjid "
-    "WHERE c.relnamespace = to_regnamespace(quote_ident(:place))"
+    "WHERE c.relnamespace = to_regnamespace(quote_ident(:place)) "
+    "UNION ALL SELECT c.relname, 'rule ' || r.rulename, pg_get_ruledef(r.oid) FROM pg_rewrite r "
+    "JOIN pg_class c ON c.oid = r.ev_class WHERE c.relnamespace = to_regnamespace(quote_ident(:place))"
 )
 
 
@@ -108,8 +113,9 @@ def _parts(
             )
         )
     given = {"place": place or "main"}
-    for name, trigger, state, function, code in connection.execute(text(_TRIGGERS[kind]), given):
-        parts.append((name, {f"trigger {trigger}": state} | ({f"function {function}": code} if function else {})))
+    for name, trigger, state, definition, function, code in connection.execute(text(_TRIGGERS[kind]), given):
+        said = {f"trigger {trigger}": state, f"definition of trigger {trigger}": definition}
+        parts.append((name, said | ({f"function {function}": code} if function else {})))
     if kind == "postgresql":
         parts += [(name, {what: how}) for name, what, how in connection.execute(text(_WALLS), given)]
     return parts
@@ -168,7 +174,7 @@ def differences(found: Shape, wanted: Shape) -> list[str]:
         said += [f"{name}: there is a {part}" for part in extra]
         for part in sorted(has.keys() & needs.keys()):
             if has[part] != needs[part]:
-                is_code = part.startswith(("function ", "policy "))
+                is_code = part.startswith(("function ", "policy ", "definition "))
                 how = "does something else" if is_code else f"is {has[part]}, and should be {needs[part]}"
                 said.append(f"{name}: {part} {how}")
     return said

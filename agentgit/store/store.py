@@ -109,6 +109,12 @@ class Store:
         made.database = self.database.bound(self.tenant_id, user_id)
         return made
 
+    def apart(self) -> Store:
+        """Give the same store with a `database` of its own, which `seeing` may lead further for a while."""
+        made = copy.copy(self)
+        made.database = self.database.apart()
+        return made
+
     @property
     def everybodys(self) -> Database:
         """The database with what all users of the tenant have, also behind row-level security."""

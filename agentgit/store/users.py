@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select, update
 
 from agentgit.auth import Principal, User
+from agentgit.auth.keys import BROWSER
 from agentgit.errors import NotAllowed
 from agentgit.store import macs
 from agentgit.store.attempts import hidden
@@ -110,18 +111,27 @@ class Users:
         row = macs.first(connection, USER, select(USER).where(this))
         return row.password if row is not None else None
 
-    def revoke_tokens(self, connection: Connection, user_id: int | None) -> None:
-        """Let nothing hold any more that was given before now, of one user or of the whole tenant."""
+    def revoke_tokens(self, connection: Connection, user_id: int | None, but: int | None = None) -> None:
+        """End the logins and tokens that were given before now, and the keys of browsers.
+
+        Args:
+            connection: in a transaction that writes.
+            user_id: of whom; None for the whole tenant.
+            but: the key of a browser that stays in.
+        """
+        now = datetime.now(UTC)
+        browsers = [KEY.c.tenant_id == self.tenant_id, KEY.c.name == BROWSER, KEY.c.revoked_at.is_(None)]
         if user_id is not None:
             self.hold(connection, user_id)  # who logs in now does so before this moment, or after the end of all this
-            self.change(connection, user_id, {"tokens_revoked_at": datetime.now(UTC)})
+            self.change(connection, user_id, {"tokens_revoked_at": now})
+            browsers.append(KEY.c.user_id == user_id)
         else:
-            now = datetime.now(UTC)
             connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
+        connection.execute(update(KEY).where(*browsers, KEY.c.id != (but or 0)).values(revoked_at=now))
 
-    def set_password(self, connection: Connection, user_id: int, stored: str | None) -> None:
-        """Give a user another password, and let nothing hold any more that the one before has let in."""
-        self.revoke_tokens(connection, user_id)
+    def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
+        """Give a user another password, and end what `revoke_tokens` ends."""
+        self.revoke_tokens(connection, user_id, but)
         self.change(connection, user_id, {"password": stored})
 
     def note_erased_name(self, connection: Connection, name: str) -> None:

@@ -113,6 +113,12 @@ class Visible:
         rows = _SHARED.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
+    def owner(self, connection: Connection, session_id: int) -> int | None:
+        """Find whose a session is; None if it is not there."""
+        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        found: int | None = connection.execute(select(SESSION.c.user_id).where(this)).scalar()
+        return found
+
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Tell what a user may do with a session now, None if they do not see it; and whether it is their own."""
         asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}

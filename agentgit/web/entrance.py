@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from agentgit.auth.keys import BROWSER
 from agentgit.errors import InvalidInput, NotAllowed
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 HOURS = 12
 """How long a browser stays in."""
-
-BROWSER = "browser"
-"""What the key of a browser is called."""
 
 
 class Entered(NamedTuple):

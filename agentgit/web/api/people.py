@@ -118,7 +118,7 @@ def change_user(caller: Caller, user_id: Id, wanted: Change) -> Answer:
 
 @router.post("/users/{user_id}/revoke-tokens", status_code=204, response_class=Response, responses=failures())
 def revoke_tokens(caller: Caller, user_id: Id) -> Response:
-    """Let all JWTs of a user that were issued before now be worth nothing; for admins, and oneself."""
+    """End all logins and tokens of a user that were given before now, in browsers too; for admins, and oneself."""
     caller.users.revoke_tokens(user_id)
     return Response(status_code=204)
 
