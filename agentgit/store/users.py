@@ -127,7 +127,7 @@ class Users:
             browsers.append(KEY.c.user_id == user_id)
         else:
             connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
-        connection.execute(update(KEY).where(*browsers, KEY.c.id != (but or 0)).values(revoked_at=now))
+        macs.change(connection, KEY, *browsers, KEY.c.id != (but or 0), revoked_at=now)
 
     def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
         """Give a user another password, and end what `revoke_tokens` ends."""
