@@ -172,6 +172,11 @@ if OURS is not None:
     # Registered before all that has files there, and so done after it has ended.
     atexit.register(lambda: shutil.rmtree(OURS, ignore_errors=True) if OURS not in FAILED else None)
 
+if "AGENTGIT_HOME" not in os.environ:
+    # What is noted of the workspaces of tests is no affair of whoever runs them.
+    os.environ["AGENTGIT_HOME"] = HOME = tempfile.mkdtemp(prefix="agentgit-home-")
+    atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+
 FAILED: list[str | None] = []
 """That folder, if somebody will want to look at what a test that failed has left there."""
 

@@ -320,7 +320,11 @@ class Keys:
 
         Raises:
             InvalidInput: you have no password.
+            NotAllowed: you came in by something else than your password, which must not help anybody to guess it.
         """
+        me = self._handle.principal
+        if me.key_id is not None or me.until is not None:
+            raise NotAllowed("Only who has just logged in with a password is known on a device: repo.login(...).")
 
         def read(connection: Connection) -> str:
             stored = self._handle.store.users.password(connection, self._handle.user.id)

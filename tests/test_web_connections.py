@@ -97,6 +97,24 @@ def test_q5_unfinished_heads_do_not_stop_the_server(repo, many_files):
         assert counted(address, "agentgit_open_connections") == 1
 
 
+def test_q5_unfinished_bodies_give_way_to_others(repo):
+    """Q5: whole heads whose bodies do not come fill the server: others are answered, and the oldest of those goes."""
+    half = b"POST /api/v1/login HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    bodies = (b"content-length: 100\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n5\r\n{")
+    made = app(repo, limits=Limits(seconds=60, connections=20, connections_each=10))
+    with served(made) as address, ExitStack() as stack:
+        sockets = [stack.enter_context(connect(address, f"127.0.0.{2 + n % 4}")) for n in range(20)]
+        for n, one in enumerate(sockets):
+            with suppress(OSError):  # it was cut already, for one that came later
+                one.sendall(half + bodies[n % 2])
+                time.sleep(0.02)
+        answered = [httpx.get(f"{address}/healthz", timeout=60).status_code for _ in range(10)]
+        assert answered == [200] * 10
+        assert 1 <= sum(not is_open(one) for one in sockets) < 15
+        assert not is_open(sockets[0])
+        assert is_open(sockets[-1])
+
+
 def test_q5_one_address_has_a_share_of_the_connections(repo, many_files):
     """Q5: of 300 sockets of one address 100 stay; it may be a proxy's, which is trusted and has as many as it needs."""
     for trusted, expected in (((), 100), (("127.0.0.2",), 300)):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import jwt
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
 
 import agentgit
+from agentgit.auth import JWT
 from agentgit.errors import InvalidInput
 from agentgit.store import attempts
 from agentgit.web import Link, app
@@ -148,6 +150,19 @@ def test_q4_a_device_is_known_for_one_user_and_one_password(repo):
         repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie)
     with pytest.raises(InvalidInput):
         repo.keys.device()  # the local owner has no password
+
+
+def test_q4_no_key_and_no_token_makes_devices_without_end(repo):
+    """Q4: each new device has ten free guesses, so only who has just shown the password gets one."""
+    key = repo.keys.create("leaked", "admin", user="ada")
+    repo.jwt = JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit")
+    said = {"sub": "ada", "aud": "agentgit", "iat": int(time.time()) + 1, "exp": int(time.time()) + 60}
+    time.sleep(1.5)  # a token of the second in which its user was made is none
+    token = jwt.encode(said, "0123456789abcdef" * 4, algorithm="HS256")
+    for handle in (repo.authenticate(key.secret), repo.authenticate(token)):
+        with pytest.raises(agentgit.NotAllowed, match=r"repo\.login"):
+            handle.keys.device()
+    assert repo.login("ada", PASSWORD).keys.device()
 
 
 IPS = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)

@@ -212,7 +212,8 @@ def is_data_type(module: str, name: str) -> bool:
         >>> is_data_type("agentgit.auth.user", "User"), is_data_type("os", "system"), is_data_type("antigravity", "x")
         (True, False, False)
     """
-    kind = getattr(sys.modules.get(module), name, None)
+    found = sys.modules.get(module)
+    kind = vars(found).get(name) if found is not None else None  # `getattr` would have some modules import more
     if not isinstance(kind, type) or issubclass(kind, Runnable):
         return False
     return (

@@ -23,8 +23,9 @@ KINDS = (*KINDS_BEFORE, "left")
 OWN = "its environment alone can read it"
 GONE = "it is no longer stored"
 ODD = "a path, a link or a size in it is not for every system"
+NOT_KNOWN = "nobody there has opened its storage"
 NOT_WANTED = "no workspace was named to put them into"
-REASONS = (OWN, GONE, ODD)
+REASONS = (OWN, GONE, ODD, NOT_KNOWN)
 """Why a snapshot may not be in an export though a checkpoint has it."""
 
 PART_BYTES = 256 * 1024

@@ -21,7 +21,9 @@ from agentgit.tools.files import (
     FileChanges,
     FilesAt,
 )
+from agentgit.values import shown
 from agentgit.workspace.modifying import paths_of
+from agentgit.workspace.places import expect_noted
 from agentgit.workspace.values import Restored, RestorePlan
 from agentgit.workspace.workspace import AUTO, Workspace
 
@@ -155,8 +157,8 @@ class WorkspaceKeeper:
         """Get the snapshot of another workspace here, also if its directory was moved and only its store is there."""
         if self._is_here(at):
             return
-        moved = {"workspace": self.workspace.workspace_dir} if self._was_moved(at) else {}
-        with closing(_opened({**at.settings, **moved})) as source:
+        to = self.workspace.workspace_dir if self._was_moved(at) else None
+        with closing(_opened(at.settings, to)) as source:
             self.workspace.adopt(source, at.snapshot, pinned=True)
 
     def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:
@@ -218,10 +220,24 @@ def reopen(settings: Mapping[str, Any]) -> WorkspaceKeeper:
     """Give the keeper of a workspace that another process had attached.
 
     Raises:
-        InvalidInput: its directory is not here.
+        InvalidInput: its directory is not here, or these are no settings.
+        NotAllowed: no program of this user has opened it.
     """
-    return WorkspaceKeeper(_opened(settings), str(settings[HOLDER]))
+    return WorkspaceKeeper(_opened(settings), str(settings.get(HOLDER)))
 
 
-def _opened(settings: Mapping[str, Any]) -> Workspace:
-    return Workspace.of({name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)})
+def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:
+    """Open a workspace that a database names.
+
+    Args:
+        settings: as they are stored.
+        moved_to: where its directory is now, if it was moved.
+    """
+    storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
+    if settings.get("environment"):
+        expect_noted(storage, None if moved_to is not None else workspace)
+    options = {name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)}
+    try:
+        return Workspace.of({**options, "storage": storage, "workspace": moved_to or workspace})
+    except TypeError as error:
+        raise InvalidInput(f"The settings of the workspace {shown(workspace)} are none: {error}.") from error

@@ -57,10 +57,11 @@ class Connections:
             del self._of[connection.source]
 
     def wait(self, connection: Connection, waits: bool) -> None:
-        """Note whether a connection waits for the head of a request."""
-        self._waiting.pop(connection, None)
+        """Note whether a connection waits for a whole request; who waits already keeps the place."""
         if waits:
-            self._waiting[connection] = None
+            self._waiting.setdefault(connection)
+        else:
+            self._waiting.pop(connection, None)
 
     def _tell(self, source: str) -> None:
         if time.monotonic() >= self._told:
@@ -123,11 +124,14 @@ class Connection(H11Protocol):
             self._stuck.cancel()
 
     def _watch(self) -> None:
-        """See whether a request is under way. If not, the time runs from the moment on at which the last one ended."""
+        """See whether a request is under way. If not, the time runs from the moment on at which the last one ended.
+
+        One whose body is still to come has its time in `Guard`, but gives way to others as if it had not come.
+        """
         waits = self.cycle is None or self.cycle.response_complete
+        self._among.wait(self, waits or self.cycle.more_body)
         if waits == (self._late is not None):
             return
         if self._late is not None:
             self._late.cancel()
         self._late = self.loop.call_later(self._among.limits.seconds, self.transport.abort) if waits else None
-        self._among.wait(self, waits)

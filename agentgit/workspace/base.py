@@ -22,6 +22,7 @@ from agentgit.workspace.files import Expected, Files
 from agentgit.workspace.git_trees import GitTrees
 from agentgit.workspace.lock import exclusive
 from agentgit.workspace.own import Own
+from agentgit.workspace.places import note_storage
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.trees import Trees
 from agentgit.workspace.undo import UndoStack
@@ -93,6 +94,7 @@ class Base(ABC):
                 )
         if before != here:
             self._catalog.set(PLACE, json.dumps(here))
+        note_storage(self._storage, self._root)
 
     @contextmanager
     def _working(self) -> Iterator[None]:

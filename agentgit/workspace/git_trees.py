@@ -34,6 +34,7 @@ SETTINGS = (
     ("core.fsync", "pack,pack-metadata,reference"),  # a snapshot that is listed survives a loss of power
     ("core.bigFileThreshold", str(IN_MEMORY)),  # git streams what is larger
     ("gc.auto", "0"),
+    ("core.hooksPath", os.devnull),  # nothing in the folder is run
 )
 
 KEPT = 8
@@ -278,6 +279,8 @@ def _isolated(folder: str) -> dict[str, str]:
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_NO_LAZY_FETCH": "1",  # what is missing is gone: no remote that the folder names is asked
+        "GIT_ALLOW_PROTOCOL": "",
         "LC_ALL": "C",
     }
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 from agentgit.errors import NotFound
 from agentgit.exports import paths
-from agentgit.exports.trees import GONE, LARGEST_FILE, OWN, PART_BYTES, Item, Tree
+from agentgit.exports.trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, PART_BYTES, Item, Tree
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.contents import parts
 from agentgit.workspace.copies import Copies
 from agentgit.workspace.git_trees import GitTrees
+from agentgit.workspace.places import noted_workspace
 from agentgit.workspace.trees import Change, Entry, Trees
 
 ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": Copies}
@@ -100,6 +101,8 @@ class Outgoing:
         catalog, folder = os.path.join(storage, "catalog.db"), os.path.join(storage, environment)
         if not os.path.isfile(catalog) or not os.path.isdir(folder):
             return GONE
+        if noted_workspace(storage) is None:
+            return NOT_KNOWN  # a row alone has nothing opened: see `expect_noted`
         with closing(Catalog(catalog)) as opened:
             rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
             left = opened.left(snapshot) or {}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 
-from agentgit.errors import InvalidInput, Unavailable
+from agentgit.errors import InvalidInput, NotAllowed, Unavailable
 from agentgit.values import shown
 
 HOME_FOLDERS = ("", "Desktop", "Documents", "Downloads", "Library", "Music", "Pictures", "Videos", ".config", ".local")
@@ -59,10 +62,7 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
         Unavailable: it cannot be made.
     """
     if path is None:
-        home = os.environ.get("AGENTGIT_HOME") or Path(
-            os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "agentgit"
-        )
-        path = Path(home, "workspaces", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16])
+        path = Path(_home(), "workspaces", _short(workspace))
     real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if real == workspace or workspace.startswith(real + os.sep):
         raise InvalidInput(f"The storage {real} must not hold the workspace {workspace}. Name another directory.")
@@ -71,3 +71,66 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
     except OSError as error:
         raise Unavailable(f"{real}: {error.strerror}. Give the permission, or name another storage_dir.") from error
     return real
+
+
+def note_storage(storage: str, workspace: str) -> None:
+    """Note, where only this user writes, that a program has opened a workspace; see `expect_noted`.
+
+    Args:
+        storage: its real path.
+        workspace: the real path of the directory.
+    """
+    if noted_workspace(storage) == workspace:
+        return
+    note = _note(storage)
+    new = note.with_name(f"{note.name}-{os.getpid()}-{threading.get_ident()}")
+    with suppress(OSError):  # who cannot keep notes is told so where one is missed
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new.write_text(json.dumps([storage, workspace]))
+        new.replace(note)
+
+
+def noted_workspace(storage: str) -> str | None:
+    """Give the directory with which a program of this user opened a storage last; None if none did."""
+    try:
+        noted = json.loads(_note(storage).read_text())
+    except (OSError, ValueError):
+        return None
+    return str(noted[1]) if isinstance(noted, list) and len(noted) == 2 and noted[0] == storage else None
+
+
+def expect_noted(storage: str, workspace: str | None = None) -> None:
+    """Refuse what a database says of where files are, unless a program of this user has opened just that.
+
+    A storage has a git repository, whose configuration may name programs; and a directory that a row names would be
+    written to. So a row chooses among the places that are known here, as it does among functions.
+
+    Args:
+        storage: as it is stored.
+        workspace: as it is stored; None if its directory does not matter.
+
+    Raises:
+        NotAllowed: it is not known here.
+    """
+    known = noted_workspace(storage)
+    if known is None or (workspace is not None and known != workspace):
+        place = (
+            f"{shown(workspace)} with snapshots in {shown(storage)}" if workspace else f"the storage {shown(storage)}"
+        )
+        raise NotAllowed(
+            f"No program of this user has opened {place}, and what is stored does not decide where files are. Wrap the "
+            "graph with this workspace; or, if it is yours: agentgit workspace list --dir DIR --store STORAGE"
+        )
+
+
+def _home() -> Path:
+    found = os.environ.get("AGENTGIT_HOME")
+    return Path(found or Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "agentgit"))
+
+
+def _note(storage: str) -> Path:
+    return Path(_home(), "known", _short(storage))
+
+
+def _short(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]

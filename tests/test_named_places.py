@@ -1,0 +1,181 @@
+"""What a row says of where files are: no git, no hook and no directory that a program of this user has not opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import agentgit
+from agentgit.demo import build
+from agentgit.errors import NotAllowed, RollbackIncomplete, Unavailable
+from agentgit.web import app
+from agentgit.workspace.places import expect_noted, noted_workspace
+
+EFFECTS = {"create_order": "idempotent"}
+
+
+class Place:
+    """A session with files, and a storage of somebody else that its rows are made to name."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.work, self.victim = folder, folder / "work", folder / "victim"
+        self.evil, self.ran = folder / "evil", folder / "ran"
+        self._prepare(monkeypatch)
+        monkeypatch.setenv("AGENTGIT_HOME", str(folder / "home"))
+        with agentgit.open(folder / "a.db") as repo:
+            agent = repo.wrap(build(str(folder / "shop.db")), session="s", effects=EFFECTS, workspace=self.work)
+            for text in ("one", "two"):
+                (self.work / "a.txt").write_text(text)
+                agent.run("order two chairs")
+
+    def _prepare(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let somebody else, with a home of their own, make a snapshot and a hook."""
+        monkeypatch.setenv("AGENTGIT_HOME", str(self.folder / "their-home"))
+        theirs = self.folder / "theirs"
+        for folder in (theirs, self.victim):
+            folder.mkdir()
+        (theirs / ".profile").write_text("evil")
+        (self.victim / ".profile").write_text("good")
+        with agentgit.Workspace(theirs, self.evil) as workspace:
+            self.snapshot = workspace.save().id
+        hook = self.evil / "git" / "hooks" / "reference-transaction"
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text(f"#!/bin/sh\ntouch {self.ran}\n")
+        hook.chmod(0o755)
+        with sqlite3.connect(self.evil / "catalog.db") as catalog:
+            catalog.execute("DELETE FROM state WHERE name = 'place'")
+
+    def name(self, **settings: Any) -> None:
+        """Have all rows name their storage."""
+        said = {
+            "workspace": str(self.victim), "storage": str(self.evil), "environment": "git", "max_checkpoints": 100,
+            "exclude_patterns": [], "max_file_size": 10**8, "holder": "1", **settings,
+        }  # fmt: skip
+        with sqlite3.connect(self.folder / "a.db") as db:
+            written = (self.snapshot, json.dumps(said).encode())
+            assert db.execute("UPDATE workspace_snapshot SET snapshot = ?, settings = ?", written).rowcount == 2
+
+    def expect_untouched(self) -> None:
+        """Make sure that nothing was run, written or made."""
+        assert not self.ran.exists()
+        assert (self.victim / ".profile").read_text() == "good"
+        assert sorted(os.listdir(self.victim)) == [".profile"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
+
+
+def test_a_row_names_no_storage_and_no_directory(place: Place) -> None:
+    place.name()
+    with agentgit.open(place.folder / "a.db") as repo:
+        plan = repo.plan_rollback("main#1", "s")
+        assert plan.files is not None
+        assert "No program of this user has opened" in plan.files.problem
+        with pytest.raises(Unavailable, match="No program of this user has opened"):
+            repo.rollback("main#1", "s")
+        with pytest.raises(RollbackIncomplete, match="No program of this user has opened"):
+            repo.rollback("main#1", "s", force=True)
+        repo.gc()
+    place.expect_untouched()
+
+
+def test_a_known_storage_is_opened_with_no_other_directory(place: Place) -> None:
+    with sqlite3.connect(place.folder / "a.db") as db:
+        known = json.loads(db.execute("SELECT settings FROM workspace_snapshot LIMIT 1").fetchone()[0])
+    assert noted_workspace(known["storage"]) == str(place.work)
+    place.name(storage=known["storage"])
+    place.work.rename(place.folder / "elsewhere")
+    with agentgit.open(place.folder / "a.db") as repo, pytest.raises(Unavailable, match="No program of this user"):
+        repo.rewind_files("main#1", "s")
+    place.expect_untouched()
+
+
+def test_a_wrapped_session_takes_no_snapshot_of_a_storage_that_a_row_names(place: Place) -> None:
+    place.name(workspace=str(place.folder / "gone"))
+    with agentgit.open(place.folder / "a.db") as repo:
+        repo.wrap(build(str(place.folder / "shop.db")), session="s", effects=EFFECTS, workspace=place.work)
+        with pytest.raises(Unavailable, match="No program of this user has opened"):
+            repo.rewind_files("main#1", "s")
+    place.expect_untouched()
+    assert (place.work / "a.txt").read_text() == "two"
+
+
+def test_an_export_reads_no_storage_that_a_row_names(place: Place) -> None:
+    place.name()
+    with agentgit.open(place.folder / "a.db") as repo:
+        repo.export("s", place.folder / "s.jsonl", files=True)
+    assert "evil" not in (place.folder / "s.jsonl").read_text().replace(str(place.evil), "")
+    assert "nobody there has opened its storage" in (place.folder / "s.jsonl").read_text()
+    place.expect_untouched()
+
+
+def test_erasing_opens_no_storage_that_a_row_names(place: Place) -> None:
+    place.name()
+    with agentgit.open(place.folder / "a.db") as repo:
+        assert "No program of this user" in str(repo.delete_session("s").left)
+    place.expect_untouched()
+
+
+def test_a_plan_over_http_opens_nothing(place: Place) -> None:
+    place.name(environment="git", surprise=1)
+    with agentgit.open(place.folder / "a.db") as repo:
+        repo.users.add("ada", "correct horse battery", is_admin=True)
+        session = repo.session("s")
+        repo.share("s", "ada", "editor")
+        http = TestClient(app(repo), base_url="https://testserver")
+        http.headers["authorization"] = f"Bearer {repo.keys.create('k', 'admin', user='ada').secret}"
+        at = f"/api/v1/sessions/{session.id}"
+        answer = http.get(f"{at}/plan", params={"to": "main#1"})
+        assert answer.status_code == 200, answer.text
+        assert "No program of this user" in answer.json()["files"]["problem"]
+    place.expect_untouched()
+
+
+def test_git_runs_no_hook_and_asks_no_remote_of_its_folder(tmp_path: Path) -> None:
+    work, ran = tmp_path / "work", tmp_path / "ran"
+    work.mkdir()
+    (work / "a.txt").write_text("one")
+    workspace = agentgit.Workspace(work, tmp_path / "store")
+    first = workspace.save()
+    (work / "a.txt").write_text("two")
+    second = workspace.save()
+    git = tmp_path / "store" / "git"
+    hook = git / "hooks" / "reference-transaction"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hook.chmod(0o755)
+    for name, value in (
+        ("core.repositoryformatversion", "1"), ("extensions.partialClone", "origin"), ("remote.origin.url", str(git)),
+        ("remote.origin.promisor", "true"), ("remote.origin.uploadpack", f"touch {ran}; false"),
+    ):  # fmt: skip
+        subprocess.run(["git", "config", "--file", str(git / "config"), name, value], check=True)  # noqa: S603, S607  # ours
+    workspace.restore(first.id)
+    assert not ran.exists()
+    for pack in (git / "objects" / "pack").iterdir():
+        pack.unlink()
+    with pytest.raises(agentgit.AgentGitError):
+        agentgit.Workspace(work, tmp_path / "store").restore(second.id)
+    assert not ran.exists()
+
+
+def test_who_opened_a_workspace_is_asked_and_not_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(NotAllowed, match="agentgit workspace list --dir"):
+        expect_noted(str(tmp_path / "store"), str(work))
+    agentgit.Workspace(work, tmp_path / "store").close()
+    expect_noted(str(tmp_path / "store"), str(work))
+    with pytest.raises(NotAllowed):
+        expect_noted(str(tmp_path / "store"), str(tmp_path))
