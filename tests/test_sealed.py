@@ -382,7 +382,6 @@ def test_q1_no_row_that_has_a_code_is_written_past_it():
         ("store/journal.py", "update", "tool_invocation"),  # signed
         ("store/journal.py", "insert", "world_log"),  # signed
         ("store/checkpoints.py", "insert", "checkpoint"),  # signed
-        ("store/checkpoints.py", "update", "internal_session"),  # the head, where there are no keys
         ("store/keys.py", "update", "api_key"),  # when it was last used
         ("store/operations.py", "update", "operation"),  # its owner and lease
         ("store/sessions.py", "update", "internal_session"),  # who holds it, its metadata

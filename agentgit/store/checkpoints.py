@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select
 
 from agentgit.errors import InvalidInput
 from agentgit.spans import span
@@ -15,7 +15,7 @@ from agentgit.store import macs
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
-from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment, change_branch
+from agentgit.store.sessions import BRANCH, CHECKPOINT, TAG, Found, Segment
 from agentgit.store.slices import slices
 from agentgit.store.tables import OperationRow
 from agentgit.store.telling.trail import note
@@ -148,7 +148,7 @@ class Checkpoints:
             "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
         }  # fmt: skip
         _ADD.run(connection, macs.signed(connection, CHECKPOINT, row))
-        change_branch(connection, _MOVE_HEAD, {**of_branch, "head_id": checkpoint_id})
+        _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
@@ -226,11 +226,7 @@ _LAST_NUMBER = Prepared(
         CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
     )
 )
-_MOVE_HEAD = Prepared(
-    update(BRANCH)
-    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-    .values(head_id=bindparam("head_id"))
-)
+_MOVE_HEAD = macs.Change(BRANCH, "head_id")
 _ITS_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, Table, and_, insert, select, update
+from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, insert, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.store.encryption import Seal, seal_of
+from agentgit.store.prepared import Prepared
 from agentgit.store.tables import METADATA
 
 Found = TypeVar("Found")
@@ -77,6 +79,44 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     return len(rows)
 
 
+class Change:
+    """A change of one row that every turn makes, prepared.
+
+    Args:
+        table: which.
+        columns: those that are changed.
+    """
+
+    def __init__(self, table: Table, *columns: str) -> None:
+        this = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
+        changed = update(table).where(*this).values({name: bindparam(f"new_{name}") for name in columns})
+        self._table = table
+        self._row = Prepared(select(table).where(*this).with_for_update(key_share=True))
+        self._plain = Prepared(changed)
+        self._signed = Prepared(changed.values(mac=bindparam("new_mac")))
+
+    def run(self, connection: Connection, key: Mapping[str, Any], **values: Any) -> None:
+        """Make it.
+
+        Args:
+            connection: in a transaction that writes.
+            key: of the row, by column.
+            values: by column.
+
+        Raises:
+            Corrupt: somebody without the key has changed the row before.
+        """
+        this = {f"of_{name}": value for name, value in key.items()}
+        new = {f"new_{name}": value for name, value in values.items()}
+        seal = seal_of(connection)
+        if seal is None:
+            self._plain.run(connection, this | new)
+            return
+        for row in authentic(connection, self._table, self._row.all(connection, this)):
+            mac = code(seal, self._table, {**row._asdict(), **values})
+            self._signed.run(connection, this | new | {"new_mac": mac})
+
+
 def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
     """Give rows as they were read, if they are as somebody with a key wrote them.
 
@@ -118,6 +158,7 @@ def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
     return seal.code(table.name, _message(table, row))
 
 
+@cache
 def _covered(table: Table) -> Sequence[str]:
     return sorted(set(table.c.keys()) - UNCOVERED.get(table.name, frozenset()) - {"mac"})
 

@@ -15,7 +15,6 @@ from agentgit.checkpoints import refs
 from agentgit.errors import Conflict
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store import macs, owners
-from agentgit.store.encryption import seal_of
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.journal import Part
@@ -290,7 +289,7 @@ class Sessions:
             seq: the end of the world log.
         """
         if branch.world_seen != seq:
-            change_branch(connection, _SEE, {**self._key(branch.id), "world_seen": seq})
+            _SEE.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Give a branch back after a run; nothing happens if somebody else has taken it over."""
@@ -408,7 +407,7 @@ _LOCK = Prepared(
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .with_for_update(key_share=True)  # others may still add rows that refer to it
 )
-_SEE = Prepared(update(BRANCH).where(*_this_branch).values(world_seen=bindparam("world_seen")))
+_SEE = macs.Change(BRANCH, "world_seen")
 _RELEASE = Prepared(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
@@ -423,22 +422,6 @@ _TOUCH = Prepared(
     .values(updated_at=bindparam("now"))
     .returning(SESSION.c.meta)
 )
-
-
-def change_branch(connection: Connection, statement: Prepared, values: Mapping[str, Any]) -> None:
-    """Change a branch as every turn does: by a prepared statement, where no code covers its row.
-
-    Args:
-        connection: in a transaction that writes.
-        statement: what does it.
-        values: its parameters: `tenant`, `branch`, and new values by the names of their columns.
-    """
-    if seal_of(connection) is None:
-        statement.run(connection, values)
-        return
-    new = {name: value for name, value in values.items() if name not in ("tenant", "branch")}
-    this = (BRANCH.c.tenant_id == values["tenant"], BRANCH.c.id == values["branch"])
-    macs.change(connection, BRANCH, *this, **new)
 
 
 def _is_held(row: Any, taken: Found) -> bool:
