@@ -237,6 +237,7 @@ LIES = {
     "a doubled state": (double("state"), "second time"),
     "a doubled write": (double("write"), "second time"),
     "a doubled entry of the log": (double("log"), "out of order"),
+    "a log that tells other than a call": (change("log", action="unknown"), "was last logged as unknown"),
     "no session": (drop("session"), "where none should be"),
     "two sessions": (double("session"), "where none should be"),
     "a state that lies about its hash": (change("state", state_hash="0" * 64), "hash of its state"),

@@ -19,6 +19,9 @@ PUBLIC_6 = IPv6Network("2000::/3")
 NAT64 = IPv6Network("64:ff9b::/96")
 """IPv6 addresses that stand for the IPv4 address in their last four bytes."""
 
+ISATAP = 0x00005EFE
+"""The third quarter of IPv6 addresses that stand for the IPv4 address in their last four bytes (RFC 5214)."""
+
 SHARED = IPv4Network("100.64.0.0/10")
 """Addresses inside of a carrier's network, or of a cloud's."""
 
@@ -140,6 +143,8 @@ def _embedded(address: Address) -> Address:
     if isinstance(address, IPv4Address):
         return address
     if address in NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    if (int(address) >> 32) & 0xFCFFFFFF == ISATAP:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address
 

@@ -29,7 +29,18 @@ from agentgit.store.tables import InternalSessionRow, ToolInvocationRow, WorldLo
 from agentgit.store.telling.trail import note
 from agentgit.tools import ToolInvocation
 from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import CALL, INTENDED, MOVES, PAUSED, REDO, REVERSE_FAILED, REVERSING, UNKNOWN
+from agentgit.tools.invocation import (
+    CALL,
+    DONE,
+    INTENDED,
+    MOVES,
+    PAUSED,
+    REDO,
+    REVERSE_FAILED,
+    REVERSE_UNKNOWN,
+    REVERSING,
+    UNKNOWN,
+)
 from agentgit.values import as_object, from_json, to_json
 
 INVOCATION = ToolInvocationRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
@@ -38,6 +49,11 @@ BRANCH = InternalSessionRow.__table__  # type: ignore[attr-defined]  # as above
 
 LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
 """The statuses after which something may be otherwise in the world."""
+
+LAST_LOGGED = {status: (status,) for status in LOGGED} | dict.fromkeys(
+    (REVERSING, REVERSE_FAILED), (DONE, REVERSE_UNKNOWN)
+)
+"""What the world log told last of a call that has this status now; of others it tells nothing."""
 
 TOLD = LOGGED | {REVERSE_FAILED}
 """The statuses that the audit trail tells of."""

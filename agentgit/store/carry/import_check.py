@@ -16,6 +16,7 @@ from agentgit.exports.trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
 from agentgit.store.blobs import RECORD, Leaf, unpack
 from agentgit.store.carry.import_values import ListItems, ValueReader, expect_readable, is_message
 from agentgit.store.graph_rows import conversation, hash_state
+from agentgit.store.journal import LAST_LOGGED
 from agentgit.tools.invocation import CALL, PAUSED, REDO
 
 Record = Mapping[str, Any]
@@ -77,6 +78,8 @@ class Checker:
         self._writes: set[tuple[Any, ...]] = set()
         self._pending: dict[int, Record] = {}
         self._replays: list[tuple[int, int]] = []
+        self._statuses: dict[int, str] = {}
+        self._logged: dict[int, str] = {}
         self._requests: set[str] = set()
         self._tags: set[str] = set()
         self.last_seq = 0
@@ -305,6 +308,7 @@ class Checker:
         if len(record["result"]) > 1 or (record["kind"] != CALL and record["replay_of"] is None):
             raise ValueError("has two results, or stands for no other call")
         branch.arrivals.add(record["arrival"])
+        self._statuses[record["id"]] = record["status"]
         branch.counted += record["status"] != PAUSED and record["kind"] != REDO
         if record["replay_of"] is not None:
             self._replays.append((record["id"], record["replay_of"]))
@@ -325,6 +329,7 @@ class Checker:
         if record["seq"] <= self.last_seq:
             raise ValueError("is out of order")
         self.last_seq = record["seq"]
+        self._logged[record["call"]] = record["action"]
 
     # -- the end
 
@@ -339,6 +344,10 @@ class Checker:
             self._expect("call", replay_of)
             if id == replay_of:
                 raise ValueError(f"comes after a call {id} that stands for itself")
+        for id, action in self._logged.items():
+            status = self._statuses[id]
+            if action not in LAST_LOGGED.get(status, ()):
+                raise ValueError(f"comes after a call {id} that is {status}, and was last logged as {action}")
         for branch in self._branches.values():
             self._expect_fits(branch)
 

@@ -10,11 +10,11 @@ from agentgit.sessions import operation
 from agentgit.store.checkpoints import OPERATION
 from agentgit.store.fsck.rows import Rows
 from agentgit.store.fsck.values import RESTORE
-from agentgit.store.journal import INVOCATION, LOGGED, WORLD
+from agentgit.store.journal import INVOCATION, LAST_LOGGED, LOGGED, WORLD
 from agentgit.store.sessions import BRANCH
 from agentgit.tools import invocation
 from agentgit.tools.effects import KINDS, UNDECLARED
-from agentgit.tools.invocation import DONE, FAILED, MOVES, PAUSED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSED, REVERSING
+from agentgit.tools.invocation import FAILED, MOVES, PAUSED, REVERSED
 from agentgit.tools.plan import ROLLBACK, SWITCH
 from agentgit.values import from_json
 
@@ -22,9 +22,6 @@ CALL_STATUSES = frozenset({*MOVES, FAILED, PAUSED, REVERSED})
 CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO)
 OPERATION_KINDS = (ROLLBACK, SWITCH, "fork")
 OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
-
-TOLD = {status: (status,) for status in LOGGED} | dict.fromkeys((REVERSING, REVERSE_FAILED), (DONE, REVERSE_UNKNOWN))
-"""What the log told last of a call that has this status now; of others it tells nothing."""
 
 
 def check_world(check: Rows) -> None:
@@ -101,7 +98,7 @@ def _told_last(check: Rows) -> None:
         .where(INVOCATION.c.status != WORLD.c.action)
     )
     for id, status, action in check.connection.execute(query):
-        if status in CALL_STATUSES and action in LOGGED and action not in TOLD.get(status, ()):
+        if status in CALL_STATUSES and action in LOGGED and action not in LAST_LOGGED.get(status, ()):
             said = f"its status is {status}, and the world log told last that it is {action}"
             check.report.add(f"tool_invocation {id}", said, RESTORE)
 
