@@ -290,6 +290,7 @@ def test_q8_what_a_service_answers_is_not_told(opened):
             connection, _ = server.accept()
             with connection:
                 connection.sendall(b"SSH-2.0-hush_9.6\r\n")
+                connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):  # closed with something unread, it would be a reset
                     pass
 
