@@ -331,6 +331,20 @@ def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
         repo.rollback("main#1", "s")
 
 
+@pytest.mark.parametrize("mac", [b"", b"x", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 7])
+def test_q1_what_is_no_code_is_none(eventful, tmp_path, mac):
+    """Q1: bytes of any kind, a text, a number, or the code of a key that nobody has: Corrupt, and a finding."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE tool_invocation SET mac = ?", (mac,))
+        engine.dispose()
+        with pytest.raises(Corrupt, match="tool_invocation"):
+            repo.tool_track("s")
+        assert [one for one in repo.fsck(2).findings if one.row.startswith("tool_invocation ")]
+
+
 def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
     """Q1: what somebody changed gets no new code: not by another key, nor by a verb that changes the same row."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:

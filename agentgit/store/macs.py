@@ -1,7 +1,7 @@
 """Message authentication codes of rows: in a database that has keys, nobody without one changes what a row says.
 
 A code covers the columns of its row as they are read, also those that are sealed: no value can be exchanged with that
-of another row, put back from a copy or emptied. A row that is changed is checked before, so that nobody signs for it.
+of another row, emptied, or put back alone. A row that is changed is checked before: nobody signs for a stranger.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
     """Tell whether a row has the code of what it says; without one it is as good where not everything is encrypted."""
     if row.mac is None:
         return not seal.is_whole
-    return seal.is_code(table.name, _message(table, row._asdict()), bytes(row.mac))
+    # SQLite keeps a text in a column of bytes, too.
+    return isinstance(row.mac, bytes) and seal.is_code(table.name, _message(table, row._asdict()), row.mac)
 
 
 def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
