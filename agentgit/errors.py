@@ -217,7 +217,7 @@ class SchemaMismatch(AgentGitError):
 
 
 class Corrupt(AgentGitError):
-    """Stored bytes do not match their hash, or a row that others need is gone.
+    """Stored bytes do not match their hash, a row that others need is gone, or somebody without the key changed one.
 
     Args:
         message: which row, and what to do next.

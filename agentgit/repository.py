@@ -155,7 +155,7 @@ def _user(store: Store, name: str, *, create: bool) -> User:
     """Find the user, or make one; a database that cannot be written is read all the same."""
     expect_name(name, "user")
     with store.database.reading() as connection:
-        found = store.users.named(connection, name)
+        found = store.users.opening(connection, name)
         if found is None and not create:
             there = [user.name for user in store.users.all(connection)]
             raise NotFound(
@@ -164,7 +164,7 @@ def _user(store: Store, name: str, *, create: bool) -> User:
     if found is not None and found.disabled_at is not None:
         raise shut_out(found)
     return found or store.database.write(
-        lambda c: store.users.named(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
+        lambda c: store.users.opening(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
     )
 
 

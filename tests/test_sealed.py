@@ -15,7 +15,7 @@ import agentgit
 from agentgit import Keyring
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
-from agentgit.store import macs
+from agentgit.store import macs, schema
 from agentgit.store.blobs import LIST, leaf
 from agentgit.store.database import Database
 from agentgit.store.encryption import Seal, key_of
@@ -254,6 +254,7 @@ def eventful(tmp_path_factory):
         agent = repo.wrap(build(place / "shop.db"), session="files", workspace=place / "w", effects=EFFECTS)
         agent.run("order two chairs")
         agent.rollback("main#1")
+        repo.wrap(build(place / "shop.db"), session="files", workspace=place / "w").checkpoint("zebra")
         repo.tag("HEAD", "t", session="s", description="told")
         eve = repo.users.add("eve")
         repo.share("s", eve, "viewer")
@@ -331,7 +332,7 @@ def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
         repo.rollback("main#1", "s")
 
 
-@pytest.mark.parametrize("mac", [b"", b"x", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 7])
+@pytest.mark.parametrize("mac", [b"", b"\xffagit\1", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 10**11])
 def test_q1_what_is_no_code_is_none(eventful, tmp_path, mac):
     """Q1: bytes of any kind, a text, a number, or the code of a key that nobody has: Corrupt, and a finding."""
     (tmp_path / "x.db").write_bytes(eventful)
@@ -343,6 +344,120 @@ def test_q1_what_is_no_code_is_none(eventful, tmp_path, mac):
         with pytest.raises(Corrupt, match="tool_invocation"):
             repo.tool_track("s")
         assert [one for one in repo.fsck(2).findings if one.row.startswith("tool_invocation ")]
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[1]) as repo, pytest.raises(Corrupt, match="tool_invocation"):
+        repo.rotate_keys()
+
+
+def forge(repo, name, like, **values):
+    """Add a row that is like another one but for some values, as somebody who has no key."""
+    table = raw(name)
+    with repo.store.database.reading() as connection:
+        row = dict(connection.execute(select(table).where(like(table.c))).mappings().first())
+    write(repo, insert(table).values(row | values))
+
+
+def test_q1_a_share_that_somebody_put_in_opens_nothing(url, tmp_path):
+    """Q1: who shares a session with himself by a row without a code reads nothing, and gets no true right by it."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        story(repo, tmp_path)
+        eve, session = repo.as_user(repo.users.add("eve")), repo.session("s")
+        repo.ensure_session("other")
+        repo.share("other", "eve", "viewer")
+        forge(repo, "session_member", lambda c: c.user_id == eve.user.id, external_session_id=session.id, role="owner")
+        for verb in (
+            lambda: eve.session(session.id), lambda: eve.export(session.id, tmp_path / "x"), eve.sessions,
+            lambda: eve.share(session.id, "eve", "owner"), lambda: eve.share_link(session.id),
+            lambda: eve.delete_session(session.id), lambda: eve.tool_track(session.id),
+        ):  # fmt: skip
+            with pytest.raises(Corrupt, match="session_member"):
+                verb()
+        assert repo.branch("s").conversation_history
+
+
+def test_q1_words_that_somebody_put_in_find_nothing(eventful, tmp_path):
+    """Q1: texts that are put into the index of an encrypted database, for calls and messages, are not shown."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        assert len(list(repo.search("zebra", "files"))) == 1
+        call = repo.tool_track("s")[0]
+        write(repo, update(raw("search_text")).values(kind="call", row_id=call.id))
+        assert list(repo.search("zebra", "files")) == []
+
+
+def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):
+    """Q1: the checkpoint at which a branch left is checked, though the path of the branch ends before it."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        point = next(
+            branch.branch_point_checkpoint_id for branch in repo.branches("files") if branch.branch_point_checkpoint_id
+        )
+        table = raw("checkpoint")
+        write(repo, update(table).where(table.c.id == point).values(number=900))
+        with pytest.raises(Corrupt, match="checkpoint"):
+            repo.checkpoints("files")
+
+
+@pytest.mark.parametrize("change", [
+    ("checkpoint", {"graph_checkpoint_id": "elsewhere"}, lambda repo: list(repo.log("s", which="all"))),
+    ("tool_invocation", {"external_session_id": 7}, lambda repo: repo.plan_rollback("main#1", "files")),
+    ("workspace_snapshot", {"snapshot": "another"}, lambda repo: repo.plan_rollback("main#1", "files")),
+    ("internal_session", {"thread_id": "another"}, lambda repo: repo.checkpoints("s")),
+])  # fmt: skip
+def test_q1_what_another_row_leads_to_is_checked(eventful, tmp_path, change):
+    """Q1: rows that are read on the way, joined or in parts, are checked as those that are asked for."""
+    table, values, verb = change
+    (tmp_path / "x.db").write_bytes(eventful)
+    engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+        stored = raw(table)
+        order = stored.c.id if table in ("checkpoint", "internal_session") else stored.c.id.desc()
+        one = connection.execute(select(stored.c.id).order_by(order).limit(1)).scalar()
+        connection.execute(update(stored).where(stored.c.id == one).values(values))
+    engine.dispose()
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo, pytest.raises(Corrupt, match=table):
+        verb(repo)
+
+
+def test_q1_a_call_that_is_gone_is_missed_by_a_plan(eventful, tmp_path):
+    """Q1: a plan refuses a session whose world log tells of a call that was deleted."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    engine = create_engine(f"sqlite:///{tmp_path / 'x.db'}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM tool_invocation")
+    engine.dispose()
+    with (
+        agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo,
+        pytest.raises(Corrupt, match="world log tells of a call"),
+    ):
+        repo.plan_rollback("main#1", "files")
+
+
+def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path):
+    """Q1: where the row of the local owner was changed, the database opens, and fsck names it."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        write(repo, update(raw("user")).values(mac=None))
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        assert [one for one in repo.fsck(2).findings if one.row.startswith("user ")]
+
+
+def test_q1_a_schema_without_codes_is_no_way_out(eventful, tmp_path):
+    """Q1: an encrypted database keeps its codes: it goes back to an earlier schema only when it is in clear."""
+    (tmp_path / "x.db").write_bytes(eventful)
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+    with pytest.raises(InvalidInput, match="--off"):
+        schema.downgrade(database, "0015", lose=True)
+    database.close()
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        assert repo.fsck(2).findings == ()
+        repo.rotate_keys(off=True)
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+    schema.downgrade(database, "0015", lose=True)
+    schema.upgrade(database)
+    database.close()
+    with agentgit.open(tmp_path / "x.db") as repo:
+        assert repo.fsck(2).findings == ()
 
 
 def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):

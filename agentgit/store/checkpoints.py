@@ -12,6 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 from agentgit.errors import InvalidInput
 from agentgit.spans import span
 from agentgit.store import macs
+from agentgit.store.encryption import seal_of
 from agentgit.store.failures import missing_row
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
@@ -172,8 +173,12 @@ class Checkpoints:
     def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
         """Read checkpoints, each with its branch's name, thread and session, oldest first."""
         mine = CHECKPOINT.c.tenant_id == self.tenant_id
-        found = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
-        return macs.authentic(connection, CHECKPOINT, found)
+        rows = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
+        found = macs.authentic(connection, CHECKPOINT, rows)
+        for part in slices(list({row.internal_session_id for row in found}) if seal_of(connection) is not None else ()):
+            branches = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id.in_(part))
+            macs.authentic(connection, BRANCH, connection.execute(branches))
+        return found
 
     def by_id(self, connection: Connection, checkpoint_id: int) -> Found:
         """Read one checkpoint that must exist, with its branch's name, thread and session."""

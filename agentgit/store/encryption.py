@@ -165,7 +165,7 @@ def key_of(data: bytes) -> str | None:
         >>> key_of(b"{}") is None
         True
     """
-    if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : HEAD - 1] != bytes([SEALED]):
+    if len(data) < HEAD or data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : HEAD - 1] != bytes([SEALED]):
         return None
     return data[HEAD : HEAD + data[HEAD - 1]].decode("ascii", "replace")
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.finding import TOP, Filter, Mark
+from agentgit.store import macs
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, CHECKPOINT, Found, Segment
 from agentgit.store.slices import slices
@@ -89,7 +90,8 @@ class Log:
             if len(found) == limit and _mark(found[-1]) > newest:
                 break
             given = self._given(part, wanted, tagged) | {"at": after.at, "last": after.id, "limit": limit}
-            found = sorted([*found, *prepared.all(connection, given)], key=_mark, reverse=True)[:limit]
+            rows = macs.authentic(connection, CHECKPOINT, prepared.all(connection, given))
+            found = sorted([*found, *rows], key=_mark, reverse=True)[:limit]
         return found
 
     def count(self, connection: Connection, parts: Sequence[Part], wanted: Filter, tagged: int | None) -> int:
@@ -101,9 +103,9 @@ class Log:
         """Read the checkpoint that is so many steps before the end of a path; None if it is shorter."""
         for part in reversed(of_path(path)):
             given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
-            row: Found | None = _BACK.first(connection, {**given, "steps": steps})
-            if row is not None:
-                return row
+            rows = macs.authentic(connection, CHECKPOINT, _BACK.all(connection, {**given, "steps": steps}))
+            if rows:
+                return cast(Found, rows[0])
             steps -= _count(()).all(connection, given)[0].count
         return None
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bindparam, insert, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.store.encryption import Seal, seal_of
@@ -26,7 +26,7 @@ UNCOVERED: Mapping[str, frozenset[str]] = {
     "internal_session": frozenset({"status", "owner", "lease_until", "epoch", "searched", "meta"}),
     "operation": frozenset({"owner", "lease_until"}),
 }
-"""The columns that a code does not cover, by their tables: what moves all the time and decides nothing that stays."""
+"""The columns that a code does not cover, by their tables: what moves all the time."""
 
 
 def tables() -> list[Table]:
@@ -68,7 +68,7 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     seal = seal_of(connection)
     if seal is None:
         return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
-    query = select(table).where(*conditions).with_for_update(key_share=True)
+    query = select(table).where(*conditions).order_by(*table.primary_key).with_for_update(key_share=True)
     rows = authentic(connection, table, connection.execute(query))
     for row in rows:
         connection.execute(
@@ -138,6 +138,11 @@ def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> li
                 row=f"{table.name} {name}",
             )
     return found
+
+
+def columns(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:
+    """Give the columns to read where some are needed: in a database with keys all of them, for `authentic`."""
+    return list(table.c) if seal_of(connection) is not None else [table.c[name] for name in names]
 
 
 def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] | None:

@@ -64,9 +64,9 @@ def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def key_in(stored: bytes | str | None) -> str:
+def key_in(stored: Any) -> str:
     """Tell which key a stored value has, also from its beginning; the empty text if none."""
-    if stored is None:
+    if not isinstance(stored, str | bytes | memoryview):
         return ""
     if isinstance(stored, str):
         # Whole groups of four: the beginning of a text may end anywhere.

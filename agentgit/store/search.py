@@ -18,6 +18,7 @@ from agentgit.checkpoints.finding import TOP, Hit, Rank, Text
 from agentgit.checkpoints.words import Query, snippet
 from agentgit.errors import Corrupt
 from agentgit.store.blobs import Leaf
+from agentgit.store.encryption import seal_of
 from agentgit.store.graph import GraphStore
 from agentgit.store.graph_rows import Place
 from agentgit.store.journal import INVOCATION
@@ -87,6 +88,8 @@ class Search:
             before = after.id if named is after.named else TOP.id
             rows = self._found(connection, parts, scopes, wanted, Rank(named, before))
             inside = (row for row in rows if row.number <= ends.get(row.internal_session_id, 0))
+            if seal_of(connection) is not None:  # who put others in wants to read what is encrypted
+                inside = (row for row in inside if row.kind == NAMED)
             while some := list(islice(inside, min(at_once, AT_ONCE))):
                 for row, hit in self._hits(connection, some, ends, wanted):
                     yield Rank(named, row.id), hit

@@ -233,9 +233,10 @@ class Sessions:
         statement = _ACQUIRE[self.leases is not None]
         taken = statement.all(connection, {**self._key(branch_id), "by": owner, **lease})
         if taken:
+            row = macs.authentic(connection, BRANCH, taken)[0]
             if self.leases is not None:
                 self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
-            return cast(Found, macs.authentic(connection, BRANCH, taken)[0])
+            return cast(Found, row)
         row = self.branch(connection, branch_id)
         expect_whole(row)
         raise Conflict(  # also if it was given back at this very moment
@@ -361,10 +362,11 @@ class Sessions:
 
     def _points(self, connection: Connection, ids: list[int]) -> dict[int, int]:
         """Look up the numbers of some checkpoints on their branches."""
-        query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
+        query = select(*macs.columns(connection, CHECKPOINT, "id", "number")).where(
             CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
-        return {row.id: row.number for row in connection.execute(query, {"ids": ids})}
+        found = macs.authentic(connection, CHECKPOINT, connection.execute(query, {"ids": ids}))
+        return {row.id: row.number for row in found}
 
     def _key(self, branch_id: int) -> dict[str, Any]:
         return {"tenant": self.tenant_id, "branch": branch_id}

@@ -88,7 +88,8 @@ class Snapshots:
             other.c.external_session_id.not_in(sessions),
         )
         query = select(SNAPSHOT).where(self._mine(), SNAPSHOT.c.external_session_id.in_(sessions), ~elsewhere)
-        return list({(row.snapshot, row.settings): files_of(row) for row in connection.execute(query)}.values())
+        rows = macs.authentic(connection, SNAPSHOT, connection.execute(query))
+        return list({(row.snapshot, row.settings): files_of(row) for row in rows}.values())
 
     def held(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
         """Tell which of these snapshots any row has."""
@@ -120,10 +121,12 @@ class Snapshots:
         )
         free = select(SNAPSHOT).where(self._mine(), looked_again, ~elsewhere)
         if not without:
-            return [(row.id, files_of(row)) for row in connection.execute(free.where(~held))]
+            rows = macs.authentic(connection, SNAPSHOT, connection.execute(free.where(~held)))
+            return [(row.id, files_of(row)) for row in rows]
         has = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(mine)
         still = {row.workspace_snapshot_id for row in connection.execute(has) if row.id not in without}
-        return [(row.id, files_of(row)) for row in connection.execute(free) if row.id not in still]
+        rows = macs.authentic(connection, SNAPSHOT, connection.execute(free))
+        return [(row.id, files_of(row)) for row in rows if row.id not in still]
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
         """Forget rows that are free."""

@@ -52,6 +52,15 @@ class Users:
         query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
         return self._one(connection, query)
 
+    def opening(self, connection: Connection, name: str) -> User | None:
+        """Find the user of exactly that name who opens the database.
+
+        Whoever has it and its keys can be anybody. So a row that was changed is not refused here: `fsck` has to open.
+        """
+        query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
+        row = connection.execute(query).first()
+        return _value(row) if row is not None else None
+
     def all(self, connection: Connection) -> list[User]:
         """List them by name."""
         query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)

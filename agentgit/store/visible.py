@@ -11,6 +11,7 @@ from agentgit.auth.roles import OWNER, ROLES, Role
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import Mark
 from agentgit.store import macs
+from agentgit.store.encryption import seal_of
 from agentgit.store.ids import is_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH, SESSION, Found
@@ -45,6 +46,7 @@ class Visible:
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List those that others share with a user, the one that moved last first."""
+        self._expect_authentic(connection, user_id)
         roles = (
             select(MEMBER.c.external_session_id, func.max(_rank).label("rank"))
             .where(MEMBER.c.tenant_id == self.tenant_id, MEMBER.c.user_id == user_id, _holds(datetime.now(UTC)))
@@ -54,6 +56,12 @@ class Visible:
         of = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, self._owner())
         query = self._query(roles.c.rank, of).where(SESSION.c.user_id != user_id, *conditions)
         return [_external(row) for row in macs.authentic(connection, SESSION, connection.execute(query.limit(limit)))]
+
+    def _expect_authentic(self, connection: Connection, user_id: int) -> None:
+        """Look at all shares of a user: what is joined with them is not read whole."""
+        if seal_of(connection) is not None:
+            shares = select(MEMBER).where(MEMBER.c.tenant_id == self.tenant_id, MEMBER.c.user_id == user_id)
+            macs.authentic(connection, MEMBER, connection.execute(shares))
 
     def page(
         self, connection: Connection, user_id: int, *, limit: int | None, after: Mark | None, shared: bool,
@@ -110,14 +118,15 @@ class Visible:
 
     def shared_ids(self, connection: Connection, user_id: int) -> list[int]:
         """List the ids of the sessions that others share with a user."""
+        self._expect_authentic(connection, user_id)
         rows = _SHARED.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
     def owner(self, connection: Connection, session_id: int) -> int | None:
         """Find whose a session is; None if it is not there."""
         this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        found: int | None = connection.execute(select(SESSION.c.user_id).where(this)).scalar()
-        return found
+        row = macs.first(connection, SESSION, select(SESSION).where(this))
+        return row.user_id if row is not None else None
 
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Tell what a user may do with a session now, None if they do not see it; and whether it is their own."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
+from agentgit.errors import Corrupt
 from agentgit.store import macs
 from agentgit.store.encryption import seal_of
 from agentgit.store.journal import BRANCH, INVOCATION, LAST_SEQ, WITH_BRANCH, WORLD, Journal, Part
@@ -135,15 +136,32 @@ class World:
         return self.journal.own_values(connection, newest)
 
     def _expect_authentic(self, connection: Connection, session_id: int) -> None:
-        """Look at all rows: one that was given another status would not be read by the others."""
-        for table in (INVOCATION, WORLD) if seal_of(connection) is not None else ():
-            of_session = (table.c.tenant_id == self.tenant_id, table.c.external_session_id == session_id)
-            macs.authentic(connection, table, connection.execute(select(table).where(*of_session)))
+        """Look at all rows: one that was given another status or session would not be read by the others."""
+        if seal_of(connection) is None:
+            return
+        of_session, of_log = (
+            and_(table.c.tenant_id == self.tenant_id, table.c.external_session_id == session_id)
+            for table in (BRANCH, WORLD)
+        )
+        called = or_(
+            INVOCATION.c.external_session_id == session_id,
+            INVOCATION.c.internal_session_id.in_(select(BRANCH.c.id).where(of_session)),
+        )
+        query = select(INVOCATION).where(INVOCATION.c.tenant_id == self.tenant_id, called)
+        calls = macs.authentic(connection, INVOCATION, connection.execute(query))
+        log = macs.authentic(connection, WORLD, connection.execute(select(WORLD).where(of_log)))
+        lost = {row.invocation_id for row in log} - {row.id for row in calls}
+        if lost:
+            raise Corrupt(
+                f"The world log tells of a call {min(lost)}, which is not there. Run: agentgit fsck; then restore the "
+                "database from a copy.",
+                row=f"tool_invocation {min(lost)}",
+            )
 
     def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed, also where they had run again; oldest first."""
         on_path = and_(self._recorded_on(connection, path), INVOCATION.c.tenant_id == self.tenant_id)
-        taken = connection.execute(select(INVOCATION.c.replay_of).where(on_path, *_TAKEN)).scalars()
+        taken = self._taken(connection, on_path)
         recorded = and_(on_path, INVOCATION.c.kind != REPLAY)
         query = (
             select(INVOCATION, BRANCH.c.inherited)
@@ -151,7 +169,7 @@ class World:
             .where(
                 INVOCATION.c.tenant_id == self.tenant_id,
                 or_(INVOCATION.c.status == REVERSED, SUPERSEDED),
-                or_(recorded, INVOCATION.c.id.in_(list(taken))),
+                or_(recorded, INVOCATION.c.id.in_(taken)),
             )
         )
         rows = connection.execute(query.order_by(INVOCATION.c.id)).all()
@@ -247,7 +265,7 @@ class World:
             path: the track.
             keys: the idempotency keys of the calls.
         """
-        query = select(INVOCATION.c.id, INVOCATION.c.idempotency_key, INVOCATION.c.kind, INVOCATION.c.replay_of).where(
+        query = select(*macs.columns(connection, INVOCATION, "id", "idempotency_key", "kind", "replay_of")).where(
             INVOCATION.c.tenant_id == self.tenant_id,
             INVOCATION.c.external_session_id == session_id,
             INVOCATION.c.kind != REDO,
@@ -255,7 +273,9 @@ class World:
         rows = [
             row
             for part in slices(keys)
-            for row in connection.execute(query.where(INVOCATION.c.idempotency_key.in_(part)))
+            for row in self.journal.authentic(
+                connection, connection.execute(query.where(INVOCATION.c.idempotency_key.in_(part))).all()
+            )
         ]
         own = self.on_path(connection, path, (row.id for row in rows))
         lost = {call.id for call in self.gone(connection, path)}
@@ -286,9 +306,13 @@ class World:
             found.update(
                 connection.execute(select(INVOCATION.c.id).where(on_path, INVOCATION.c.id.in_(part))).scalars()
             )
-            taken = and_(on_path, *_TAKEN, INVOCATION.c.replay_of.in_(part))
-            found.update(connection.execute(select(INVOCATION.c.replay_of).where(taken)).scalars())
+            found.update(self._taken(connection, on_path, INVOCATION.c.replay_of.in_(part)))
         return found
+
+    def _taken(self, connection: Connection, *conditions: Any) -> list[int]:
+        """Find the calls that others stand for by an answer from the record."""
+        query = select(*macs.columns(connection, INVOCATION, "replay_of")).where(*conditions, *_TAKEN)
+        return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
 
     def _recorded_on(self, connection: Connection, path: Sequence[Part]) -> Any:
         """Give the condition that an invocation was recorded on a track."""

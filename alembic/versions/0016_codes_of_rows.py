@@ -7,6 +7,8 @@ Revises: 0015
 import sqlalchemy as sa
 from alembic import op
 
+from agentgit.errors import InvalidInput
+
 revision = "0016"
 down_revision = "0015"
 branch_labels = None
@@ -26,5 +28,13 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    if (
+        not op.get_context().as_sql
+        and op.get_bind().execute(sa.text("SELECT 1 FROM encryption_key")).first() is not None
+    ):
+        raise InvalidInput(
+            "This database is encrypted, and its rows would lose their codes. Store everything in clear before: "
+            "agentgit db rotate --off"
+        )
     for name in TABLES:
         op.drop_column(name, "mac")

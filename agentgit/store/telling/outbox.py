@@ -20,6 +20,7 @@ from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, 
 from agentgit.errors import InvalidInput
 from agentgit.sessions.events import NOWHERE, Event, chosen
 from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
+from agentgit.store import macs
 from agentgit.store.ids import new_id
 from agentgit.store.prepared import Prepared
 from agentgit.store.tables import SessionMemberRow, UserRow, WebhookDeliveryRow, WebhookRow
@@ -91,7 +92,7 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
 def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: int) -> bool:
     """Tell whether the session of an event is shared with a user now."""
     asked = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
-    return event.session_id is not None and _SHARED.first(connection, asked) is not None
+    return event.session_id is not None and bool(macs.authentic(connection, MEMBER, _SHARED.all(connection, asked)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -262,7 +263,7 @@ _HOOKS = Prepared(
     .where(HOOK.c.tenant_id == bindparam("tenant"), USER.c.disabled_at.is_(None))
 )
 _SHARED = Prepared(
-    select(MEMBER.c.role)
+    select(MEMBER)
     .where(
         MEMBER.c.tenant_id == bindparam("tenant"),
         MEMBER.c.external_session_id == bindparam("session"),
