@@ -8,6 +8,7 @@ from scripted import World, call, calls, scripted, tool_node_graph
 import agentgit
 from agentgit.agents.outcomes import MOST_WAITING
 from agentgit.errors import Unavailable
+from agentgit.store.database import Database
 
 
 @pytest.fixture
@@ -92,15 +93,15 @@ def test_w1_no_more_than_a_few_calls_wait(repo, world):
 def test_w1_what_cannot_be_written_now_is_written_when_the_turn_ends(repo, world, monkeypatch):
     """W1: if the database is out of reach when a tool has ended, the tool's result counts, and is recorded later."""
     agent = agent_of(repo, world, calls(ADD, LOOK), "done")
-    write, refused = repo.store.database.write, []
+    write, refused = Database.write, []
 
-    def out_of_reach(work, **how):
+    def out_of_reach(database, work, **how):
         if world.items and not refused:  # the first write after the tool has run: its outcome
             refused.append(work)
             raise Unavailable("out of reach")
-        return write(work, **how)
+        return write(database, work, **how)
 
-    monkeypatch.setattr(repo.store.database, "write", out_of_reach)
+    monkeypatch.setattr(Database, "write", out_of_reach)
     agent.run("go")
     assert refused
     assert [(step.tool_name, step.status) for step in agent.tool_track()] == [("add", "done"), ("look", "done")]
