@@ -266,11 +266,11 @@ class Journal:
 
     def _move(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         this = {"tenant": self.tenant_id, "invocation": invocation_id}
-        if seal_of(connection) is not None:
+        seal = seal_of(connection)
+        if seal is not None:
             for found in _LOCKED.all(connection, this):
-                self.authentic(connection, [found])
-                after = macs.signed(connection, INVOCATION, {**found._asdict(), **values, "status": status})
-                values["mac"] = after["mac"]
+                after = {**values, "status": status}
+                values["mac"] = macs.code_after(connection, seal, INVOCATION, found, after)
         new = {f"new_{name}": value for name, value in values.items()}
         row = _moving(status, tuple(values)).first(connection, this | new)
         if row is None:

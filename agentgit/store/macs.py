@@ -42,9 +42,9 @@ def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict
         table: which.
         row: all columns that are not None.
     """
-    seal = seal_of(connection)
     if "mac" not in table.c:
         return dict(row)
+    seal = seal_of(connection)
     return {**row, "mac": code(seal, table, row) if seal is not None else None}
 
 
@@ -69,12 +69,12 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     if seal is None:
         return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
     query = select(table).where(*conditions).order_by(*table.primary_key).with_for_update(key_share=True)
-    rows = authentic(connection, table, connection.execute(query))
-    for row in rows:
+    rows = connection.execute(query).all()
+    for row, mac in [(row, code_after(connection, seal, table, row, values)) for row in rows]:
         connection.execute(
             update(table)
             .where(and_(*(key == getattr(row, key.name) for key in table.primary_key)))
-            .values(**values, mac=code(seal, table, {**row._asdict(), **values}))
+            .values(**values, mac=mac)
         )
     return len(rows)
 
@@ -112,8 +112,8 @@ class Change:
         if seal is None:
             self._plain.run(connection, this | new)
             return
-        for row in authentic(connection, self._table, self._row.all(connection, this)):
-            mac = code(seal, self._table, {**row._asdict(), **values})
+        for row in self._row.all(connection, this):
+            mac = code_after(connection, seal, self._table, row, values)
             self._signed.run(connection, this | new | {"new_mac": mac})
 
 
@@ -162,6 +162,16 @@ def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
 def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
     """Make the code of a row with the current key."""
     return seal.code(table.name, _message(table, row))
+
+
+def code_after(connection: Connection, seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
+    """Make the code that a row has after a change.
+
+    Raises:
+        Corrupt: somebody without the key has changed the row before.
+    """
+    authentic(connection, table, [row])
+    return code(seal, table, {**row._asdict(), **values})
 
 
 @cache

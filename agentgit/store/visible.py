@@ -124,16 +124,15 @@ class Visible:
 
     def owner(self, connection: Connection, session_id: int) -> int | None:
         """Find whose a session is; None if it is not there."""
-        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
-        row = macs.first(connection, SESSION, select(SESSION).where(this))
-        return row.user_id if row is not None else None
+        asked = {"tenant": self.tenant_id, "session": session_id}
+        rows = macs.authentic(connection, SESSION, _SESSION.all(connection, asked))
+        return rows[0].user_id if rows else None
 
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Tell what a user may do with a session now, None if they do not see it; and whether it is their own."""
-        asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
-        owner = macs.authentic(connection, SESSION, _SESSION.all(connection, asked))
-        if owner and owner[0].user_id == user_id:
+        if self.owner(connection, session_id) == user_id:
             return OWNER, True
+        asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
         roles = [ROLES.index(row.role) for row in macs.authentic(connection, MEMBER, _ROLES.all(connection, asked))]
         return (ROLES[max(roles)] if roles else None), False
 
