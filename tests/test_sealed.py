@@ -4,6 +4,7 @@ import ast
 import json
 from datetime import UTC, datetime
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from sqlalchemy.exc import IntegrityError
 from test_encryption import ONE, TWO, shown, story
 
 import agentgit
-from agentgit import Keyring
+from agentgit import Keyring, SQLModelSaver
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
 from agentgit.store import macs, schema
-from agentgit.store.blobs import LIST, leaf
+from agentgit.store.blobs import LIST, leaf, unpack
 from agentgit.store.database import Database
 from agentgit.store.encryption import Seal, key_of
 from agentgit.store.sealed import raw, sealed_columns
@@ -384,6 +385,72 @@ def test_q1_words_that_somebody_put_in_find_nothing(eventful, tmp_path):
         assert list(repo.search("zebra", "files")) == []
 
 
+def secret_of(repo):
+    """Store a message of somebody else's with a secret, and one of mallory's own."""
+    bob, mallory = repo.users.add("bob"), repo.users.add("mallory")
+    for user, said in ((bob, "the vault opens with 4711"), (mallory, "mine")):
+        agent = repo.as_user(user).wrap(build("shop.db"), session=user.name, effects=EFFECTS)
+        agent.run(said)
+    return bob, mallory
+
+
+def heads(repo, *users):
+    """Give the newest graph checkpoint of a session of each, as it lies there."""
+    table, found = raw("graph_checkpoint"), []
+    for user in users:
+        thread = f"agentgit-{repo.as_user(user).branch(user.name).id}"
+        query = select(table).where(table.c.thread_id == thread, table.c.ns == "").order_by(table.c.seq.desc())
+        with repo.store.database.reading() as connection:
+            found.append(connection.execute(query).first())
+    return found
+
+
+@pytest.mark.parametrize("columns", [["channels"], ["channels", "state_hash"], ["channels", "header", "state_hash"]])
+def test_q1_nobody_reads_the_state_of_another_through_a_row_of_their_own(url, columns):
+    """Q1: who can write rows and has an account puts the state of another user into theirs, and reads nothing."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        bob, mallory = secret_of(repo)
+        theirs, mine = heads(repo, bob, mallory)
+        table = raw("graph_checkpoint")
+        this = and_(*(key == getattr(mine, key.name) for key in table.primary_key))
+        write(repo, update(table).where(this).values({name: getattr(theirs, name) for name in columns}))
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        me = repo.as_user("mallory")
+        for read in (
+            lambda: me.wrap(build("shop.db"), session="mallory"), lambda: me.branch("mallory").conversation_history,
+            lambda: me.export("mallory", BytesIO()),
+        ):  # fmt: skip
+            with pytest.raises(Corrupt, match="without the key") as caught:
+                read()
+            assert "4711" not in str(caught.value)
+    with SQLModelSaver.from_conn_string(url, keyring=RINGS[0], sessions=True) as saver:
+        for verb in (
+            lambda: list(saver.list(None)), lambda: saver.copy_thread(mine.thread_id, "copy"),
+            lambda: saver.get_tuple({"configurable": {"thread_id": mine.thread_id}}),
+            lambda: saver.prune([mine.thread_id]),
+        ):  # fmt: skip
+            with pytest.raises(Corrupt, match="without the key"):
+                verb()
+
+
+def test_q1_nobody_reads_a_value_of_another_through_a_pending_write(url):
+    """Q1: a pending write that somebody without the key put in, with the hash of another one's value, is refused."""
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        bob, mallory = secret_of(repo)
+        theirs, mine = heads(repo, bob, mallory)
+        value = unpack(theirs.channels)["messages"]
+        place = {name: getattr(mine, name) for name in ("tenant_id", "thread_id", "ns", "checkpoint_id")}
+        row = {**place, "task_id": "t", "idx": 0, "task_path": "", "channel": "messages", "value": value}
+        write(repo, insert(raw("graph_write")).values(row))
+    with agentgit.open(url, keyring=RINGS[0]) as repo:
+        me = repo.as_user("mallory")
+        agent = me.wrap(build("shop.db"), session="mallory", effects=EFFECTS)
+        for read in (lambda: agent.state, lambda: agent.run("go on"), lambda: agent.fork()):
+            with pytest.raises(Corrupt, match="without the key"):
+                read()
+        assert [one.row for one in repo.fsck(2).findings if one.row.startswith("graph_write ")]
+
+
 def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):
     """Q1: the checkpoint at which a branch left is checked, though the path of the branch ends before it."""
     (tmp_path / "x.db").write_bytes(eventful)
@@ -497,20 +564,23 @@ def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
 
 def test_q1_no_row_that_has_a_code_is_written_past_it():
     """Q1: no statement elsewhere adds or changes a row of these tables, but for what no code covers."""
-    package, found = Path(agentgit.__file__).parent, set()
+    package, found, signed = Path(agentgit.__file__).parent, set(), set()
     tables = {of.name for of in macs.tables()}
     for path in sorted(package.rglob("[!_]*.py")):
         module = import_module(".".join(["agentgit", *path.relative_to(package).with_suffix("").parts]))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("insert", "update"):
-                of = getattr(module, getattr(node.args[0], "id", ""), None)
-                if getattr(of, "name", None) in tables:
-                    found.add((path.relative_to(package).as_posix(), node.func.id, of.name))
+            if not isinstance(node, ast.Call):
+                continue
+            verb = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if verb == "SignedWrite":  # it gives each row its code
+                signed.update(id(one) for one in ast.walk(node))
+            of = getattr(module, getattr(node.args[0], "id", ""), None) if node.args else None
+            if verb in ("insert", "update") and getattr(of, "name", None) in tables and id(node) not in signed:
+                found.add((path.relative_to(package).as_posix(), verb, of.name))
     assert found == {
-        ("store/journal.py", "insert", "tool_invocation"),  # signed
         ("store/journal.py", "update", "tool_invocation"),  # signed
-        ("store/journal.py", "insert", "world_log"),  # signed
-        ("store/checkpoints.py", "insert", "checkpoint"),  # signed
+        ("store/graph_rows.py", "insert", "graph_checkpoint"),  # what SignedWrite is given
+        ("store/graph_rows.py", "insert", "graph_write"),  # as above
         ("store/keys.py", "update", "api_key"),  # when it was last used
         ("store/operations.py", "update", "operation"),  # its owner and lease
         ("store/sessions.py", "update", "internal_session"),  # who holds it, its metadata

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, select
 
+from agentgit.store import macs
 from agentgit.store.graph_rows import CHECKPOINT, WRITE, Found, Pending, found, pending, where
-from agentgit.store.prepared import Prepared
 from agentgit.store.slices import slices
 
 STEPS = 64
@@ -54,7 +54,7 @@ def writes_of(
     ids, names = list(by_id), list(channels)
     for some in slices(ids, STEPS):
         part = {**_space(tenant_id, checkpoints[0]), "ids": some, "names": names}
-        for row in connection.execute(_WRITES_OF, part):
+        for row in macs.authentic(connection, WRITE, connection.execute(_WRITES_OF, part)):
             by_id[row.checkpoint_id].append(row)
     return {key: pending(rows) for key, rows in by_id.items()}
 
@@ -78,7 +78,7 @@ def _walk_query() -> Any:
     return joined.order_by(walk.c.distance)
 
 
-_WALK = Prepared(_walk_query())
+_WALK = macs.AuthenticQuery(_walk_query(), CHECKPOINT)
 _WRITES_OF = select(WRITE).where(
     *where(WRITE, *_SAME),
     WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),

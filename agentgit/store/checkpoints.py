@@ -148,7 +148,7 @@ class Checkpoints:
             "data": to_json(label.data) if label.data is not None else None,
             "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
         }  # fmt: skip
-        _ADD.run(connection, macs.signed(connection, CHECKPOINT, row))
+        _ADD.run(connection, row)
         _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last + 1
 
@@ -225,7 +225,7 @@ class Checkpoints:
 
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
 _ONE = select(CHECKPOINT).where(*_this)
-_ADD = Prepared(insert(CHECKPOINT))
+_ADD = macs.SignedWrite(insert(CHECKPOINT), CHECKPOINT)
 _LAST_NUMBER = Prepared(
     select(func.max(CHECKPOINT.c.number).label("number")).where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")

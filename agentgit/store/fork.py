@@ -24,6 +24,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
 
+from agentgit.store import macs
 from agentgit.store.chunks import HASH_BYTES
 from agentgit.store.failures import missing_row
 from agentgit.store.graph_rows import (
@@ -95,10 +96,11 @@ def rows_of(
 
 
 _of_thread = where(CHECKPOINT, "tenant_id", "thread_id")
-_NESTED = Prepared(
+_NESTED = macs.AuthenticQuery(
     select(CHECKPOINT)
     .where(*_of_thread, CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
-    .order_by(CHECKPOINT.c.seq.desc())
+    .order_by(CHECKPOINT.c.seq.desc()),
+    CHECKPOINT,
 )
 _WITH_MEMORY = Prepared(
     select(CHECKPOINT.c.ns, CHECKPOINT.c.root_id, func.max(CHECKPOINT.c.seq).label("seq"))
@@ -106,7 +108,7 @@ _WITH_MEMORY = Prepared(
     .group_by(CHECKPOINT.c.ns, CHECKPOINT.c.root_id)
 )
 _LAST_SEQ = Prepared(select(func.max(CHECKPOINT.c.seq).label("seq")).where(*where(CHECKPOINT, *SPACE)))
-_ADD_CHECKPOINTS, _ADD_WRITES = Prepared(insert(CHECKPOINT)), Prepared(insert(WRITE))
+_ADD_CHECKPOINTS, _ADD_WRITES = macs.SignedWrite(insert(CHECKPOINT), CHECKPOINT), macs.SignedWrite(insert(WRITE), WRITE)
 
 
 class _Fork:
@@ -180,7 +182,7 @@ class _Fork:
                 nearest[row.ns] = row
         for ns, row in nearest.items():
             same = and_(self._of_thread(), CHECKPOINT.c.ns == ns, CHECKPOINT.c.seq == row.seq)
-            found = self.connection.execute(select(CHECKPOINT).where(same)).first()
+            found = macs.first(self.connection, CHECKPOINT, select(CHECKPOINT).where(same))
             if found is None:
                 raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
             yield found

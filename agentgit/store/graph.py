@@ -10,7 +10,7 @@ from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
 from agentgit.sessions.upkeep import Parts
-from agentgit.store import fork, pending_writes, threads, usage
+from agentgit.store import fork, macs, pending_writes, threads, usage
 from agentgit.store.blobs import compact, pack
 from agentgit.store.collect import Collected, collect
 from agentgit.store.content import Body, Content, Encoded
@@ -18,12 +18,11 @@ from agentgit.store.graph_rows import (
     ADD_WRITES,
     CHECKPOINT,
     DROP_WRITES,
-    HEAD,
     INTERRUPT,
+    IS_THERE,
     NEWEST,
     NEWEST_ASKING,
     NEWEST_FOR_PUT,
-    NEWEST_HEAD,
     ONE,
     PREVIOUS,
     REPLACE_WRITES,
@@ -156,13 +155,13 @@ class GraphStore:
         return parent
 
     def _must_not_be_gone(self, connection: Connection, place: Place) -> None:
-        if place in self.seen and HEAD.first(connection, self._key(place)) is None:
+        if place in self.seen and IS_THERE.first(connection, self._key(place)) is None:
             refuse_gone(place)
 
     def refuse(self, connection: Connection, place: Place) -> None:
         """Drop the writes that came before a graph checkpoint which was refused, and let no more in."""
         self.seen.add(place)
-        if HEAD.first(connection, self._key(place)) is None:
+        if IS_THERE.first(connection, self._key(place)) is None:
             DROP_WRITES.run(connection, self._key(place))
 
     def put_writes(
@@ -281,8 +280,8 @@ class GraphStore:
         at = found(row)
         if checkpoint_id is None:
             self.newest_known.add(at)
-        if any(one.checkpoint_id != row.checkpoint_id for one in rows):  # a newer one came between the two
-            return at, self.writes(connection, at.place)
+            if any(one.newest != row.checkpoint_id for one in rows):  # a newer one came between the two
+                return at, self.writes(connection, at.place)
         return at, pending(one for one in rows if one.channel is not None)
 
     def stand(self, connection: Connection, thread: str) -> Callable[[], tuple[Found | None, bool, bool]]:
@@ -338,7 +337,7 @@ class GraphStore:
                 query = query.where(tuple_(*order) < tuple_(*(literal(v, column.type) for v, column in pairs)))
         if before is not None:
             query = query.where(c.seq < mark.seq if mark else c.checkpoint_id < before)
-        return [found(row) for row in connection.execute(query)]
+        return [found(row) for row in macs.authentic(connection, CHECKPOINT, connection.execute(query))]
 
     def writes(self, connection: Connection, place: Place) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
@@ -350,8 +349,8 @@ class GraphStore:
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
-        row = NEWEST_HEAD.first(connection, self._space(thread, ""))
-        return Head(*row) if row is not None else None
+        row = NEWEST.first(connection, self._space(thread, ""))
+        return _head(row) if row is not None else None
 
     def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
         """Tell what a checkpoint of agentgit keeps of a graph checkpoint.
@@ -359,10 +358,10 @@ class GraphStore:
         Raises:
             NotFound: the thread has no such graph checkpoint.
         """
-        row = HEAD.first(connection, self._key(Place(thread, "", checkpoint_id)))
+        row = ONE.first(connection, self._key(Place(thread, "", checkpoint_id)))
         if row is None:
             raise _missing(thread, checkpoint_id)
-        return Head(*row)
+        return _head(row)
 
     def read_state(
         self, connection: Connection, thread: str, checkpoint_id: str
@@ -468,6 +467,10 @@ def _counts(names: Iterable[str], fresh: Mapping[str, Encoded], parent: Found | 
         if count or (count == 0 and name == "messages"):
             counts[name] = count
     return counts
+
+
+def _head(row: Any) -> Head:
+    return Head(row.checkpoint_id, row.state_hash, row.message_count)
 
 
 def _missing(thread: str, checkpoint_id: str) -> NotFound:

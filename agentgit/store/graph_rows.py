@@ -11,6 +11,7 @@ from sqlalchemy import and_, bindparam, delete, exists, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.store import macs
 from agentgit.store.blobs import unpack
 from agentgit.store.chunks import HASH_BYTES
 from agentgit.store.content import Body, Encoded
@@ -227,20 +228,20 @@ def upsert(dialect: Any, keep: Iterable[str], *conditions: Any) -> Any:
 
 def _replace(dialect: Any) -> Any:
     statement = dialect.insert(WRITE)
-    moved = {name: statement.excluded[name] for name in ("task_path", "channel", "value")}
+    moved = {name: statement.excluded[name] for name in ("task_path", "channel", "value", "mac")}
     return statement.on_conflict_do_update(index_elements=[c.name for c in WRITE.primary_key], set_=moved)
 
 
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
 SPACE = ("tenant_id", "thread_id", "ns")
 KEY = (*SPACE, "checkpoint_id")
-UPSERT = Prepared({name: upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()})
-REPLACE_WRITES = Prepared({name: _replace(dialect) for name, dialect in _DIALECTS.items()})
-ADD_WRITES = Prepared({name: dialect.insert(WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()})
+UPSERT = macs.SignedWrite({name: upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()}, CHECKPOINT)
+REPLACE_WRITES = macs.SignedWrite({name: _replace(dialect) for name, dialect in _DIALECTS.items()}, WRITE)
+_add_writes = {name: dialect.insert(WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
+ADD_WRITES = macs.SignedWrite(_add_writes, WRITE)
 _one = select(CHECKPOINT).where(*where(CHECKPOINT, *KEY))
 _newest = select(CHECKPOINT).where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1)
-_HEAD = (CHECKPOINT.c.checkpoint_id, CHECKPOINT.c.state_hash, CHECKPOINT.c.message_count)
-ONE, NEWEST = Prepared(_one), Prepared(_newest)
+ONE, NEWEST = macs.AuthenticQuery(_one, CHECKPOINT), macs.AuthenticQuery(_newest, CHECKPOINT)
 _written = [WRITE.c[column.name] == column for column in CHECKPOINT.primary_key]
 _asks = exists().where(*_written, WRITE.c.channel == INTERRUPT)
 _below = CHECKPOINT.alias("below")
@@ -252,19 +253,19 @@ _holds = or_(
         _below.c.root_id == CHECKPOINT.c.checkpoint_id,
     ),
 )
-NEWEST_ASKING = Prepared(_newest.add_columns(_asks.label("asks"), _holds.label("holds")))
+NEWEST_ASKING = macs.AuthenticQuery(_newest.add_columns(_asks.label("asks"), _holds.label("holds")), CHECKPOINT)
 """With whether it waits for a person's answer, and whether it has pending writes, or a subgraph saved something."""
 # Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
-NEWEST_FOR_PUT = Prepared(_newest.with_for_update(read=True, key_share=True))
-HEAD, NEWEST_HEAD = Prepared(_one.with_only_columns(*_HEAD)), Prepared(_newest.with_only_columns(*_HEAD))
-WRITES = Prepared(select(WRITE).where(*where(WRITE, *KEY)))
+NEWEST_FOR_PUT = macs.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), CHECKPOINT)
+IS_THERE = Prepared(_one.with_only_columns(CHECKPOINT.c.seq))
+WRITES = macs.AuthenticQuery(select(WRITE).where(*where(WRITE, *KEY)), WRITE)
 _last = select(CHECKPOINT.c.tenant_id, CHECKPOINT.c.thread_id, CHECKPOINT.c.ns, CHECKPOINT.c.checkpoint_id)
 _last_one = _last.where(*where(CHECKPOINT, *SPACE)).order_by(CHECKPOINT.c.seq.desc()).limit(1).subquery()
-_pending = [WRITE.c[name] for name in ("task_id", "idx", "task_path", "channel", "value")]
-WRITES_OF_NEWEST = Prepared(
-    select(_last_one.c.checkpoint_id, *_pending).join_from(
+WRITES_OF_NEWEST = macs.AuthenticQuery(
+    select(_last_one.c.checkpoint_id.label("newest"), WRITE).join_from(
         _last_one, WRITE, and_(*(WRITE.c[name] == _last_one.c[name] for name in KEY)), isouter=True
-    )
+    ),
+    WRITE,
 )
 """A row for each write, or one without: each says which graph checkpoint was the newest."""
 DROP_WRITES = Prepared(delete(WRITE).where(*where(WRITE, *KEY)))

@@ -161,10 +161,7 @@ class Journal:
             calls: each with how it ended; None if it is about to run.
         """
         first = self.arrivals(connection, calls[0][0].branch_id)
-        rows = [
-            macs.signed(connection, INVOCATION, self._row(intent, outcome, first + index))
-            for index, (intent, outcome) in enumerate(calls)
-        ]
+        rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
 
@@ -299,7 +296,7 @@ class Journal:
             "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
             "invocation_id": row.id, "action": action, "operation_id": operation_id, "created_at": datetime.now(UTC),
         }  # fmt: skip
-        _LOG.run(connection, macs.signed(connection, WORLD, happened))
+        _LOG.run(connection, happened)
 
     # -- reading
 
@@ -437,7 +434,7 @@ HAS_PLACE = and_(INVOCATION.c.status != PAUSED, INVOCATION.c.kind != REDO)
 
 # The statements of every turn and call, built once: building one takes as long as running it.
 _of_branch = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.internal_session_id == bindparam("branch"))
-_ADD = Prepared(insert(INVOCATION))
+_ADD = macs.SignedWrite(insert(INVOCATION), INVOCATION)
 _LAST_ARRIVAL = Prepared(select(func.max(INVOCATION.c.arrival).label("arrival")).where(*_of_branch))
 _TALLY = Prepared(
     select(func.count(case((HAS_PLACE, 1))).label("calls"), func.max(INVOCATION.c.batch).label("batch")).where(
@@ -501,7 +498,7 @@ WITH_BRANCH = INVOCATION.join(
 _one = (INVOCATION.c.tenant_id == bindparam("tenant"), INVOCATION.c.id == bindparam("invocation"))
 _ONE = select(INVOCATION).where(*_one)
 _LOCKED = Prepared(_ONE.with_for_update(key_share=True))
-_LOG = Prepared(insert(WORLD))
+_LOG = macs.SignedWrite(insert(WORLD), WORLD)
 LAST_SEQ = Prepared(
     select(func.max(WORLD.c.seq).label("seq")).where(
         WORLD.c.tenant_id == bindparam("tenant"), WORLD.c.external_session_id == bindparam("session")

@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bindparam, insert, literal, select, update
+from sqlalchemy.sql import ClauseElement
 
 from agentgit.errors import Corrupt
 from agentgit.store.encryption import Seal, seal_of
-from agentgit.store.prepared import Prepared
+from agentgit.store.prepared import Answer, Convert, Prepared
 from agentgit.store.tables import METADATA
 
 Found = TypeVar("Found")
@@ -25,6 +26,7 @@ UNCOVERED: Mapping[str, frozenset[str]] = {
     "external_session": frozenset({"updated_at", "is_active", "meta"}),
     "internal_session": frozenset({"status", "owner", "lease_until", "epoch", "searched", "meta"}),
     "operation": frozenset({"owner", "lease_until"}),
+    "graph_checkpoint": frozenset({"seq"}),
 }
 """The columns that a code does not cover, by their tables: what moves all the time."""
 
@@ -79,6 +81,69 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     return len(rows)
 
 
+def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
+    """Copy the rows that meet some conditions.
+
+    Args:
+        connection: in a transaction that writes.
+        table: which.
+        conditions: which rows.
+        values: what is other in the copies, by column.
+
+    Raises:
+        Corrupt: somebody without the key has changed one before.
+    """
+    if seal_of(connection) is None:
+        columns = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
+        rows = select(*columns).where(*conditions)
+        connection.execute(insert(table).from_select([column.name for column in table.c], rows))
+        return
+    found = authentic(connection, table, connection.execute(select(table).where(*conditions)))
+    add(connection, table, *({**row._asdict(), **values} for row in found))
+
+
+class SignedWrite(Prepared):
+    """A statement that stores whole rows, prepared: each gets its code.
+
+    Args:
+        statement: as for Prepared.
+        table: which.
+    """
+
+    def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
+        super().__init__(statement)
+        self._table = table
+
+    def _start(self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: Answer | None = None) -> None:
+        super()._start(connection, [signed(connection, self._table, row) for row in rows], answer)
+
+
+class AuthenticQuery(Prepared):
+    """A query for whole rows, prepared: it gives none that somebody without the key has changed.
+
+    Args:
+        statement: as for Prepared. It may give more columns, and rows of an outer join that have none of the table.
+        table: which.
+    """
+
+    def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
+        super().__init__(statement)
+        self._table = table
+
+    def _reader(self, connection: Connection) -> Convert:
+        read, seal, table = super()._reader(connection), seal_of(connection), self._table
+        if seal is None:
+            return read
+
+        def checked(stored: Any) -> Any:
+            row = read(stored)
+            if row.tenant_id is not None:
+                _expect_authentic(seal, table, row)
+            return row
+
+        return checked
+
+
 class Change:
     """A change of one row that every turn makes, prepared.
 
@@ -129,15 +194,20 @@ def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> li
         Corrupt: one is not.
     """
     seal, found = seal_of(connection), list(rows)
-    for row in found:
-        if seal is not None and not is_authentic(seal, table, row):
-            name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
-            raise Corrupt(
-                f"The row {table.name} {name} was changed by somebody without the key of this database. Run: agentgit "
-                "fsck, which names all such rows; then restore the database from a copy.",
-                row=f"{table.name} {name}",
-            )
+    if seal is not None:
+        for row in found:
+            _expect_authentic(seal, table, row)
     return found
+
+
+def _expect_authentic(seal: Seal, table: Table, row: Any) -> None:
+    if not is_authentic(seal, table, row):
+        name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
+        raise Corrupt(
+            f"The row {table.name} {name} was changed by somebody without the key of this database. Run: agentgit "
+            "fsck, which names all such rows; then restore the database from a copy.",
+            row=f"{table.name} {name}",
+        )
 
 
 def columns(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:

@@ -13,8 +13,9 @@ from sqlalchemy import Connection, bindparam, exists, select
 from sqlalchemy.dialects import postgresql
 
 from agentgit.sessions.session import RUNNING
+from agentgit.store import macs
 from agentgit.store.graph_rows import CHECKPOINT, SPACE, Found, upsert, where
-from agentgit.store.prepared import Answer, Prepared
+from agentgit.store.prepared import Answer
 from agentgit.store.recent import Recent
 from agentgit.store.sessions import BRANCH
 
@@ -78,6 +79,8 @@ _is_held = exists().where(
     BRANCH.c.epoch == bindparam("epoch"), BRANCH.c.owner == bindparam("owner"),
 )  # fmt: skip
 _STORE = {
-    is_fenced: Prepared({"postgresql": upsert(postgresql, ["seq"], _is_parent, *([_is_held] if is_fenced else []))})
+    is_fenced: macs.SignedWrite(
+        {"postgresql": upsert(postgresql, ["seq"], _is_parent, *([_is_held] if is_fenced else []))}, CHECKPOINT
+    )
     for is_fenced in (False, True)
 }

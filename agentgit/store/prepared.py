@@ -72,7 +72,7 @@ class Prepared:
         foreseen: Answer | None = batch.foreseen.pop(self._asked(row), None) if batch is not None else None
         if foreseen is not None:
             return foreseen
-        answer = Answer(batch, self._for(connection).read)
+        answer = Answer(batch, self._reader(connection))
         self._start(connection, [row], answer)
         return answer
 
@@ -135,7 +135,7 @@ class Prepared:
             raw: True for tuples as the driver gives them, which takes a third of the time.
         """
         catch_up(connection)
-        compiled = self._for(connection)
+        compiled, read = self._for(connection), self._reader(connection)
         is_sqlite = connection.dialect.name == "sqlite"
         # A server sends everything at once, unless it is asked by a cursor with a name.
         source: Any = connection.connection
@@ -143,9 +143,13 @@ class Prepared:
         try:
             cursor.execute(compiled.sql, compiled.bind(row or {}))
             while page := cursor.fetchmany(size):
-                yield page if raw else [compiled.read(found) for found in page]
+                yield page if raw else [read(found) for found in page]
         finally:
             cursor.close()
+
+    def _reader(self, connection: Connection) -> Convert:
+        """Give what makes a row of what the driver gives."""
+        return self._for(connection).read
 
     def _for(self, connection: Connection) -> _Compiled:
         seal = seal_of(connection)

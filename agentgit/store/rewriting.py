@@ -8,8 +8,9 @@ import uuid
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
+from agentgit.store import macs
 from agentgit.store.blobs import Leaf, compact, leaf, pack
 from agentgit.store.content import Body
 from agentgit.store.graph import GraphStore
@@ -38,7 +39,7 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
     """
     mine = (CHECKPOINT.c.tenant_id == graphs.tenant_id, CHECKPOINT.c.thread_id == thread)
     head, is_changed = graphs.newest(connection, thread), False
-    for row in connection.execute(select(CHECKPOINT).where(*mine)).all():
+    for row in macs.authentic(connection, CHECKPOINT, connection.execute(select(CHECKPOINT).where(*mine))):
         at = found(row)
         fresh = _fresh(connection, graphs, at, rewriter)
         if not fresh:
@@ -49,7 +50,7 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
         this = (CHECKPOINT.c.ns == row.ns, CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
         state_hash = hash_state({**channels, **at.digests})
         new = {"channels": pack(channels), "state_hash": state_hash}
-        connection.execute(update(CHECKPOINT).where(*mine, *this).values(**new))
+        macs.change(connection, CHECKPOINT, *mine, *this, **new)
     if head is not None and is_changed and not graphs.writes(connection, head.place):
         _rename(connection, graphs.tenant_id, head)
 
@@ -58,13 +59,14 @@ def _rename(connection: Connection, tenant_id: int, head: Found) -> None:
     """Give the graph checkpoint at which a thread stands a new id, and tell those of its subgraphs."""
     place, new = head.place, later_id()
     mine = (CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == place.thread)
-    for row in connection.execute(select(CHECKPOINT).where(*mine, CHECKPOINT.c.root_id == place.checkpoint_id)).all():
+    nested = select(CHECKPOINT).where(*mine, CHECKPOINT.c.root_id == place.checkpoint_id)
+    for row in macs.authentic(connection, CHECKPOINT, connection.execute(nested)):
         at = found(row)
         meta = {**at.meta, "parents": {**(at.meta.get("parents") or {}), "": new}}
         this = (CHECKPOINT.c.ns == row.ns, CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
-        connection.execute(update(CHECKPOINT).where(*mine, *this).values(root_id=new, meta=compact(meta)))
+        macs.change(connection, CHECKPOINT, *mine, *this, root_id=new, meta=compact(meta))
     this = (CHECKPOINT.c.ns == place.ns, CHECKPOINT.c.checkpoint_id == place.checkpoint_id)
-    connection.execute(update(CHECKPOINT).where(*mine, *this).values(checkpoint_id=new))
+    macs.change(connection, CHECKPOINT, *mine, *this, checkpoint_id=new)
 
 
 def later_id() -> str:

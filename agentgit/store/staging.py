@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, func, select, update
+from sqlalchemy import Connection, delete, exists, func, select
 
+from agentgit.store import macs
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
 from agentgit.store.threads import OF_SESSIONS
 
@@ -76,11 +77,11 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> in
     connection.execute(delete(WRITE).where(WRITE.c.tenant_id == tenant_id, WRITE.c.thread_id == target, same))
     moved = 0
     for ns, last in _ends(connection, tenant_id, target).items():
-        behind = update(CHECKPOINT).where(*_of(CHECKPOINT, tenant_id, source), CHECKPOINT.c.ns == ns)
-        moved += connection.execute(behind.values(seq=CHECKPOINT.c.seq + last, thread_id=target)).rowcount
+        behind = (*_of(CHECKPOINT, tenant_id, source), CHECKPOINT.c.ns == ns)
+        moved += macs.change(connection, CHECKPOINT, *behind, seq=CHECKPOINT.c.seq + last, thread_id=target)
     for table in (WRITE, CHECKPOINT):
-        rest = connection.execute(update(table).where(*_of(table, tenant_id, source)).values(thread_id=target))
-    return moved + rest.rowcount
+        rest = macs.change(connection, table, *_of(table, tenant_id, source), thread_id=target)
+    return moved + rest
 
 
 def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> int:

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select
 
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.upkeep import Parts
-from agentgit.store.graph_rows import CHECKPOINT, INTERRUPT, ONE, WRITE, Place, found
+from agentgit.store import macs
+from agentgit.store.graph_rows import CHECKPOINT, DROP_WRITES, INTERRUPT, KEY, ONE, WRITE, Place, found, where
 from agentgit.store.prepared import Prepared
 from agentgit.store.sessions import BRANCH
 from agentgit.store.sessions import CHECKPOINT as POINT
@@ -73,16 +74,11 @@ def find(
 def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
     """Delete steps with their writes, and let those that came after one of them follow an earlier one."""
     if spare.gone:
-        keys = [{"tenant": tenant_id, **_key(place)} for place in spare.gone]
-        _DROP_WRITES.run(connection, *keys)
+        keys = [dict(zip(KEY, (tenant_id, *place), strict=True)) for place in spare.gone]
+        DROP_WRITES.run(connection, *keys)
         _DROP.run(connection, *keys)
-    if spare.parents:
-        moved = spare.parents.items()
-        _FOLLOW.run(connection, *({"tenant": tenant_id, **_key(place), "parent": parent} for place, parent in moved))
-
-
-def _key(place: Place) -> dict[str, str]:
-    return {"thread": place.thread, "at_ns": place.ns, "id": place.checkpoint_id}
+    for place, parent in spare.parents.items():
+        _FOLLOW.run(connection, dict(zip(KEY, (tenant_id, *place), strict=True)), parent_id=parent)
 
 
 def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str]) -> Spare:
@@ -170,15 +166,6 @@ _NAMED = Prepared(
 _BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
     BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.status == OPEN
 )
-_of_place = {"thread_id": "thread", "ns": "at_ns", "checkpoint_id": "id"}
-
-
-def _at(table: Any) -> list[Any]:
-    """Compare the key of a row; not with parameters of the columns' names, which an update takes for new values."""
-    named = (table.c[column] == bindparam(name) for column, name in _of_place.items())
-    return [table.c.tenant_id == bindparam("tenant"), *named]
-
-
 _STEPS = Prepared(
     select(
         CHECKPOINT.c.ns,
@@ -197,6 +184,5 @@ _ASKING = Prepared(
         WRITE.c.channel == INTERRUPT,
     )
 )
-_DROP_WRITES = Prepared(delete(WRITE).where(*_at(WRITE)))
-_DROP = Prepared(delete(CHECKPOINT).where(*_at(CHECKPOINT)))
-_FOLLOW = Prepared(update(CHECKPOINT).where(*_at(CHECKPOINT)).values(parent_id=bindparam("parent")))
+_DROP = Prepared(delete(CHECKPOINT).where(*where(CHECKPOINT, *KEY)))
+_FOLLOW = macs.Change(CHECKPOINT, "parent_id")

@@ -419,6 +419,7 @@ class GraphCheckpointRow(Row, table=True):
     header: bytes = column.sealed("graph_checkpoint.header")
     channels: bytes = column.binary()
     state_hash: bytes = column.binary()
+    mac: bytes | None = column.binary(nullable=True)
 
 
 class GraphWriteRow(Row, table=True):
@@ -435,6 +436,7 @@ class GraphWriteRow(Row, table=True):
     task_path: str = column.words()
     channel: str = column.words()
     value: bytes = column.binary()
+    mac: bytes | None = column.binary(nullable=True)
 
 
 class BlobRow(Row, table=True):

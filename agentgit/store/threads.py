@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exists, func, insert, literal, select
+from sqlalchemy import Connection, and_, delete, exists, func, select
 
 from agentgit.errors import Conflict
+from agentgit.store import macs
 from agentgit.store.ancestry import ancestors
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Found, found, where
 from agentgit.store.prepared import Prepared
@@ -58,12 +59,8 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str) -> No
     """
     must_be_new(connection, tenant_id, target)
     for table in (CHECKPOINT, WRITE):
-        columns = [
-            literal(target, column.type).label("thread_id") if column.name == "thread_id" else column
-            for column in table.c
-        ]
-        rows = select(*columns).where(table.c.tenant_id == tenant_id, table.c.thread_id == source)
-        connection.execute(insert(table).from_select([column.name for column in table.c], rows))
+        of = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
+        macs.copy(connection, table, *of, thread_id=target)
 
 
 def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
@@ -106,7 +103,8 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
         .scalar_subquery()
     )
     of_thread = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.thread_id == thread)
-    rows = connection.execute(select(CHECKPOINT).where(of_thread, CHECKPOINT.c.seq == newest)).all()
+    query = select(CHECKPOINT).where(of_thread, CHECKPOINT.c.seq == newest)
+    rows = macs.authentic(connection, CHECKPOINT, connection.execute(query))
     kept = [needed.place.checkpoint_id for row in rows for needed in delta_chain(connection, tenant_id, found(row))]
     _delete(
         connection,

@@ -17,7 +17,7 @@ depends_on = None
 TABLES = (
     "user", "api_key", "session_member", "session_link",
     "external_session", "internal_session", "checkpoint", "tag", "workspace_snapshot",
-    "tool_invocation", "world_log", "operation",
+    "tool_invocation", "world_log", "operation", "graph_checkpoint", "graph_write",
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, literal, or_, select, tuple_
+from sqlalchemy import Connection, Select, Table, and_, literal, or_, select, tuple_
 
 from agentgit.errors import Corrupt
-from agentgit.store import fork, pending_writes
+from agentgit.store import fork, macs, pending_writes
 from agentgit.store.ancestry import ancestors
 from agentgit.store.carry import export_records
 from agentgit.store.carry.export_values import ValueWriter, Write
@@ -111,7 +111,7 @@ class StateWriter:
             here = query
             if after is not None:
                 here = query.where(tuple_(c.ns, c.seq) > tuple_(literal(after[0], c.ns.type), literal(after[1])))
-            rows = [row._asdict() for row in self.connection.execute(here)]
+            rows = self._read(CHECKPOINT, here)
             if not rows:
                 return
             yield rows
@@ -124,7 +124,7 @@ class StateWriter:
         thread = WRITE.c.thread_id == rows[0]["thread_id"]
         query = select(WRITE).where(WRITE.c.tenant_id == self.tenant_id, thread, or_(*of))
         order = (WRITE.c.ns, WRITE.c.checkpoint_id, WRITE.c.task_id, WRITE.c.idx)
-        return [row._asdict() for row in self.connection.execute(query.order_by(*order))]
+        return self._read(WRITE, query.order_by(*order))
 
     def _ids(self, thread: str) -> set[tuple[str, str]]:
         c = CHECKPOINT.c
@@ -146,7 +146,7 @@ class StateWriter:
     def _of_chain(self, thread: str, ids: Sequence[str]) -> States:
         """Read these graph checkpoints of the whole graph, and what subgraphs saved below them."""
         query = select(CHECKPOINT).where(*self._below(thread, ids)).order_by(CHECKPOINT.c.ns, CHECKPOINT.c.seq)
-        return [row._asdict() for row in self.connection.execute(query)]
+        return self._read(CHECKPOINT, query)
 
     def _keys(self, thread: str, ids: Sequence[str]) -> set[tuple[str, str]]:
         found: set[tuple[str, str]] = set()
@@ -172,4 +172,7 @@ class StateWriter:
     def _one(self, thread: str, checkpoint_id: str) -> Any:
         c = CHECKPOINT.c
         same = (c.tenant_id == self.tenant_id, c.thread_id == thread, c.ns == "", c.checkpoint_id == checkpoint_id)
-        return self.connection.execute(select(CHECKPOINT).where(*same)).first()
+        return macs.first(self.connection, CHECKPOINT, select(CHECKPOINT).where(*same))
+
+    def _read(self, table: Table, query: Select[Any]) -> States:
+        return [row._asdict() for row in macs.authentic(self.connection, table, self.connection.execute(query))]
