@@ -4,18 +4,20 @@ import logging
 import re
 import sqlite3
 
+import psycopg
 import pytest
 from fastapi.testclient import TestClient
 from langchain_core.tools import tool
 from mcp.shared.memory import create_connected_server_and_client_session
 from scripted import call, calls, scripted, tool_node_graph
 from sqlalchemy import create_engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 import agentgit
-from agentgit import AgentGitError
+from agentgit import AgentGitError, Corrupt, SchemaMismatch, Unavailable
 from agentgit.mcp.moves import Moves
 from agentgit.mcp.server import made
+from agentgit.store.database import Database
 from agentgit.values import told
 from agentgit.web import app
 
@@ -90,7 +92,7 @@ def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
     form = {**hidden, "ref": "HEAD", "name": "v1", "description": "mine"}
     answer = browser.post(f"/sessions/{session.id}/tags", data=form)
-    assert (answer.status_code, "refused a statement" in answer.text) == (500, True)
+    assert (answer.status_code, "refused it" in answer.text) == (500, True)
     expect_silent(answer.text)
 
 
@@ -174,3 +176,47 @@ def test_q8_words_of_psycopg_are_cut_where_rows_begin(postgres_url):
     for error in (caught.value, caught.value.orig):
         assert "violates not-null constraint" in told(error)
         expect_silent(told(error))
+
+
+INSIDE = ("postgres", "127.0.0.1", "5432", "agentgit_test", ".db", "relation", "table", "constraint", "psycopg")
+"""What names a database, where it is, or what is in it."""
+
+REACHED = "connection to server at 127.0.0.1, port 5432 failed"
+
+
+def failures(url, driver):
+    """Give what a database that fails makes of it, each with what its driver said, if that is where it is from."""
+    kept = OperationalError("SELECT 1 FROM user", {}, driver.OperationalError(REACHED))
+    return {
+        "gone": (Unavailable(f"{url} is out of reach: {REACHED}"), kept),
+        "rule": (AgentGitError(f"{url} refused a statement: CheckViolation (table user)"), kept),
+        "damaged": (Corrupt("The row user 7 in postgres was changed.", row="user 7"), None),
+        "other": (SchemaMismatch("127.0.0.1:5432/agentgit_test lacks: relation user. Run: agentgit db check"), None),
+    }
+
+
+@pytest.mark.parametrize("what", ["gone", "rule", "damaged", "other"])
+def test_q8_a_stranger_is_not_told_where_the_database_is_or_what_it_said(database, monkeypatch, caplog, what):
+    """Q8: while the database fails, no answer of the API or of a page names it, its address or its words."""
+    error, kept = failures(database.name, sqlite3 if database.is_sqlite else psycopg)[what]
+
+    def fails(*_, **__):
+        raise error from kept
+
+    with agentgit.open(database.url, user="ada") as repo:
+        site, key = app(repo), repo.keys.create("k").secret
+        monkeypatch.setattr(Database, "reading", fails)
+        monkeypatch.setattr(Database, "write", fails)
+        for path, more in (
+            ("/api/v1/me", {"headers": {"authorization": f"Bearer {key}"}}),
+            ("/api/v1/me", {"headers": {"authorization": "Bearer agit_x_y_z"}}),
+            ("/metrics", {"headers": {"authorization": "Bearer agit_x_y_z"}}),
+            ("/sessions", {"cookies": {"__Host-agentgit": key}}), ("/readyz", {}), ("/api/v1/login", {}),
+        ):  # fmt: skip
+            client = TestClient(site, base_url="https://git.example", raise_server_exceptions=False, **more)
+            given = {"name": "ada", "password": "y" * 10}
+            answer = client.post(path, json=given) if path.endswith("login") else client.get(path)
+            assert answer.status_code >= 500, path
+            body = re.sub(r"<(style|head|script).*?</\1>", "", answer.text, flags=re.DOTALL)
+            assert [word for word in INSIDE if word in body] == [], (path, body)
+        assert str(error) in caplog.text

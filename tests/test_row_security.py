@@ -431,6 +431,10 @@ def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
     with pytest.raises(NotAllowed, match="BYPASSRLS"):
         grants.grant(owner, owner.url.username)
     role = database.url.username
+    owner.write(lambda c: c.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
+    with pytest.raises(NotAllowed, match="membership"):  # SET ROLE makes them the superuser
+        grants.grant(owner, role)
+    owner.write(lambda c: c.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
     owner.write(
         lambda c: c.exec_driver_sql(f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}")
     )

@@ -190,6 +190,14 @@ def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
                 put_back(repo, now)
 
 
+def test_q1_a_text_is_no_proof_of_a_key(tmp_path):
+    """Q1: SQLite keeps a text in a column of bytes, too; in the place of a proof it is another key's."""
+    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
+        write(repo, text("UPDATE encryption_key SET proof = 'x'"))
+    with pytest.raises(InvalidInput, match="The key a is another one"):
+        agentgit.open(tmp_path / "x.db", keyring=RINGS[0])
+
+
 def test_q1_changing_keys_does_not_seal_what_others_wrote(url, tmp_path):
     """Q1: a rotation where everything is encrypted is Corrupt for a value in clear, and does not seal it."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:

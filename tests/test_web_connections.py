@@ -115,6 +115,26 @@ def test_q5_unfinished_bodies_give_way_to_others(repo):
         assert is_open(sockets[-1])
 
 
+@pytest.mark.parametrize("head", ["content-length: 2000000", "transfer-encoding: chunked"])
+def test_q5_a_body_where_none_is_needed_cuts_no_answer_short(repo, caplog, head):
+    """Q5: a GET is answered whole, whatever body it announces or sends, and nothing of it is in the log."""
+    chunks = 2_000 if "chunked" in head else 0
+    with served(app(repo)) as address:
+        for path in ("/static/agentgit.css", "/login", "/healthz"):
+            size = len(httpx.get(f"{address}{path}").content)
+            with connect(address) as sent, suppress(OSError):  # the server closes when it has answered
+                sent.settimeout(20)
+                sent.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n".encode())
+                got = b""
+                while len(got.partition(b"\r\n\r\n")[2]) < size and (more := sent.recv(65536)):
+                    got += more
+                for _ in range(chunks):
+                    sent.sendall(b"400\r\n" + bytes(1024) + b"\r\n")
+            assert got.startswith(b"HTTP/1.1 200"), path
+            assert len(got.partition(b"\r\n\r\n")[2]) == size
+    assert "Traceback" not in caplog.text
+
+
 def test_q5_one_address_has_a_share_of_the_connections(repo, many_files):
     """Q5: of 300 sockets of one address 100 stay; it may be a proxy's, which is trusted and has as many as it needs."""
     for trusted, expected in (((), 100), (("127.0.0.2",), 300)):

@@ -25,8 +25,9 @@ class KeptTypes(SerializerProtocol):
     """LangGraph's serializer, which builds only messages and other types that are known to be harmless.
 
     What is of any other type (the dataclasses, models and enums of the program that wrote it) stays the bytes that it
-    is, as an `ormsgpack.Ext`. Written again it is the same bytes, so that the program finds its own objects later; and
-    nothing in the database that is read decides what gets imported or called.
+    is, as an `ormsgpack.Ext`. Written again it is the same bytes, so that the program finds its own objects later.
+    Nothing in the database that is read decides what is imported or called, but for values in LangGraph's older form,
+    `json`: these name classes of LangChain, which are built as LangGraph builds them.
 
     Example:
         >>> serde = KeptTypes()

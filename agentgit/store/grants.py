@@ -22,7 +22,11 @@ ONLY = {
 }
 """Where it is less than all of `WORK`. Of the trail a trigger lets only go what was erased with its session."""
 
-_ROLE = text("SELECT rolsuper OR rolbypassrls AS past FROM pg_roles WHERE rolname = :role")
+# A member of a role becomes that role by SET ROLE.
+_ROLE = text(
+    "SELECT EXISTS (SELECT FROM pg_roles past WHERE (past.rolsuper OR past.rolbypassrls) "
+    "AND pg_has_role(own.oid, past.oid, 'MEMBER')) AS past FROM pg_roles own WHERE own.rolname = :role"
+)
 _OWNS = text(
     "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY(:names) "
     "AND pg_has_role(:role, relowner, 'MEMBER')"
@@ -63,7 +67,10 @@ def _grant(connection: Connection, role: str) -> int:
     if found is None:
         raise NotFound(f"The server has no role {role!r}. Make one: CREATE ROLE name LOGIN")
     if found.past:
-        raise NotAllowed(f"Row-level security does not hold for {role!r}: take SUPERUSER and BYPASSRLS from it first.")
+        raise NotAllowed(
+            f"Row-level security does not hold for {role!r}: take SUPERUSER and BYPASSRLS from it first, and the "
+            "membership in roles that have one of them."
+        )
     if connection.execute(_OWNS, {"names": names, "role": role}).scalar_one():
         raise NotAllowed(f"{role!r} owns the tables and may do everything with them; take another role for the work.")
     quote = connection.dialect.identifier_preparer.quote_identifier

@@ -94,13 +94,25 @@ def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, 
     return {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
 
 
-def of_error(error: AgentGitError) -> dict[str, Any]:
-    """Give the details of a failure: with the head that moved, the plan that is blocked, the report so far.
+OF_DATABASE: dict[type[AgentGitError], str] = {
+    InvalidInput: "The database cannot store a value. Give a smaller one, or one without NUL characters.",
+    Unavailable: "The database of this server is busy or out of reach. Try again in a few seconds.",
+    SchemaMismatch: "The database of this server has another schema than it needs. Tell whoever runs the server.",
+    Corrupt: "Something in the database of this server is damaged. Tell whoever runs the server.",
+    AgentGitError: "The database of this server refused it. Tell whoever runs the server.",
+}
+"""What a web user reads of a failure of the database; whose it is, where it is and what it said is in the log."""
 
-    What a database's driver said of it goes to the log.
+
+def of_error(error: AgentGitError) -> dict[str, Any]:
+    """Return the details of a failure: with the head that moved, the plan that is blocked, the report so far.
+
+    Of a failure of the database only its kind is told; the rest goes to the log.
     """
-    if is_of_database(error.__cause__):
-        LOG.warning("The database refused something.", exc_info=error)
+    if is_of_database(error.__cause__) or isinstance(error, SchemaMismatch | Corrupt):
+        LOG.warning("The database failed.", exc_info=error)
+        kind = next(kind for kind in type(error).__mro__ if kind in OF_DATABASE)
+        return problem(status_of(error), OF_DATABASE[kind], kind.__name__)
     more: dict[str, Any] = {}
     for name in ("near", "candidates", "head", "invocation", "nearest", "operation"):
         if (value := getattr(error, name, None)) not in (None, ()):

@@ -93,7 +93,8 @@ class Guard:
             await PlainTextResponse(told, 400)(scope, receive, answering.send)
             return
         try:
-            await self.app(scope, self._limited(scope, receive), answering.send)
+            read = _without_body(receive) if scope["method"] in SAFE else self._limited(scope, receive)
+            await self.app(scope, read, answering.send)
         except Exception as error:
             if answering.is_begun and not answering.is_whole:
                 raise  # half an answer: the connection is cut, so that nobody takes it for a whole one
@@ -125,6 +126,22 @@ class Guard:
             return message
 
         return read
+
+
+def _without_body(receive: Receive) -> Receive:
+    """Return a way to read a request that needs no body: what comes of one is dropped, however long it is."""
+    begun = False
+
+    async def read() -> Message:
+        nonlocal begun
+        if not begun:
+            begun = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return read
 
 
 def _length(announced: str) -> float:
