@@ -111,7 +111,7 @@ def test_d5_the_tables_whose_rows_are_kept_apart_by_user_are_those_that_the_page
         "workspace_snapshot": "snapshots", "tag": "tags", "search_text": "search texts",
         "audit_event": "the trail of a session", "blob": "values",
         "graph_checkpoint": "LangGraph's checkpoints and writes", "graph_write": "LangGraph's checkpoints and writes",
-        "dictionary": "dictionaries", "user": "users", "api_key": "keys", "session_member": "members",
+        "user": "users", "api_key": "keys", "session_member": "members",
         "session_link": "links", "webhook": "webhooks and what they send",
         "webhook_delivery": "webhooks and what they send", "login_failure": "failed logins",
         "erasure": "what was erased", "erased_name": "what was erased", "encryption_key": "names of encryption keys",
@@ -131,7 +131,6 @@ def others(world, owner):
     before = seen(owner)
     assert {name for name, count in before.items() if not count} <= {
         "encryption_key",
-        "dictionary",
         "workspace_snapshot",
         "erasure",
     }

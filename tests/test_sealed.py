@@ -55,7 +55,7 @@ def forged(repo):
     write(repo, update(table).values(args=b'{"item": "bomb"}'))
 
 
-@pytest.mark.parametrize("name", [name for name in sealed_columns() if name not in ("dictionary", "webhook_delivery")])
+@pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
 def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
     """Q1: where everything is encrypted, fsck names the row of a value in clear, in each column that is sealed."""
     path = tmp_path / "x.db"
@@ -118,27 +118,6 @@ def test_q1_a_message_in_clear_under_its_own_hash_is_refused(url, tmp_path):
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         assert repo.fsck(3).findings == ()
         assert len(repo.branch("s").conversation_history) > 0
-
-
-def test_q1_a_dictionary_in_clear_is_refused(url):
-    """Q1: a dictionary that somebody put in clear, with its true hash, is named, and no value is read with it."""
-    with agentgit.open(url, keyring=RINGS[0]) as repo:
-        blobs, table = repo.store.graphs.content.blobs, raw("dictionary")
-        values = [
-            leaf(
-                "json",
-                json.dumps({"n": n, "text": f"this is message number {n}, which is as long as others are"}).encode(),
-            )
-            for n in range(120)
-        ]
-        repo.store.database.write(lambda c: blobs.put_many(c, values))
-        repo.train_dictionary()
-        seal = repo.store.database.seal
-        with repo.store.database.reading() as connection:
-            sealed = connection.execute(select(table.c.data)).scalar_one()
-        write(repo, update(table).values(data=seal.open("dictionary.data", sealed)))
-        found = [one.what for one in repo.fsck(2).findings if one.row.startswith("dictionary ")]
-        assert any("is in clear" in what for what in found)
 
 
 @pytest.mark.parametrize("begins", ["sealed", "plain"])
