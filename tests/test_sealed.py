@@ -16,7 +16,7 @@ import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
-from agentgit.store import macs, schema
+from agentgit.store import macs
 from agentgit.store.blobs import LIST, leaf, unpack
 from agentgit.store.database import Database
 from agentgit.store.encryption import Seal, key_of
@@ -486,24 +486,6 @@ def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path
         write(repo, update(raw("user")).values(mac=None))
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         assert [one for one in repo.fsck(2).findings if one.row.startswith("user ")]
-
-
-def test_q1_a_schema_without_codes_is_no_way_out(eventful, tmp_path):
-    """Q1: an encrypted database keeps its codes: it goes back to an earlier schema only when it is in clear."""
-    (tmp_path / "x.db").write_bytes(eventful)
-    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
-    with pytest.raises(InvalidInput, match="--off"):
-        schema.downgrade(database, "0015", lose=True)
-    database.close()
-    with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
-        assert repo.fsck(2).findings == ()
-        repo.rotate_keys(off=True)
-    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
-    schema.downgrade(database, "0015", lose=True)
-    schema.upgrade(database)
-    database.close()
-    with agentgit.open(tmp_path / "x.db") as repo:
-        assert repo.fsck(2).findings == ()
 
 
 def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
