@@ -534,9 +534,9 @@ def test_q1_no_row_that_has_a_code_is_written_past_it():
                 continue
             verb = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if verb == "SignedWrite":  # it gives each row its code
-                signed.update(id(one) for one in ast.walk(node))
+                signed.update(ast.walk(node))
             of = getattr(module, getattr(node.args[0], "id", ""), None) if node.args else None
-            if verb in ("insert", "update") and getattr(of, "name", None) in tables and id(node) not in signed:
+            if verb in ("insert", "update") and getattr(of, "name", None) in tables and node not in signed:
                 found.add((path.relative_to(package).as_posix(), verb, of.name))
     assert found == {
         ("store/journal.py", "update", "tool_invocation"),  # signed
