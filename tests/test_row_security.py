@@ -413,19 +413,21 @@ def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
     with closing(Database(empty_server)) as all_seeing:
         rights = f"GRANT CREATE ON DATABASE {empty_server.database} TO {role}; ALTER SCHEMA public OWNER TO {role}"
         all_seeing.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN; {rights}"))
-        with closing(Database(empty_server.set(username=role))) as owner:
-            schema.upgrade(owner)
-            for tenant in ("one", "two"):
-                with agentgit.open(owner.url, tenant=tenant) as repo:
-                    repo.ensure_session("s")
-            schema.downgrade(owner, "0001", lose=True)
-            schema.upgrade(owner)
-            assert seen(owner)["external_session"] == 0
-        with all_seeing.reading() as connection:
-            colors = connection.exec_driver_sql("SELECT color FROM external_session").scalars().all()
-        assert colors == ["red", "red"]
-        schema.check(all_seeing, deep=True)
-        all_seeing.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
+        try:
+            with closing(Database(empty_server.set(username=role))) as owner:
+                schema.upgrade(owner)
+                for tenant in ("one", "two"):
+                    with agentgit.open(owner.url, tenant=tenant) as repo:
+                        repo.ensure_session("s")
+                schema.downgrade(owner, "0001", lose=True)
+                schema.upgrade(owner)
+                assert seen(owner)["external_session"] == 0
+            with all_seeing.reading() as connection:
+                colors = connection.exec_driver_sql("SELECT color FROM external_session").scalars().all()
+            assert colors == ["red", "red"]
+            schema.check(all_seeing, deep=True)
+        finally:
+            all_seeing.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
 
 
 def test_d5_granting_and_dividing_on_the_command_line(apart):
