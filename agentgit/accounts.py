@@ -202,7 +202,7 @@ class Users:
 
         self._handle._change(revoke)
 
-    def delete(self, user: UserRef, *, dictionaries: bool = False) -> Erased:
+    def delete(self, user: UserRef) -> Erased:
         """Erase a user for good, with every session, key, webhook and right of theirs; their handles end at once.
 
         For admins, and oneself. What they did in others' sessions stays there, under the id of a user who is no more.
@@ -210,7 +210,6 @@ class Users:
 
         Args:
             user: a User, a name or an id.
-            dictionaries: as `delete_session` takes it.
 
         Returns:
             What went, and what could not be reached.
@@ -243,7 +242,6 @@ class Users:
             erasure.all_of(store, found.id),
             may,
             lambda c: erasure.erase_user(store, c, found, me.id),
-            dictionaries=dictionaries,
         )
 
     def _allowed(self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False) -> User:

@@ -16,7 +16,7 @@ from agentgit.store.database import Database
 
 def erase(
     handle: Handle, which: erasure.Which, may: Callable[[Connection], object],
-    work: Callable[[Connection], erasure.Gone], *, dictionaries: bool,
+    work: Callable[[Connection], erasure.Gone],
 ) -> Erased:  # fmt: skip
     """Let go of the snapshots of files, delete in one transaction, and write the database anew without what went.
 
@@ -25,7 +25,6 @@ def erase(
         which: the sessions that are to go.
         may: asks in a transaction whether they may.
         work: deletes.
-        dictionaries: True to also give up the trained dictionaries.
 
     Raises:
         Conflict: somebody works on a session, or made one meanwhile.
@@ -40,13 +39,10 @@ def erase(
             erasure.expect_idle(store, connection, session_id)
         return found
 
-    def delete(connection: Connection) -> tuple[erasure.Gone, int]:
+    def delete(connection: Connection) -> erasure.Gone:
         if look(connection) != sessions:
             raise Conflict("Another session was made meanwhile. Nothing was erased; do it again.")
-        gone = work(connection)
-        if dictionaries:
-            erasure.without_dictionaries(store, connection)
-        return gone, len(store.graphs.content.blobs.dictionaries.ids(connection))
+        return work(connection)
 
     sessions = handle._change(look, scope=WRITE)
     # Before the rows that name them go: broken off, it is done again.
@@ -54,11 +50,9 @@ def erase(
     snapshots, left = files.forsake(which)
     try:
         # Sessions of others may have begun as one of these, and say so in words.
-        gone, kept = handle._change(delete, scope=WRITE, on=store.everybodys)
+        gone = handle._change(delete, scope=WRITE, on=store.everybodys)
     finally:
         files.hold_again(snapshots)  # of what was not erased after all, or what others have come to need
-    if kept:
-        left.append(f"{kept} trained dictionaries stay, which may hold pieces of what was erased.")
     problem = wiped(store.database)
     return Erased(
         sessions=len(sessions), rows=gone.rows, values=gone.values, bytes=gone.bytes, events=gone.events,

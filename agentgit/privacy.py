@@ -53,7 +53,7 @@ class Privacy(Verbs):
         )
         return replace(rotated, problem=wiped(self.store.database))
 
-    def delete_session(self, session: ExternalSession | str | int, *, dictionaries: bool = False) -> Erased:
+    def delete_session(self, session: ExternalSession | str | int) -> Erased:
         """Erase a session for good: no row, no value and no word of it stays, and its trail goes with it.
 
         What other sessions share with it stays theirs: a message that two of them have, and what began as a copy of
@@ -62,8 +62,6 @@ class Privacy(Verbs):
 
         Args:
             session: its name or id.
-            dictionaries: True to also give up the trained dictionaries, which may hold pieces of its messages; all
-                that is packed with them is packed anew.
 
         Returns:
             What went, and what could not be reached.
@@ -89,5 +87,4 @@ class Privacy(Verbs):
             erasure.only(self.store, found.id),
             lambda c: self.lookup.session(c, found, OWNER),
             lambda c: erasure.erase_session(self.store, c, found.id, self.user.id),
-            dictionaries=dictionaries,
         )

@@ -36,7 +36,6 @@ from agentgit.store.pools import POOL_SIZE
 from agentgit.store.sessions import SESSION
 from agentgit.store.store import Store
 from agentgit.store.tenants import ensure_tenant
-from agentgit.store.training import Trained, train_dictionary
 from agentgit.store.unlocking import unlock
 from agentgit.telling import Tells
 from agentgit.tools import Effect, ToolInvocation
@@ -201,20 +200,6 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """
         if not self.is_borrowed:
             self.store.database.close()
-
-    def train_dictionary(self) -> Trained:
-        """Make a zstd dictionary from a sample of the stored messages, so that new short values take about half.
-
-        Repositories and savers with `compression="zstd"` pack with it from then on: this one at once, others when they
-        are opened. The dictionary holds pieces of those messages, also when they are deleted.
-
-        Raises:
-            InvalidInput: there are too few values yet.
-        """
-        self._expect_admin("train_dictionary")
-        return train_dictionary(self.store.database, self.store.graphs.content.blobs)
-
-    # -- wrap
 
     def wrap(
         self,

@@ -156,7 +156,7 @@ class Upkeep(Verbs):
         """Give back the space of what nothing needs any more; tell what it was.
 
         Each session that has a retention is thinned out first. Then go: the graph checkpoints between checkpoints, the
-        values, dictionaries and lists that nobody refers to, and the snapshots of files that no checkpoint has. It is
+        values and lists that nobody refers to, and the snapshots of files that no checkpoint has. It is
         safe beside turns and other processes; those that write wait for it. Branches that somebody runs are left as
         they are.
 

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 import agentgit
-from agentgit.store import schema
+from agentgit.store import migrations, schema
 from agentgit.store.database import Database
 from agentgit.store.tables import METADATA
 
@@ -124,6 +124,36 @@ def empty_server(postgres_made):
 def empty(request, tmp_path):
     """The place of a database without tables, of each kind."""
     return tmp_path / "empty.db" if request.param == "sqlite" else request.getfixturevalue("empty_server")
+
+
+SECOND = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "0017", "0001"
+
+
+def upgrade():
+    op.add_column("external_session", sa.Column("color", sa.Text, nullable=True))
+    op.add_column("external_session", sa.Column("weight", sa.Integer, server_default="0", nullable=False))
+    op.execute("UPDATE external_session SET color = 'red'")
+
+
+def downgrade():
+    for name in ("weight", "color"):
+        op.drop_column("external_session", name)
+"""
+
+
+@pytest.fixture
+def second(tmp_path, monkeypatch):
+    """Let the library have a second schema, which gives each session a color; what that is called."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(migrations.folder(), folder)
+    (folder / "versions" / "0017_colors.py").write_text(SECOND)
+    monkeypatch.setattr(migrations, "folder", lambda: folder)
+    monkeypatch.setattr(schema, "REVISION", "0017")
+    return "0017"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -97,7 +97,6 @@ VERBS = {
     "tags": (VIEWER, lambda r, w: r.tags(S)),
     "thin": (OWNER, lambda r, w: r.thin(S, Retention(max_checkpoints=50))),
     "tool_track": (VIEWER, lambda r, w: r.tool_track(S)),
-    "train_dictionary": (ADMIN, lambda r, w: too_few(r.train_dictionary)),
     "trajectories": (VIEWER, lambda r, w: list(r.trajectories(S))),
     "tree": (VIEWER, lambda r, w: r.tree(S)),
     "trust": (OWN, None),
@@ -206,7 +205,6 @@ no_files = partial(refused, NotFound, "There are no files")
 nothing_to_redo = partial(refused, NotFound, "nothing to redo")
 nothing_to_decide = partial(refused, InvalidInput, "nothing to decide")
 no_keys = partial(refused, InvalidInput, "no keys")
-too_few = partial(refused, InvalidInput, None)
 
 
 def passed(ask):

@@ -301,10 +301,10 @@ def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
             database.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
 
 
-def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before):
+def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, before, second):
     """Who finds an old schema, and a newer one when its turn to upgrade has come, leaves it alone and says so."""
     with closing(Database(empty)) as database:
-        schema.upgrade(database, "0010")
+        schema.upgrade(database, "0001")
 
         def newer():
             with closing(Database(empty)) as theirs:

@@ -25,7 +25,8 @@ import agentgit
 from agentgit import cli
 from agentgit.agents import talk
 from agentgit.cli import slash
-from agentgit.cli.chat import Chat
+from agentgit.cli.conversation import Chat
+from agentgit.cli.orders import carry_out
 from agentgit.errors import (
     Ambiguous,
     InvalidInput,
@@ -270,8 +271,6 @@ def test_a_rollback_that_stops_half_way_is_resumed_in_the_chat(folder):
 
 def test_w1_what_became_of_a_call_is_told_in_the_chat():
     """W1, C7: a reversal that was broken off leaves the chat going; /track has the id, /resolve says what happened."""
-    from agentgit.cli.chat import Chat
-
     world, dying = World(), [True]
 
     def undo(args, result):
@@ -284,7 +283,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
         effects = world.effects(add=agentgit.reversible(undo))
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
         out, err = io.StringIO(), io.StringIO()
-        with Chat(agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with Chat(agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("add chair", "/undo", "/undo", "hello", "/track"):
                 chat.hear(line)
             found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
@@ -438,8 +437,6 @@ async def test_a_form_is_answered_by_json():
 
 def test_a_rollback_that_the_model_asks_for_is_told():
     """C7, A7: when a tool takes the agent back, the chat shows the report and goes on on the new branch."""
-    from agentgit.cli.chat import Chat
-
     world = World()
     with agentgit.open(":memory:") as repo:
         replies = [
@@ -449,7 +446,7 @@ def test_a_rollback_that_the_model_asks_for_is_told():
         plain = tool_node_graph(scripted(), world.tools())
         tools = [*world.tools(), *repo.wrap(plain, "s", effects=world.effects()).checkpoint_tools()]
         agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s", effects=world.effects())
-        with Chat(agent) as chat, redirect_stdout(io.StringIO()) as out:
+        with Chat(agent, carry_out) as chat, redirect_stdout(io.StringIO()) as out:
             chat.hear("add chair")
             chat.hear("go back")
         assert world.items == []
@@ -661,7 +658,7 @@ def test_c7_tab_completes_commands_and_places(folder):
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")
         agent.checkpoint("before payment")
-        with Chat(agent) as talk:
+        with Chat(agent, carry_out) as talk:
             assert talk.offer("", "/tre") == ["/tree"]
             assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
             assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]

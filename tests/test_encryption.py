@@ -119,7 +119,7 @@ def test_d5_keys_come_and_go(url, tmp_path):
         assert [event.kind for event in repo.events()].count("keys.rotated") == 3
 
 
-@pytest.mark.parametrize("name", [name for name in sealed_columns() if name not in ("dictionary", "webhook_delivery")])
+@pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
 def test_d5_what_was_changed_is_named_and_never_shown(sqlite_template, tmp_path, name):
     """D5: one bit of any sealed value, changed in the file, is found by fsck, which names the row."""
     path = tmp_path / "x.db"
@@ -191,21 +191,16 @@ def message(n):
 
 @pytest.mark.parametrize("keys", [None, Keyring({"a": ONE})])
 def test_d5_values_of_every_shape_survive(url, keys):
-    """D5: what begins like a sealed value, large values in chunks, a trained dictionary; in clear and not."""
+    """D5: what begins like a sealed value, large values in chunks; in clear and not."""
     with agentgit.open(url, keyring=keys) as repo:
         blobs, write = repo.store.graphs.content.blobs, repo.store.database.write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
         values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
         values += [message(n) for n in range(120)]
         write(lambda c: blobs.put_many(c, values))
-        repo.train_dictionary()
-        more = [
-            leaf("json", json.dumps({"n": n, "text": f"{MARK} is a message {n}"}).encode()) for n in range(200, 220)
-        ]
-        write(lambda c: blobs.put_many(c, more))
         with repo.store.database.reading() as connection:
             fresh = Blobs(repo.store.tenant_id)
-            assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in [*values, *more])
+            assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
         assert repo.fsck(2).findings == ()
         assert (MARK in as_stored(repo)) == (keys is None)
         if keys is not None:

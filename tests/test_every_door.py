@@ -477,7 +477,6 @@ COMMANDS = {
     "db rotate": (ADMIN, []),
     "db sql": (ELSEWHERE, None),
     "db stamp": (ELSEWHERE, None),
-    "db train": (ADMIN, []),
     "db upgrade": (ELSEWHERE, None),
     "delete": (OWNER, [AT_S, "--yes"]),
     "demo": (ELSEWHERE, None),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from banking import Bank, says
 from carrying import call as plain
-from carrying import carried, everything, path, point, written
+from carrying import carried, everything, point, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.tools import tool
@@ -489,20 +489,6 @@ def test_b8_many_imports_at_once_are_many_sessions(repo):
         made = list(pool.map(lambda _: repo.import_(BytesIO(file)).session.session_name, range(4)))
     assert sorted(made) == ["s-2", "s-3", "s-4", "s-5"]
     assert all(everything(repo, name) == everything(repo, "s") for name in made)
-
-
-def test_b8_an_export_does_not_depend_on_the_dictionary_of_its_database(repo, other, tmp_path):
-    """B8: values that are packed with a trained dictionary are written as they are."""
-    shop = World()
-    graph = tool_node_graph(scripted(*[f"answer {n} " * 20 for n in range(120)]), shop.tools())
-    agent = repo.wrap(graph, "s")
-    for n in range(60):
-        agent.run(f"question {n} about chairs and tables and lamps")
-    repo.train_dictionary()
-    for n in range(60, 100):
-        agent.run(f"question {n} about chairs and tables and lamps")
-    carried(repo, "s", other)
-    assert path(other, "s", "main") == path(repo, "s", "main")
 
 
 # -- random lives

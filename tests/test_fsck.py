@@ -82,7 +82,6 @@ DAMAGES = {
     "a value has another type": (2, "UPDATE blob SET type = 'json' WHERE {message}", V, "match"),
     "a value has another size": (2, "UPDATE blob SET size = 7777 WHERE {message}", V, "7777 bytes"),
     "a value is packed nobody knows how": (1, "UPDATE blob SET codec = 77 WHERE {message}", V, "(77)"),
-    "a value wants a dictionary": (1, "UPDATE blob SET codec = 3 WHERE {message}", V, ""),
     "a list has other bytes": (1, "UPDATE blob SET data = :junk WHERE type = 'list'", V, "no list of hashes"),
     "a list is cut": (1, "UPDATE blob SET data = substr(data, 1, 40) WHERE type = 'list' AND size = 8", V, ""),
     "a list has other items": (
@@ -190,23 +189,6 @@ def test_w13_lists_that_lead_in_a_circle_are_found(lived):
         made = {"data": b"\1" + base + (1).to_bytes(4, "big") * 2 + base, "key": key}
         lived.store.database.write(lambda c, made=made: c.execute(change, made))
     assert any("never end" in found.what for found in of(lived, 2))
-
-
-def test_w13_a_dictionary_that_is_damaged_or_gone_is_found(repo):
-    """W13: a dictionary is checked, and the values that are packed with it are named when it is gone."""
-    saver = SQLModelSaver(repo.store.database)
-    graph = tool_node_graph(obedient(), [], checkpointer=saver)
-    say = "a chair, a table, two lamps and a sofa were ordered by somebody who lives in house number {}"
-    for thread in ("t", "u"):
-        messages = [("user", say.format(n) + thread) for n in range(150)]
-        graph.invoke({"messages": messages}, {"configurable": {"thread_id": thread}})
-        if thread == "t":
-            saver.train_dictionary()
-    assert of(repo, 3) == ()
-    damage(repo, "UPDATE dictionary SET hash = :junk")
-    assert of(repo, 1)[0].row.startswith("dictionary")
-    damage(repo, "DELETE FROM dictionary")
-    assert any("is packed with dictionary" in one.what for one in of(repo, 1))
 
 
 def test_w13_a_torn_file_is_a_finding(tmp_path):

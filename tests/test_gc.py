@@ -8,7 +8,6 @@ import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage
 from puts import BLOB, count
 from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool_node_graph
 
@@ -18,10 +17,8 @@ from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.graph_rows import CHECKPOINT as GRAPH
 from agentgit.store.graph_rows import WRITE
 from agentgit.store.steps import Step, needed
-from agentgit.store.tables import DictionaryRow
 from agentgit.workspace.workspace import Workspace
 
-DICTIONARY = DictionaryRow.__table__
 HERE = Path(__file__).parent
 
 
@@ -220,7 +217,7 @@ with agentgit.open(sys.argv[1]) as repo:
 """
 
 
-@pytest.mark.parametrize("where", ["_delete_values", "_write_in_full", "_unused_dictionaries"])
+@pytest.mark.parametrize("where", ["_delete_values", "_write_in_full"])
 def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, where):
     """W13: a collection is all or nothing; after a kill in its middle everything is there, and the next one ends."""
     agent = wrap(repo)
@@ -252,57 +249,7 @@ def test_w13_a_damaged_list_stops_a_collection(repo):
         assert count(repo.store.database, GRAPH) == rows
 
 
-# -- dictionaries, files
-
-
-def fill(repo, start):
-    """Say so much that a dictionary can be trained."""
-    saver = agentgit.SQLModelSaver(repo.store.database, sessions=True)
-    graph = tool_node_graph(scripted("ok"), [], checkpointer=saver)
-    text = "a chair, a table, two lamps and a sofa were ordered by somebody who lives in {} and asked for {}"
-    messages = [HumanMessage(text.format(n, n * n), id=str(n)) for n in range(start, start + 150)]
-    graph.invoke({"messages": messages}, {"configurable": {"thread_id": f"t{start}"}})
-    return saver
-
-
-def test_w13_a_dictionary_that_nothing_is_packed_with_goes(repo):
-    """W13: an old dictionary goes when its last value did, never the newest, and what is packed is read."""
-    fill(repo, 0)
-    first = repo.train_dictionary()
-    with agentgit.open(repo.store.database.url) as packs:
-        fill(packs, 1000)
-    saver = fill(repo, 2000)
-    second = repo.train_dictionary()
-    assert first.id != second.id
-    assert repo.gc().dictionaries == 0
-    for thread in ("t1000", "t2000"):
-        saver.delete_thread(thread)
-    would = repo.gc(dry_run=True)
-    assert would.dictionaries == 1
-    assert repo.gc().dictionaries == 1
-    assert count(repo.store.database, DICTIONARY) == 1
-    assert repo.gc().dictionaries == 0
-    assert repo.fsck().is_sound
-
-
-def test_w13_who_still_packs_with_a_dictionary_that_went_takes_the_newest(repo):
-    """W13: a process that knows only a dictionary that was collected packs with the one that is there."""
-    said = "a chair, a table, two lamps and a sofa were ordered by somebody who lives in {} and asked for more"
-    fill(repo, 0)
-    first = repo.train_dictionary()
-    with agentgit.open(repo.store.database.url) as late:
-        wrap(late, session="late").run(said.format(7))
-        assert late.store.graphs.content.blobs.dictionaries._newest.id == first.id
-        saver = fill(repo, 3000)
-        second = repo.train_dictionary()
-        for thread in ("t3000", repo.branch("late").langgraph_session_id):
-            saver.delete_thread(thread)
-        assert repo.gc().dictionaries == 1
-        wrap(late, session="other").run(said.format(8))
-        assert late.store.graphs.content.blobs.dictionaries._newest.id == second.id
-    with agentgit.open(repo.store.database.url) as fresh:
-        assert fresh.branch("other").conversation_history[0]["content"] == said.format(8)
-        assert not [one for one in fresh.fsck(level=2).findings if one.row.startswith(("blob", "dictionary"))]
+# -- files
 
 
 def test_w13_snapshots_of_files_that_no_checkpoint_has_are_let_go(repo, tmp_path):

@@ -34,7 +34,8 @@ from agentgit import (
     effect,
     reversible,
 )
-from agentgit.cli.chat import Chat
+from agentgit.cli.conversation import Chat
+from agentgit.cli.orders import carry_out
 from agentgit.web import app as site
 
 LOST = ConnectionError("no answer")
@@ -681,7 +682,7 @@ def test_t4_the_chat_settles_a_raised_call():
         agent = wrapped(repo, till, "compensable")
         agent.run("five")
         raised = agent.tool_track()[0].id
-        with Chat(agent, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with Chat(agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("/undo", f"/resolve {raised} happened --result nothing"):
                 chat.hear(line)
             chat.hear(f"/resolve {raised} happened --result '{{\"charged\": 5}}'")

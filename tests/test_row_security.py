@@ -111,7 +111,7 @@ def test_d5_the_tables_whose_rows_are_kept_apart_by_user_are_those_that_the_page
         "workspace_snapshot": "snapshots", "tag": "tags", "search_text": "search texts",
         "audit_event": "the trail of a session", "blob": "values",
         "graph_checkpoint": "LangGraph's checkpoints and writes", "graph_write": "LangGraph's checkpoints and writes",
-        "dictionary": "dictionaries", "user": "users", "api_key": "keys", "session_member": "members",
+        "user": "users", "api_key": "keys", "session_member": "members",
         "session_link": "links", "webhook": "webhooks and what they send",
         "webhook_delivery": "webhooks and what they send", "login_failure": "failed logins",
         "erasure": "what was erased", "erased_name": "what was erased", "encryption_key": "names of encryption keys",
@@ -131,7 +131,6 @@ def others(world, owner):
     before = seen(owner)
     assert {name for name, count in before.items() if not count} <= {
         "encryption_key",
-        "dictionary",
         "workspace_snapshot",
         "erasure",
     }
@@ -380,12 +379,12 @@ def apart(empty_server):
             yield owner, database
 
 
-def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(apart):
+def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(second, apart):
     """D5: an older schema, and each command that changes tables, have the owner in the command that they tell."""
     owner, database = apart
     theirs = f"--db {shown(owner.url)}"
     for verb, change in (
-        ("downgrade 0009", lambda: schema.downgrade(database, "0009")),
+        ("downgrade 0001", lambda: schema.downgrade(database, "0001")),
         (f"stamp {schema.REVISION}", lambda: schema.stamp(database, schema.REVISION)),
         ("check --deep", lambda: schema.check(database, deep=True)),
         ("partition 4", lambda: partitions.partition(database, 4)),
@@ -395,7 +394,7 @@ def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(apart):
             change()
         assert f"agentgit db {verb} {theirs}" in str(refused.value).replace("'", "")
     schema.upgrade(database)  # there is nothing to do
-    schema.downgrade(owner, "0010")
+    schema.downgrade(owner, "0001")
     with pytest.raises(NotAllowed, match="does not own the tables"):
         schema.upgrade(database)
     with pytest.raises(SchemaMismatch) as refused:
@@ -406,6 +405,29 @@ def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(apart):
     schema.upgrade(owner)
     with agentgit.open(database.url) as repo:
         works(repo, "s")
+
+
+def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
+    """D5: the wall holds for the owner of the tables, too; a migration of one who is no superuser goes past it."""
+    role = f"agentgit_{uuid.uuid4().hex}"
+    with closing(Database(empty_server)) as all_seeing:
+        rights = f"GRANT CREATE ON DATABASE {empty_server.database} TO {role}; ALTER SCHEMA public OWNER TO {role}"
+        all_seeing.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN; {rights}"))
+        try:
+            with closing(Database(empty_server.set(username=role))) as owner:
+                schema.upgrade(owner)
+                for tenant in ("one", "two"):
+                    with agentgit.open(owner.url, tenant=tenant) as repo:
+                        repo.ensure_session("s")
+                schema.downgrade(owner, "0001", lose=True)
+                schema.upgrade(owner)
+                assert seen(owner)["external_session"] == 0
+            with all_seeing.reading() as connection:
+                colors = connection.exec_driver_sql("SELECT color FROM external_session").scalars().all()
+            assert colors == ["red", "red"]
+            schema.check(all_seeing, deep=True)
+        finally:
+            all_seeing.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}"))
 
 
 def test_d5_granting_and_dividing_on_the_command_line(apart):

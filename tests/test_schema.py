@@ -51,6 +51,7 @@ def test_migrations_make_exactly_the_tables(path):
 def test_revision_is_the_newest_migration():
     """The constant that open() compares with is the head of the folder."""
     assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
+    assert schema.UNRELEASED.isdisjoint(migrations.revisions())
 
 
 ACROSS = {

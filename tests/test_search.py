@@ -39,7 +39,7 @@ def texts(repo):
 
 
 def forget(repo):
-    """Make a database as an earlier release left it: nothing is known yet."""
+    """Make a database in which nothing is known yet."""
 
     def clear(connection):
         connection.execute(text("UPDATE internal_session SET searched = 0"))

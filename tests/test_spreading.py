@@ -49,6 +49,6 @@ def test_a_server_without_a_script_is_refused():
 
 def test_d5_a_part_of_the_schema_has_no_script_for_other_servers():
     """D5: who names a schema to begin from and a server that gets the whole one is told so, not that it is unknown."""
-    done = CliRunner().invoke(app, ["db", "sql", "0010", "--for", "citus"])
+    done = CliRunner().invoke(app, ["db", "sql", "0001", "--for", "citus"])
     assert isinstance(done.exception, InvalidInput)
     assert "agentgit db sql --for citus" in str(done.exception)

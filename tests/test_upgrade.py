@@ -1,4 +1,4 @@
-"""Databases of earlier schemas are upgraded with all that is in them; `frozen/` has one of each, as it was then."""
+"""From one schema to another: up with all that is in a database, back again, by hand, and by many at once."""
 
 import sqlite3
 import subprocess
@@ -7,10 +7,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
-from scripted import World, call, scripted, tool_node_graph
-from sqlalchemy import MetaData, insert, select
+from sqlalchemy import MetaData, insert, select, text
 
 import agentgit
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
@@ -18,42 +16,10 @@ from agentgit.store import migrations, schema
 from agentgit.store.database import Database
 from agentgit.store.shapes import WORDS, differences, shape_at, shape_of
 
-FROZEN = sorted(path for path in (Path(__file__).parent / "frozen").glob("*.sql") if path.stem.isdigit())
-
-
-@pytest.fixture(params=FROZEN, ids=lambda path: path.stem)
-def frozen(request, tmp_path):
-    """The path of a SQLite file of an earlier schema, and which schema that is."""
-    path = tmp_path / "frozen.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(request.param.read_text())
-    return path, request.param.stem
-
 
 def plain(url):
     """The URL as PostgreSQL's own programs want it."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def on_a_server(path, revision, url):
-    """Make a PostgreSQL database of an earlier schema: as it was dumped then, or with the rows of the SQLite file."""
-    dumped = FROZEN[0].with_name(f"{revision}.postgresql.sql")
-    if dumped.exists():
-        with psycopg.connect(plain(url)) as connection:
-            connection.execute(dumped.read_text())
-        return
-    with closing(Database(url)) as target, closing(Database(path)) as source:
-        schema.upgrade(target, revision)
-        found = rows_of(source)
-
-        def copy(connection):
-            tables = MetaData()
-            tables.reflect(connection)
-            for table in tables.sorted_tables:
-                if found.get(table.name):
-                    connection.execute(insert(table), found[table.name])
-
-        target.write(copy)
 
 
 def rows_of(database, columns=None):
@@ -74,81 +40,85 @@ def rows_of(database, columns=None):
         }
 
 
-def kept(database, upgraded):
-    """Upgrade; tell whether every value of every row is there as it was."""
-    before = rows_of(database)
-    columns = {name: set(rows[0]) for name, rows in before.items() if rows}
-    upgraded()
-    after = rows_of(database, columns)
-    return all(sorted(map(repr, before[name])) == sorted(map(repr, after[name])) for name in columns)
-
-
-def goes_on(where, revision):
-    """Look at a session that was recorded long ago, and go on with it."""
-    world = World()
-    world.items.append("a chair")
-    replies = (call("add", "call-1", item="a chair"), "ordered", call("add", "call-3", item="a sofa"), "a sofa then")
-    with agentgit.open(where) as repo:
-        points = repo.checkpoints("support-42", "main")
-        assert [len(point.conversation_history) for point in points] == [0, 4, 4, 4, 8]
-        assert [m["content"] for m in points[-1].conversation_history][-4::3] == ["and a table", "ordered too"]
-        if revision >= "0006":
-            assert [tag.name for tag in repo.tags("support-42")] == ["v1"]
-            assert len(list(repo.search("chair"))) == 4
-            assert [(one.kind, one.status) for one in repo.operations("support-42")] == [("rollback", "done")]
-        if revision >= "0007":
-            assert (repo.audit_verify().is_sound, repo.audit_verify().events) == (True, 16)
-            assert [hook.url for hook in repo.webhooks.list()] == ["https://example.org/hook"]
-            assert repo.webhooks.list()[0].pending == 2
-        assert repo.fsck(level=3).is_sound
-        agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "support-42", effects=world.effects())
-        assert agent.run("rather a sofa") == "a sofa then"
-        assert [c.args["item"] for c in agent.tool_track()] == ["a chair", "a sofa"]
-        agent.undo()
-    assert world.items == ["a chair"]
-
-
-def test_d6_a_file_of_every_schema_is_upgraded(frozen):
-    """D6: a SQLite file of an earlier release opens as it is, with every row as it was, and goes on."""
-    path, revision = frozen
+def test_d6_a_file_of_an_earlier_schema_is_upgraded_when_it_is_opened(tmp_path, second):
+    """D6: a SQLite file of an earlier schema opens as it is, with every row as it was."""
+    path = tmp_path / "agentgit.db"
     with closing(Database(path)) as database:
-        assert schema.current(database) == revision
-        assert kept(database, lambda: schema.ready(database))
-        assert schema.current(database) == schema.REVISION
-    goes_on(path, revision)
+        before = filled(database, "0001")
+        with pytest.raises(
+            SchemaMismatch, match=rf"has schema 0001 and this library needs {second}\. Run: .*db upgrade"
+        ):
+            schema.check(database)
+        with agentgit.open(path) as repo:
+            assert [one.session_name for one in repo.sessions()] == ["here"]
+        assert schema.current(database) == second
+        assert_kept(database, before)
 
 
-def test_d6_a_server_of_every_schema_is_upgraded(frozen, empty_server):
-    """D6: a PostgreSQL database of an earlier release is refused with the command; after it every row is as it was."""
-    path, revision = frozen
-    on_a_server(path, revision, empty_server)
+def test_d6_a_server_of_an_earlier_schema_is_upgraded_by_the_command(empty_server, second):
+    """D6: a PostgreSQL database of an earlier schema is refused with the command; after it every row is as it was."""
     with closing(Database(empty_server)) as database:
-        if revision != schema.REVISION:
-            with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
-                schema.ready(database)
-        assert kept(database, lambda: schema.upgrade(database))
+        before = filled(database, "0001")
+        with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
+            schema.ready(database)
+        assert schema.upgrade(database) == second
         schema.check(database, deep=True)
-    goes_on(empty_server, revision)
+        assert_kept(database, before)
 
 
-def test_d5_the_whole_road_down_and_up_again(empty):
-    """D5: each migration's way back really gives the schema before it, and the way up is open again."""
-    with agentgit.open(":memory:") as repo, closing(Database(empty)) as database:
+def filled(database, revision):
+    """Make the tables of a schema, and put a session and all that belongs to it there; give the rows."""
+    with agentgit.open(":memory:") as repo:
         repo.ensure_session("here")
         found = rows_of(repo.store.database)
-        schema.upgrade(database)
-        database.write(
-            lambda c: [c.execute(insert(table), found[table.name]) for table in tables_of(c) if found[table.name]]
-        )
+    schema.upgrade(database, revision)
+
+    def put(connection):
+        for table in tables_of(connection):
+            if rows := found[table.name]:
+                connection.execute(insert(table), [{c.name: row[c.name] for c in table.c} for row in rows])
+
+    database.write(put)
+    return rows_of(database)
+
+
+def assert_kept(database, before):
+    """Every value of every row is there as it was, and the second schema's migration has seen every session."""
+    columns = {name: set(rows[0]) for name, rows in before.items() if rows}
+    after = rows_of(database, columns)
+    found = {name: sorted(map(repr, rows)) for name, rows in after.items()}
+    assert found == {name: sorted(map(repr, before[name])) for name in columns}
+    assert [row["color"] for row in rows_of(database)["external_session"]] == ["red"]
+
+
+def test_d5_the_whole_road_down_and_up_again(empty, second):
+    """D5: each migration's way back really gives the schema before it, and the way up is open again."""
+    with closing(Database(empty)) as database:
+        filled(database, second)
         with pytest.raises(NotAllowed, match=r"1 row of external_session.*--yes"):
             schema.downgrade(database, "base")
-        assert schema.current(database) == schema.REVISION
+        assert schema.current(database) == second
         for revision in [*migrations.revisions()[-2::-1], "base"]:
             schema.downgrade(database, revision, lose=True)
             assert database.write(lambda c, at=revision: differences(shape_of(c), shape_at(c, at))) == []
         assert schema.current(database) is None
-        assert schema.upgrade(database) == schema.REVISION
+        with pytest.raises(SchemaMismatch, match="no tables"):
+            schema.downgrade(database, "base")
+        assert schema.upgrade(database) == second
         schema.check(database, deep=True)
+
+
+def test_d5_nothing_is_left_of_the_first_schema(empty_server):
+    """D5: who goes back to `base` has no table, function or trigger of ours any more, but for the version's table."""
+    left = text(
+        "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relkind <> 'i' "
+        "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('public')"
+    )
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        assert schema.downgrade(database, "base") == []
+        with database.reading() as connection:
+            assert connection.execute(left).scalars().all() == [migrations.VERSION_TABLE]
 
 
 def tables_of(connection):
@@ -158,18 +128,43 @@ def tables_of(connection):
     return [one for one in tables.sorted_tables if not one.name.startswith((WORDS, migrations.VERSION_TABLE))]
 
 
-def test_d5_a_downgrade_that_loses_nothing_needs_no_yes(empty):
+def test_d5_a_downgrade_that_loses_nothing_needs_no_yes(empty, second):
     """D5: what is asked for is what would be lost; where nothing is, nothing is asked. What cannot be is refused."""
     with closing(Database(empty)) as database:
+        filled(database, "0001")
         schema.upgrade(database)
-        assert schema.downgrade(database, "0004") == []
-        for revision in ("0005", "0005"):
-            with pytest.raises(InvalidInput, match="older than 0005"):
-                schema.downgrade(database, revision)
+        # The weight is what it was from the start.
+        with pytest.raises(NotAllowed, match=r"loses 1 row with a color in external_session\. Make"):
+            schema.downgrade(database, "0001")
+        database.write(lambda c: c.exec_driver_sql("UPDATE external_session SET color = NULL"))
+        assert schema.downgrade(database, "0001") == []
+        with pytest.raises(InvalidInput, match=f"older than {second}"):
+            schema.downgrade(database, second)
         with pytest.raises(InvalidInput, match="no schema '17'"):
             schema.downgrade(database, "17")
-        with pytest.raises(InvalidInput, match="agentgit db downgrade 0002"):
-            schema.upgrade(database, "0002")
+        schema.upgrade(database)
+        with pytest.raises(InvalidInput, match="agentgit db downgrade 0001"):
+            schema.upgrade(database, "0001")
+
+
+@pytest.mark.parametrize("revision", ["0002", "0016"])
+def test_d6_a_database_from_before_the_first_release_is_refused_and_untouched(empty, second, revision):
+    """D6: its schema has no road to today's: each verb says so, and what to do."""
+    with closing(Database(empty)) as database:
+        schema.upgrade(database, "0001")
+        set_version = f"UPDATE {migrations.VERSION_TABLE} SET version_num = '{revision}'"  # noqa: S608  # our own names
+        database.write(lambda c: c.exec_driver_sql(set_version))
+        before = rows_of(database)
+        for verb in (
+            schema.check,
+            schema.upgrade,
+            schema.ready,
+            lambda database: schema.downgrade(database, "base", lose=True),
+            lambda database: schema.stamp(database, second),
+        ):
+            with pytest.raises(SchemaMismatch, match=rf"{revision}, from before the first release.*agentgit export"):
+                verb(database)
+        assert (schema.current(database), rows_of(database)) == (revision, before)
 
 
 def test_d5_a_deep_check_finds_what_was_changed_by_hand(empty):
@@ -245,19 +240,19 @@ def test_d5_a_deep_check_finds_a_trigger_of_a_file_that_lets_all_through(tmp_pat
             schema.check(database, deep=True)
 
 
-def test_d5_an_administrator_runs_the_sql_by_hand(empty):
+def test_d5_an_administrator_runs_the_sql_by_hand(empty, second):
     """D5: the SQL of an upgrade gives what the upgrade gives; `stamp` takes only tables that are of that schema."""
     with closing(Database(empty)) as database:
         kind = database.engine.dialect.name
-        for start, end in ((None, "0003"), ("0003", None)):
+        for start, end in ((None, "0001"), ("0001", None)):
             by_hand(empty, schema.script(kind, start, end))
             assert schema.current(database) == (end or schema.REVISION)
         schema.check(database, deep=True)
         database.write(lambda c: c.exec_driver_sql(f"DROP TABLE {migrations.VERSION_TABLE}"))
         with pytest.raises(SchemaMismatch, match="called as ours"):
             schema.upgrade(database)
-        with pytest.raises(SchemaMismatch, match=r"not those of schema 0004.*there is a table audit_event"):
-            schema.stamp(database, "0004")
+        with pytest.raises(SchemaMismatch, match="not those of schema 0001: external_session: there is a column color"):
+            schema.stamp(database, "0001")
         schema.stamp(database, schema.REVISION)
         schema.check(database, deep=True)
 
@@ -272,8 +267,8 @@ def by_hand(where, script):
     subprocess.run(command, input=script, text=True, check=True, capture_output=True)  # noqa: S603  # our own command
 
 
-@pytest.mark.parametrize("wanted", [("mysql", None, None), ("sqlite", "0004", "0004"), ("sqlite", "0005", "0002")])
-def test_a_script_of_nothing_is_refused(wanted):
+@pytest.mark.parametrize("wanted", [("mysql", None, None), ("sqlite", "0001", "0001"), ("sqlite", "0017", "0001")])
+def test_a_script_of_nothing_is_refused(wanted, second):
     """Bad input: another kind of database, or no way up."""
     with pytest.raises(InvalidInput):
         schema.script(*wanted)

@@ -49,7 +49,7 @@ def test_d5_from_another_tenant_no_row_is_seen_and_none_changed(world, tmp_path)
     branch = world.ada.branch("s")
     before = rows(world.repo)
     empty = {name for name, found in before.items() if not found}
-    assert empty <= {"encryption_key", "dictionary", "workspace_snapshot"}
+    assert empty <= {"encryption_key", "workspace_snapshot"}
     with agentgit.open(world.repo.store.database.url, tenant="acme") as there:
         ada = there.as_user(there.users.add("ada"))
         for name in ("bob", "guest"):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import ToolMessage
-from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import ParentCommand
 from langgraph.types import Command
 
 from agentgit.agents.leaves import type_names
+from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
 from agentgit.store.plain import MSGPACK
 from agentgit.tools.results import PACKED
 from agentgit.values import portable

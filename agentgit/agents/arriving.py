@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from langgraph.constants import END
-from langgraph.pregel._read import PregelNode
-from langgraph.pregel._write import ChannelWrite, ChannelWriteTupleEntry
 from sqlalchemy import Connection
 
 from agentgit.agents.apart import by_itself
 from agentgit.agents.merging import Coming
 from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Conflict, Corrupt
+from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, PregelNode
 from agentgit.rollback.takeover import take_back
 from agentgit.sessions.session import RUNNING
 from agentgit.store import staging

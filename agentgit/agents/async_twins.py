@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from langgraph.checkpoint.base import (
 
 from agentgit.agents.whole_threads import WholeThreads
 from agentgit.store.collect import Collected
-from agentgit.store.training import Trained
 
 
 class AsyncTwins(WholeThreads):
@@ -81,7 +79,3 @@ class AsyncTwins(WholeThreads):
     async def agc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
         """See `gc`."""
         return await self.database.run(self.gc, dry_run=dry_run, shrink=shrink, imports=imports)
-
-    async def atrain_dictionary(self) -> Trained:
-        """See `train_dictionary`; it computes for a second, so it is a thread that does it."""
-        return await asyncio.to_thread(self.train_dictionary)

@@ -18,10 +18,9 @@ from langchain_core.tools import BaseTool
 from langgraph.cache.base import BaseCache
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
-from langgraph.pregel._read import PregelNode
-from langgraph.pregel._utils import get_function_nonlocals
 
 from agentgit.agents.questions import in_batch
+from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, tool_node_functions, wrap_each_call
 
 OF_LANGCHAIN = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
 """The packages whose functions name no tool of the user's own."""
@@ -106,7 +105,7 @@ def _config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
 
 
 def _in_batch(node: ToolNode) -> Callable[..., Any]:
-    run = node._func
+    run, _ = tool_node_functions(node)
 
     @functools.wraps(run)
     def batch(*args: Any, **kwargs: Any) -> Any:
@@ -121,13 +120,16 @@ def _waiting(node: ToolNode) -> Callable[..., Awaitable[Any]]:
 
     Else the turn would end while calls run, and nobody would know what became of them.
     """
-    run, run_one = node._afunc, node._arun_one
+    _, run = tool_node_functions(node)
 
-    @functools.wraps(run_one)
-    def begun(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        call = asyncio.ensure_future(run_one(*args, **kwargs))
-        _of_batch.get().append(call)
-        return call
+    def noted(run_one: Callable[..., Any]) -> Callable[..., asyncio.Future[Any]]:
+        @functools.wraps(run_one)
+        def begun(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+            call: asyncio.Future[Any] = asyncio.ensure_future(run_one(*args, **kwargs))
+            _of_batch.get().append(call)
+            return call
+
+        return begun
 
     @functools.wraps(run)
     async def waiting(*args: Any, **kwargs: Any) -> Any:
@@ -140,5 +142,5 @@ def _waiting(node: ToolNode) -> Callable[..., Awaitable[Any]]:
                 await asyncio.gather(*calls, return_exceptions=True)
                 raise
 
-    object.__setattr__(node, "_arun_one", begun)
+    wrap_each_call(node, noted)
     return waiting

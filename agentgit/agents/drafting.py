@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, get_checkpoint_metadata
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from agentgit.agents.addresses import without_secrets
 from agentgit.agents.codec import Codec
 from agentgit.agents.folding import Channels, encode, folds
+from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.store.content import Encoded
 from agentgit.store.graph import Draft
 
@@ -34,7 +34,7 @@ def make_draft(
     values = dict(checkpoint["channel_values"])
     if sends := checkpoint.get("pending_sends"):
         values[PENDING_SENDS] = sends
-    snapshots = [name for name, value in values.items() if isinstance(value, _DeltaSnapshot)]
+    snapshots = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
     encoded: dict[str, Encoded] = {}
 
     def encoded_of(name: str) -> Encoded:

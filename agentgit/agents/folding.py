@@ -16,12 +16,11 @@ from typing import Any, NamedTuple, cast
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
-from langgraph.graph.message import _messages_delta_reducer
 from langgraph.types import Overwrite
 
 from agentgit.agents.codec import Codec
 from agentgit.agents.leaves import ALONE_BYTES
+from agentgit.langgraph_internals import DeltaSnapshot, messages_delta_reducer
 from agentgit.store.blobs import Leaf
 from agentgit.store.content import Body, Encoded, Part
 from agentgit.store.graph_rows import Earlier, Fold, Made
@@ -31,7 +30,7 @@ from agentgit.store.threads import DELTA_COUNTERS
 Channels = Mapping[str, Any]
 """The channels of a graph by name; only those that are a DeltaChannel matter."""
 
-_MESSAGES: DeltaChannel[Any] = DeltaChannel(cast(Any, _messages_delta_reducer), list)
+_MESSAGES: DeltaChannel[Any] = DeltaChannel(cast(Any, messages_delta_reducer), list)
 """What a channel of messages is taken for where the graph is not known."""
 
 
@@ -87,13 +86,13 @@ def _fold(codec: Codec, known: Any) -> Fold:
             writes = [codec.decode(body) for body in (*old, *new)]
             if before is None:
                 start = channel.typ() if seed is None else whole(codec.decode(seed))
-            elif channel.reducer is _messages_delta_reducer and (longer := _append(codec, before, writes)) is not None:
+            elif channel.reducer is messages_delta_reducer and (longer := _append(codec, before, writes)) is not None:
                 return longer
             else:
                 start = copy.copy(before.live.value)
             if channel is _MESSAGES and not _are_messages(start if before is None else [], writes):
                 return None
-            made = channel.from_checkpoint(_DeltaSnapshot(start))
+            made = channel.from_checkpoint(DeltaSnapshot(start))
             made.replay_writes([("", "", write) for write in writes])
             return encode(codec, made.value, before)
         except Exception:  # noqa: BLE001  # the user's reducer or types: what is only shown must not break the run
@@ -121,7 +120,7 @@ def _append(codec: Codec, before: Made, writes: Sequence[Any]) -> Made | None:
 
 def whole(value: Any) -> Any:
     """Unwrap what LangGraph stores of a DeltaChannel when it stores the value in full."""
-    return value.value if isinstance(value, _DeltaSnapshot) else value
+    return value.value if isinstance(value, DeltaSnapshot) else value
 
 
 def _are_messages(start: Any, writes: Sequence[Any]) -> bool:

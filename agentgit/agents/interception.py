@@ -19,10 +19,10 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.uuid import uuid7
-from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_NS
 
 from agentgit.agents.questions import passed_on
 from agentgit.agents.recorder import Recorder
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
 """What `run` may get without a name after its input."""
@@ -91,8 +91,8 @@ def _made(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _Ma
         callbacks = _joined(callbacks, recorder)
     options = {**dict(zip(_POSITIONAL, args, strict=False)), **options, "callbacks": callbacks}
     options["run_id"] = run_id = options.get("run_id") or uuid7()
-    conf = (options.get("config") or {}).get(CONF, {})
-    conf = conf if CONFIG_KEY_CHECKPOINT_NS in conf else around.get(CONF, {})
+    conf = (options.get("config") or {}).get("configurable", {})
+    conf = conf if CONFIG_KEY_CHECKPOINT_NS in conf else around.get("configurable", {})
     parent = getattr(manager, "parent_run_id", None) or getattr(around.get("callbacks"), "parent_run_id", None)
     recorder.expect(run_id, tool, parent, conf)
     return _Made(recorder, run_id, options)

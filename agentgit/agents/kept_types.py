@@ -6,12 +6,12 @@ from typing import Any
 
 import ormsgpack
 from langchain_core.messages import BaseMessage
-from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import EXT_NUMPY_ARRAY, JsonPlusSerializer
 
 from agentgit.agents.leaves import type_names
 from agentgit.errors import InvalidInput
+from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
 from agentgit.store.plain import MSGPACK
 from agentgit.store.recent import Recent
 

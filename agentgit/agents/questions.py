@@ -21,18 +21,18 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
-from langgraph._internal._constants import (
+from langgraph.errors import GraphInterrupt
+
+from agentgit.agents.codec import Codec
+from agentgit.langgraph_internals import (
     CONFIG_KEY_CHECKPOINT_MAP,
     CONFIG_KEY_CHECKPOINT_NS,
     CONFIG_KEY_SCRATCHPAD,
     CONFIG_KEY_SEND,
     CONFIG_KEY_TASK_ID,
     CONFIG_KEY_THREAD_ID,
+    PregelScratchpad,
 )
-from langgraph._internal._scratchpad import PregelScratchpad
-from langgraph.errors import GraphInterrupt
-
-from agentgit.agents.codec import Codec
 from agentgit.store.blobs import Leaf
 from agentgit.store.graph_rows import INTERRUPT, RESUME, Place
 from agentgit.store.sessions import Found

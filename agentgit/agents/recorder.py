@@ -20,7 +20,6 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException
-from langgraph._internal._constants import CONFIG_KEY_CHECKPOINT_NS
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.answers import as_recorded, handed_over
@@ -31,6 +30,7 @@ from agentgit.agents.questions import Questions, is_in_batch
 from agentgit.agents.refusals import unswallowed
 from agentgit.agents.scopes import Scopes, scope_of
 from agentgit.errors import AgentGitError
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.spans import NOTHING, Traced, tool_span
 from agentgit.store.journal import Intent, Outcome
 from agentgit.tools.declared import recorded

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from langgraph._internal._constants import CONFIG_KEY_CACHE
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 from sqlalchemy import Connection
@@ -25,6 +24,7 @@ from agentgit.agents.saves import Settling
 from agentgit.agents.turn import Rules, Turn
 from agentgit.auth.roles import EDITOR, VIEWER
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.rollback import Planner
 from agentgit.spans import NOTHING, Traced, start
 from agentgit.store.graph_rows import Place

@@ -21,7 +21,6 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from sqlalchemy import URL, Connection
 
 from agentgit.agents.addresses import address, config_of, continues, scope
@@ -31,6 +30,7 @@ from agentgit.agents.drafting import PENDING_SENDS, SNAPSHOTS, make_draft
 from agentgit.agents.folding import Channels
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import Conflict, InvalidInput
+from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.store import schema
 from agentgit.store.blobs import compact
 from agentgit.store.compression import Compression
@@ -325,7 +325,7 @@ class SQLModelSaver(AsyncTwins):
 
     def _value(self, found: Found, name: str, body: Any) -> Any:
         value = self.codec.decode(body)
-        return _DeltaSnapshot(value) if name in found.header.get(SNAPSHOTS, ()) else value
+        return DeltaSnapshot(value) if name in found.header.get(SNAPSHOTS, ()) else value
 
     def _pending(self, write: Pending, body: Any) -> tuple[str, str, Any]:
         return write.task_id, write.channel, self.codec.decode(body)

@@ -15,13 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langgraph._internal._constants import (
-    CONFIG_KEY_CHECKPOINT_MAP,
-    CONFIG_KEY_DURABILITY,
-    CONFIG_KEY_THREAD_ID,
-)
 
 from agentgit.errors import Unavailable
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
 from agentgit.store.graph_rows import Place
 
 LONGEST = 60.0

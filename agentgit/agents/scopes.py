@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from langgraph._internal._config import recast_checkpoint_ns
-from langgraph._internal._constants import PUSH
+from agentgit.langgraph_internals import PUSH, recast_checkpoint_ns
 
 
 @dataclass

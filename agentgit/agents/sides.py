@@ -9,10 +9,10 @@ from typing import Any
 
 from langgraph.channels.base import BaseChannel
 from langgraph.pregel import Pregel
-from langgraph.pregel._checkpoint import channels_from_checkpoint
 
 from agentgit.agents.addresses import config_of
 from agentgit.agents.saver import SQLModelSaver
+from agentgit.langgraph_internals import channels_from_checkpoint
 from agentgit.sessions.history import from_stored
 from agentgit.store.blobs import LIST
 from agentgit.store.graph import Place

@@ -13,7 +13,6 @@ from agentgit.store.collect import Collected
 from agentgit.store.database import Database
 from agentgit.store.graph import GraphStore
 from agentgit.store.threads import OF_SESSIONS
-from agentgit.store.training import Trained, train_dictionary
 
 
 class WholeThreads(BaseCheckpointSaver[float]):
@@ -109,7 +108,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
             >>> from agentgit import SQLModelSaver
             >>> with SQLModelSaver.from_conn_string(":memory:") as saver:
             ...     saver.gc(dry_run=True)
-            Collected(values=0, bytes=0, writes=0, lists=0, dictionaries=0, steps=0)
+            Collected(values=0, bytes=0, writes=0, lists=0, steps=0)
         """
         store = self.store
         if dry_run:
@@ -119,14 +118,3 @@ class WholeThreads(BaseCheckpointSaver[float]):
         if shrink:
             self.database.shrink()
         return collected
-
-    def train_dictionary(self) -> Trained:
-        """Make a zstd dictionary from a sample of the stored messages, so that new short values take about half.
-
-        Savers with `compression="zstd"` pack with it from then on: this one at once, others when they are opened. The
-        dictionary holds pieces of those messages, also when they are deleted.
-
-        Raises:
-            InvalidInput: there are too few values yet.
-        """
-        return train_dictionary(self.database, self.store.content.blobs)

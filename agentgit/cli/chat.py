@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import shlex
-from collections.abc import Mapping
-from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentgit.cli import orders, output, reading, slash
+from agentgit.cli import orders
+from agentgit.cli.conversation import Chat
 from agentgit.cli.options import Where, import_from_here, repository
-from agentgit.errors import (
-    AgentGitError,
-    InvalidInput,
-    MergeConflict,
-    NotFound,
-    RollbackBlocked,
-    RollbackIncomplete,
-    WorkspaceChanged,
-    WorldDiverged,
-)
-from agentgit.render import calls
-from agentgit.render import rollback as rollbacks
-from agentgit.render.lines import Span
-from agentgit.render.text import clean, cut, visible
-from agentgit.values import portable
+from agentgit.errors import NotFound
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.talk import Pieces
-    from agentgit.cli.slash import Order
     from agentgit.repository import Repository
-    from agentgit.tools import RollbackPlan
 
 FIRST_SESSION = "chat"
 """The session that is made where none is named and none is there."""
@@ -74,7 +53,7 @@ def chat(
         agent = wrapped(
             repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template
         )  # fmt: skip
-        with Chat(agent, yes=yes) as talk:
+        with Chat(agent, orders.carry_out, yes=yes) as talk:
             failed = talk.run()
     raise typer.Exit(failed)
 
@@ -109,205 +88,3 @@ def _session(repo: Repository, ref: str | None) -> str:
         return repo.session(ref).reference
     except NotFound:
         return FIRST_SESSION if ref is None else ref
-
-
-class Chat:
-    """A conversation at a terminal or in a pipe. A context manager.
-
-    Args:
-        agent: who answers; after a rollback it is another one.
-        yes: True if nobody is to be asked.
-    """
-
-    def __init__(self, agent: RollbackAgent, *, yes: bool = False) -> None:
-        self.agent = agent
-        self.yes = yes
-        self.failed = 0
-        self._runner = asyncio.Runner()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.close()
-
-    def run(self) -> int:
-        """Hear every line; give the exit code: 0 from a person, else that of the first failure."""
-        if reading.at_terminal():
-            where = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
-            output.show([(Span(f"{clean(where)}. /help lists the commands, Ctrl-D leaves.", "dim"),)])
-            self._say_what_waits()
-        for line in reading.lines(lambda: f"{clean(self.agent.branch.name)}> ", self.offer):
-            goes_on = self.hear(line)
-            output.flush()
-            if not goes_on:
-                break
-        return 0 if reading.at_terminal() else self.failed
-
-    def offer(self, before: str, word: str) -> list[str]:
-        """Give what Tab makes of a word: a slash command, or a place of the session.
-
-        Args:
-            before: the line up to the word.
-            word: what was typed of it.
-        """
-        if not before.startswith("/"):
-            return slash.offer(before, word)
-        branches = list(self.agent.tree().walk())
-        names = [point.name for branch in branches for point in branch.points if point.name is not None]
-        places = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
-        quoted = {name: shlex.quote(name) for name in places if name.isprintable()}
-        fitting = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
-        return slash.offer(before, word) or fitting
-
-    def hear(self, line: str) -> bool:
-        """Do what a line says; tell whether the chat goes on."""
-        try:
-            if line.startswith("/") and not line.startswith("//"):
-                order = slash.parse(line)
-                orders.carry_out(self, order)
-                return order.form.name != "quit"
-            if line.strip():
-                self.turn(line.removeprefix("/"))
-        except AgentGitError as error:
-            self.fail(error)
-        except KeyboardInterrupt:
-            output.say("")
-            output.note("Broken off.")
-            self._say_what_is_half_done()
-        return True
-
-    # -- turns
-
-    def turn(self, text: str | None) -> None:
-        """Run a turn, and write what comes as it comes.
-
-        Args:
-            text: what is said; None to go on with a turn that broke off.
-        """
-        from agentgit.agents import talk
-
-        branch_id, refused = self.agent.branch_id, self.agent.refused
-        self._runner.run(self._write(talk.go_on(self.agent) if text is None else talk.say(self.agent, text)))
-        if self.agent.branch_id != branch_id:  # a tool has asked for it
-            self.show_report()
-        if self.agent.refused is not None and self.agent.refused is not refused:
-            self.fail(self.agent.refused)
-
-    async def _write(self, pieces: Pieces) -> None:
-        from agentgit.agents import talk
-
-        page = Page()
-        async with aclosing(pieces):
-            async for piece in pieces:
-                if isinstance(piece, talk.Said):
-                    page.said(piece.message, piece.text)
-                elif isinstance(piece, talk.Called):
-                    page.called(piece.name, piece.args)
-                elif isinstance(piece, talk.Asked):
-                    page.asked(piece.question)
-                else:
-                    page.end()
-                    self.fail(piece.error)
-                    self._say_what_is_half_done()
-        page.end()
-
-    def _say_what_waits(self) -> None:
-        from agentgit.agents import talk
-
-        for asked in talk.waiting(self.agent.get_state()):
-            Page().asked(asked.question)
-        self._say_what_is_half_done()
-
-    def _say_what_is_half_done(self) -> None:
-        from agentgit.agents import talk
-
-        if talk.is_half_done(self.agent):
-            output.note("The turn is half done: /continue goes on with it, /undo takes it back.")
-
-    # -- what commands share
-
-    def show_report(self) -> None:
-        """Write what the rollback or switch that led here did."""
-        report = self.agent.report
-        if report is not None:
-            output.show(rollbacks.lines(report, width=output.width()))
-
-    def agree(self, order: Order, plan: RollbackPlan) -> bool:
-        """Show a plan that would move the world, and ask; tell whether it may be done.
-
-        Raises:
-            InvalidInput: nobody can be asked.
-        """
-        planned = plan.forced() if slash.FORCE in order.options else plan
-        if not planned.is_admissible or not planned.moves_the_world:
-            return True  # the verb itself refuses what is not admissible
-        if self.yes or slash.YES in order.options:
-            return True
-        output.show(rollbacks.lines(planned, width=output.width()))
-        if not reading.at_terminal():
-            raise InvalidInput("Nobody can be asked here. Write --yes if it is to be done, or begin the chat with it.")
-        if output.ask("Do it?"):
-            return True
-        output.note("Nothing was done.")
-        return False
-
-    def fail(self, error: Exception) -> None:
-        """Write a failure, with the plan or report that it carries; the chat goes on."""
-        self.failed = self.failed or getattr(error, "exit_code", 1)
-        if isinstance(error, RollbackBlocked):
-            output.show(rollbacks.lines(error.plan, width=output.width()))
-        elif isinstance(error, RollbackIncomplete):
-            output.show(rollbacks.lines(error.report, width=output.width()))
-        kind = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
-        output.flush()
-        output.note(f"error: {clean(f'{kind}{error}')}{self._hint(error)}")
-
-    def _hint(self, error: Exception) -> str:
-        """Say what the chat has for what the text of a failure says of Python."""
-        if (settle := output.to_settle(error, "/resolve")) is not None:
-            return f" In the chat: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
-        if isinstance(error, RollbackBlocked | WorkspaceChanged):
-            return " In the chat: --force."
-        if isinstance(error, RollbackIncomplete):
-            return f" In the chat: /resume {error.operation}."
-        if isinstance(error, MergeConflict):
-            return " In the chat: --resolve ours, or --resolve theirs."
-        if isinstance(error, WorldDiverged):
-            return f" In the chat: /switch {shlex.quote(clean(self.agent.branch.name))} --sync world."
-        return ""
-
-
-class Page:
-    """What the agent says and does, written while it happens."""
-
-    def __init__(self) -> None:
-        self._message: str | None = None
-        self._is_open = False
-
-    def said(self, message: str | None, text: str) -> None:
-        """Write the next piece of a message; another message begins on a new line."""
-        if message != self._message:
-            self.end()
-        self._message = message
-        output.stream(text.replace("\r\n", "\n"))
-        self._is_open = not text.endswith("\n")
-
-    def called(self, name: str, args: Mapping[str, Any]) -> None:
-        """Write one tool call."""
-        self.end()
-        line = cut(clean(f"→ {name}({calls.arguments(args)})"), output.width())
-        output.show([(Span(line, "dim"),)])
-        output.flush()
-
-    def asked(self, question: Any) -> None:
-        """Write what the graph asks."""
-        self.end()
-        text = question if isinstance(question, str) else json.dumps(portable(question), ensure_ascii=False)
-        output.show([(Span(f"? {visible(line)}", "changed"),) for line in text.splitlines() or [""]])
-
-    def end(self) -> None:
-        """End the line."""
-        if self._is_open:
-            output.stream("\n")
-        self._is_open = False

@@ -1,4 +1,4 @@
-"""`agentgit db`: look at the schema of a database, bring it up to date, train what packs its values; its keys."""
+"""`agentgit db`: look at the schema of a database, bring it up to date; its keys."""
 
 from __future__ import annotations
 
@@ -140,15 +140,6 @@ def partition(
         data = {"database": found.name, "divided": count, "parts": parts}
         text = f"{count} tables of {found.name} divided into {parts} parts"
         output.line(as_json, lambda: data, clean(text))
-
-
-@app.command()
-def train(db: Where = None, as_json: AsJson = False) -> None:
-    """Make a zstd dictionary from the stored messages, for smaller new ones."""
-    with repository(db) as repo:
-        made = repo.train_dictionary()
-        text = f"dictionary {made.id}, {made.bytes} bytes, from {made.samples} values"
-        output.line(as_json, made._asdict, text)
 
 
 @app.command()

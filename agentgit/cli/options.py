@@ -136,10 +136,6 @@ Target = Annotated[
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-Dictionaries = Annotated[
-    bool, typer.Option("--dictionaries", help="Give up trained dictionaries, too: they hold pieces of messages.")
-]
-
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")]
 
 

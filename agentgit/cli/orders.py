@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.finding import Tag
     from agentgit.checkpoints.merge import MergePlan
-    from agentgit.cli.chat import Chat
+    from agentgit.cli.conversation import Chat
     from agentgit.cli.slash import Order
     from agentgit.tools import RollbackPlan
 

@@ -13,7 +13,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.grouped import Brief
-from agentgit.cli.options import AsJson, Dictionaries, Where, Yes, names, repository
+from agentgit.cli.options import AsJson, Where, Yes, names, repository
 from agentgit.errors import InvalidInput
 from agentgit.render import people as drawn
 from agentgit.render.lines import Line, Span
@@ -203,15 +203,13 @@ def users_enable(user: Who, db: Where = None, as_json: AsJson = False) -> None:
 
 
 @users.command("delete")
-def users_delete(
-    user: Who, yes: Yes = False, dictionaries: Dictionaries = False, db: Where = None, as_json: AsJson = False
-) -> None:
+def users_delete(user: Who, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
     """Erase a user for good, with all sessions of theirs; they do not come back."""
     with repository(db) as repo:
         found = repo.users.find(user)
         if not yes:
             output.confirm(f"Erase {clean(found.name)} and all their sessions for good?", as_json)
-        done = repo.users.delete(found, dictionaries=dictionaries)
+        done = repo.users.delete(found)
     output.emit(as_json, done.to_dict, lambda _: erased_lines(f"user {found.name}", done))
 
 

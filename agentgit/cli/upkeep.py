@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, places
-from agentgit.cli.options import AsJson, Dictionaries, OfBranch, Session, Where, Yes, names, repository
+from agentgit.cli.options import AsJson, OfBranch, Session, Where, Yes, names, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render import upkeep as drawn
@@ -158,7 +158,6 @@ def fsck(
 def delete(
     session: Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id.")],
     yes: Yes = False,
-    dictionaries: Dictionaries = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -167,7 +166,7 @@ def delete(
         found = repo.session(session)
         if not yes:
             output.confirm(f"Erase {clean(found.session_name)} for good?", as_json)
-        done = repo.delete_session(found, dictionaries=dictionaries)
+        done = repo.delete_session(found)
     output.emit(as_json, done.to_dict, lambda _: erased_lines(found.session_name, done))
 
 

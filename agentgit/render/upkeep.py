@@ -74,21 +74,16 @@ def reclaimed_lines(found: Reclaimed) -> list[Line]:
         (found.steps, "step", "between checkpoints"),
         (found.values, "value", f"that nothing needs, {size(found.bytes)}"),
         (found.writes, "pending write", "without a graph checkpoint"),
-        (found.dictionaries, "dictionary", "that nothing is packed with"),
         (found.snapshots, "snapshot", "of files that no checkpoint has"),
     )
     would = "would go" if found.dry_run else "gone"
-    lines: list[Line] = [(Span(f"{_many(n, noun)} {what}: {would}"),) for n, noun, what in counts if n]
+    lines: list[Line] = [(Span(f"{count(n, noun)} {what}: {would}"),) for n, noun, what in counts if n]
     if not lines:
         lines = [(Span("there is nothing that nobody needs"),)]
     if found.dry_run:
         return [*lines, (Span(f"the database takes {size(found.disk_before)}; nothing was done", "dim"),)]
     took = f"the database took {size(found.disk_before)}, and takes {size(found.disk_after)}"
     return [*lines, (Span(took, "heading"),), *([(Span(clean(found.problem), "bad"),)] if found.problem else [])]
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n} dictionaries" if noun == "dictionary" and n != 1 else count(n, noun)
 
 
 def checked_lines(found: Checked) -> list[Line]:

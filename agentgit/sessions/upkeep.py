@@ -62,7 +62,6 @@ class Reclaimed:
         bytes: their stored size.
         writes: pending writes whose graph checkpoint never came or is gone.
         lists: lists that were written anew because what they continued goes.
-        dictionaries: dictionaries that nothing is packed with.
         snapshots: snapshots of workspaces that no checkpoint has any more.
         disk_before: the size of the database in bytes when it began.
         disk_after: the same when it was done; in a dry run as before.
@@ -76,7 +75,6 @@ class Reclaimed:
     bytes: int = 0
     writes: int = 0
     lists: int = 0
-    dictionaries: int = 0
     snapshots: int = 0
     disk_before: int = 0
     disk_after: int = 0

@@ -21,8 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
 from agentgit.store.chunks import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
-from agentgit.store.compression import CHUNKED, RAW, Compression, Data, Dictionary, unpacked
-from agentgit.store.dictionaries import Dictionaries
+from agentgit.store.compression import CHUNKED, RAW, Compression, Data, unpacked
 from agentgit.store.encryption import Clear
 from agentgit.store.prepared import Prepared
 from agentgit.store.recent import Recent
@@ -149,7 +148,6 @@ class Blobs:
 
     def __init__(self, tenant_id: int, compression: str = "zstd", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.tenant_id = tenant_id
-        self.dictionaries = Dictionaries(tenant_id)
         self._chunk_bytes = chunk_bytes
         self._compression = Compression(compression)
         # Both caches hold what a hash stands for, which cannot change; they never say what is stored.
@@ -210,13 +208,12 @@ class Blobs:
 
     def _insert(self, connection: Connection, rows: Mapping[bytes, Leaf | Chunk | Row]) -> None:
         """Pack and store values, so many at once that they take as much memory as a few chunks."""
-        dictionary = self.dictionaries.newest(connection) if rows and self._compression.takes_dictionary else None
         part: list[Row] = []
         size = 0
         # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
         for key in sorted(rows):
             value = rows[key]
-            part.append(value if isinstance(value, dict) else self._row(value, dictionary))
+            part.append(value if isinstance(value, dict) else self._row(value))
             size += len(part[-1]["data"])
             if size > CHUNKS_AT_ONCE * CHUNK_BYTES:
                 _INSERT.run(connection, *part)
@@ -224,14 +221,9 @@ class Blobs:
         if part:
             _INSERT.run(connection, *part)
 
-    def _row(self, value: Leaf | Chunk, dictionary: Dictionary | None) -> Row:
-        codec, data = self._compression.pack(value.data, dictionary)
-        return self._values(value.hash, value.type, codec, len(value.data), data)
-
-    def packed_alone(self, value: Leaf) -> Row:
-        """Pack a value without a dictionary; give the columns that change."""
+    def _row(self, value: Leaf | Chunk) -> Row:
         codec, data = self._compression.pack(value.data)
-        return {"codec": codec, "data": data}
+        return self._values(value.hash, value.type, codec, len(value.data), data)
 
     def _values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
         return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
@@ -296,7 +288,7 @@ class Blobs:
             if codec == CHUNKED and type_ != CHUNK:
                 value = leaf(type_, self._joined(connection, key, data))
             else:
-                value = leaf(type_, unpacked(codec, data, lambda id: self.dictionaries.find(connection, id)))
+                value = leaf(type_, unpacked(codec, data))
         except ValueError as error:
             raise damaged(key, f"cannot be unpacked ({error})") from error
         if value.hash != key:

@@ -17,8 +17,8 @@ from agentgit.sessions.upkeep import Parts
 from agentgit.store import pending_writes, staging, steps
 from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, Blobs, continued, damaged, unpack
 from agentgit.store.chunks import split_hashes
-from agentgit.store.compression import CHUNKED, HEADER_BYTES, ZSTD_DICTIONARY, dictionary_of
-from agentgit.store.encryption import Clear, seal_of
+from agentgit.store.compression import CHUNKED
+from agentgit.store.encryption import Clear
 from agentgit.store.graph_rows import CHECKPOINT, KEY, WRITE, Place
 from agentgit.store.lists import walk
 from agentgit.store.prepared import Prepared
@@ -43,7 +43,6 @@ class Collected(NamedTuple):
         bytes: their stored size.
         writes: writes whose checkpoint never came or is gone.
         lists: lists that were written anew because what they continued goes.
-        dictionaries: dictionaries that nothing is packed with any more.
         steps: graph checkpoints between the checkpoints of branches.
     """
 
@@ -51,7 +50,6 @@ class Collected(NamedTuple):
     bytes: int
     writes: int
     lists: int
-    dictionaries: int = 0
     steps: int = 0
 
 
@@ -98,10 +96,7 @@ def collect(
     gone = [row for row in parts.over("values", _stored(connection, tenant_id)) if row[0] not in live]
     if not dry_run:
         _delete_values(connection, tenant_id, [key for key, _ in gone])
-    dictionaries = _unused_dictionaries(connection, blobs, live)
-    if not dry_run:
-        blobs.dictionaries.delete(connection, dictionaries)
-    return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved), len(dictionaries), steps_gone)
+    return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved), steps_gone)
 
 
 def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
@@ -219,19 +214,6 @@ def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> lis
     """List what the large values among some values are stored in."""
     query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == CHUNKED)
     return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
-
-
-def _unused_dictionaries(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[int]:
-    """Find the dictionaries that no value in use is packed with; the newest one is for those that come."""
-    old = blobs.dictionaries.ids(connection)[:-1]
-    if not old:
-        return []
-    # In an encrypted database the beginning of a value says nothing without the rest.
-    head: Any = func.substr(BLOB.c.data, 1, HEADER_BYTES) if seal_of(connection) is None else BLOB.c.data
-    packed = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == ZSTD_DICTIONARY)
-    rows = connection.execute(select(BLOB.c.hash, head).where(packed))
-    used = {dictionary_of(data) for key, data in rows if key in live}
-    return [id for id in old if id not in used]
 
 
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:

@@ -12,15 +12,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, delete, insert, or_, select, text, update
+from sqlalchemy import Connection, Select, Table, and_, delete, insert, or_, select, text
 
 from agentgit.auth import User
 from agentgit.errors import Conflict
 from agentgit.sessions.events import NOWHERE
 from agentgit.sessions.session import RUNNING
 from agentgit.store import templates
-from agentgit.store.blobs import BLOB
-from agentgit.store.compression import ZSTD_DICTIONARY
 from agentgit.store.sessions import BRANCH, SESSION
 from agentgit.store.store import Store
 from agentgit.store.tables import METADATA, ErasureRow
@@ -241,20 +239,3 @@ def _finish(
     # Last: who writes what belongs to no session, like a login, waits from now on.
     events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
     return Gone(rows, collected.values, collected.bytes, events)
-
-
-def without_dictionaries(store: Store, connection: Connection) -> int:
-    """Pack what is packed with dictionaries without them, and delete them: they hold pieces of messages.
-
-    Returns:
-        How many dictionaries went.
-    """
-    blobs = store.graphs.content.blobs
-    packed = and_(BLOB.c.tenant_id == store.tenant_id, BLOB.c.codec == ZSTD_DICTIONARY)
-    while keys := connection.execute(select(BLOB.c.hash).where(packed).limit(200)).scalars().all():
-        for key, value in blobs.get_many(connection, keys).items():
-            same = and_(BLOB.c.tenant_id == store.tenant_id, BLOB.c.hash == key)
-            connection.execute(update(BLOB).where(same).values(**blobs.packed_alone(value)))
-    ids = blobs.dictionaries.ids(connection)
-    blobs.dictionaries.delete(connection, ids)
-    return len(ids)

@@ -23,7 +23,7 @@ On SQLite writers take turns, so there only a unique key can be somebody else's:
 """
 
 TAKEN = "UNIQUE constraint failed"
-"""What SQLite says of a unique key, and what the triggers say that keep REPLACE from the trail; see migration 0007."""
+"""What SQLite says of a unique key, and what the triggers say that keep REPLACE from the trail."""
 
 UNKNOWN_NAMES = {"42P01", "42703", "3F000"}
 """States for a table, a column or a schema that does not exist."""
@@ -53,7 +53,7 @@ _NAMES_ONLY = re.compile(r"[A-Z ]+ constraint failed(: [\w., ]+)?|no such (table
 """What SQLite says with names of tables and columns, and with nothing of what is in them."""
 
 REFUSED = "The audit trail cannot be changed"
-"""What the triggers of the audit trail say; see migration 0007."""
+"""What the triggers of the audit trail say."""
 
 
 class Again(Unavailable):

@@ -13,8 +13,11 @@ from agentgit.store.database import Database, shown
 from agentgit.store.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
 from agentgit.store.shapes import OURS, WORDS, Shape, differences, shape_at, shape_of
 
-REVISION = "0016"
+REVISION = "0001"
 """The newest migration; a test holds it against the folder."""
+
+UNRELEASED = frozenset(f"{number:04}" for number in range(2, 17))
+"""Schemas from before the first release. No migration takes one of these numbers: the one after 0001 is 0017."""
 
 _PLACE = "  (with the password in place of ***)"
 
@@ -53,11 +56,11 @@ def check(database: Database, *, deep: bool = False) -> None:
         SchemaMismatch: it is older, newer, empty or not agentgit's, or differs; the text says which, and what to do.
     """
     found = current(database)
+    _expect_known(database, found)
     if found is None or found < REVISION:
         state = "has no tables yet" if found is None else f"has schema {found} and this library needs {REVISION}"
         way = _command("upgrade", database) if found is None else _road(database)
         raise SchemaMismatch(f"{database.name} {state}. Run: {way}")
-    _expect_known(database, found)
     if deep and (wrong := database.write(lambda connection: _changed(connection, database))):
         raise SchemaMismatch(
             f"{database.name} is not as its migrations made it: {'; '.join(wrong)}. Somebody has changed it by hand: "
@@ -65,11 +68,21 @@ def check(database: Database, *, deep: bool = False) -> None:
         )
 
 
-def _expect_known(database: Database, found: str) -> None:
-    if found > REVISION:
+def _expect_known(database: Database, found: str | None) -> None:
+    _expect_released(database, found)
+    if found is not None and found > REVISION:
         raise SchemaMismatch(
             f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
             "Run: pip install --upgrade agentgit"
+        )
+
+
+def _expect_released(database: Database, found: str | None) -> None:
+    if found in UNRELEASED:
+        raise SchemaMismatch(
+            f"{database.name} has schema {found}, from before the first release of agentgit. It cannot be upgraded, "
+            "and was not touched. Export its sessions with the version that made it, and import them into a new "
+            "database with this one: agentgit export, agentgit import."
         )
 
 
@@ -145,8 +158,7 @@ def upgrade(database: Database, revision: str | None = None) -> str:
     """
     wanted = migrations.known(revision or REVISION)
     found = current(database)
-    if found is not None:
-        _expect_known(database, found)
+    _expect_known(database, found)
     if found is not None and found > wanted:
         raise InvalidInput(f"{database.name} has schema {found}. Run: {_command(f'downgrade {wanted}', database)}")
     if found is None and database.is_sqlite and not database.in_memory:
@@ -159,10 +171,9 @@ def upgrade(database: Database, revision: str | None = None) -> str:
 def _upgrade(connection: Connection, database: Database, revision: str) -> None:
     alone(connection)
     found = _current(connection)
+    _expect_known(database, found)  # another process was faster, perhaps one with a newer library
     if found is None:
         _expect_room(connection, database)
-    else:
-        _expect_known(database, found)  # another process was faster, perhaps one with a newer library
     expect_owner(connection, database, "upgrade")
     if found is None or found < revision:
         migrations.run(connection, "upgrade", revision)
@@ -211,8 +222,9 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
     def work(connection: Connection) -> list[str]:
         alone(connection)
         found = _current(connection)
-        if found is None or found > REVISION:
-            raise SchemaMismatch(f"{database.name} has schema {found or 'none'}, which this library cannot bring back.")
+        _expect_known(database, found)
+        if found is None:
+            raise SchemaMismatch(f"{database.name} has no tables of agentgit.")
         if revision != BASE and revision > found:
             raise InvalidInput(f"{database.name} has schema {found}, which is older than {revision}.")
         expect_owner(connection, database, f"downgrade {revision}")
@@ -262,12 +274,13 @@ def stamp(database: Database, revision: str) -> None:
 
     Raises:
         InvalidInput: there is no such revision.
-        SchemaMismatch: the tables are others; the text says in what.
+        SchemaMismatch: the tables are others; the text says in what. Or they are from before the first release.
     """
     migrations.known(revision)
 
     def work(connection: Connection) -> None:
         alone(connection)
+        _expect_released(database, _current(connection))
         expect_owner(connection, database, f"stamp {revision}")
         if wrong := _wrong(connection, revision):
             raise SchemaMismatch(

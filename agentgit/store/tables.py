@@ -452,18 +452,6 @@ class BlobRow(Row, table=True):
     data: bytes = column.sealed("blob.data", is_hashed=True)
 
 
-class DictionaryRow(Row, table=True):
-    """What zstd packs short values with. Its `id` is zstd's, made of the data; each value names it."""
-
-    __tablename__ = "dictionary"
-
-    tenant_id: int = column.identity(primary_key=True)
-    id: int = column.identity(primary_key=True)
-    hash: bytes = column.binary()
-    data: bytes = column.sealed("dictionary.data", is_hashed=True)
-    created_at: datetime = column.moment()
-
-
 class AuditEventRow(Row, table=True):
     """One thing that happened, chained to the one before it in its session by `hash`. Triggers refuse to change it.
 

@@ -2,8 +2,7 @@
 
 A branch remembers the number of its last checkpoint whose texts are in. What follows it is put in once: the messages
 that the checkpoint before did not have, the calls since then, and the checkpoint's own name. A fork has nothing of its
-own, so it costs nothing; and what came in any other way (an older release, an import, a restored copy) is put in by the
-next search.
+own, so it costs nothing; and what came in any other way (an import, a restored copy) is put in by the next search.
 """
 
 from __future__ import annotations

@@ -21,9 +21,6 @@ _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
 _WHOLE = b"agentgit, nothing is in clear, and every row has its code"
 """What the proof of a key says: that it is this key, and whether everything was encrypted when it was written."""
 
-_WHOLE_BEFORE = b"agentgit, and nothing is in clear"
-"""What it said before rows had codes: until a rotation it is as if values in clear were possible."""
-
 
 def unlock(database: Database, tenant_id: int) -> None:
     """Make sure that the keys of a tenant are there, and write down the one that is new.
@@ -99,7 +96,7 @@ def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
         said = seal.open(_PLACE, proof) if key_of(proof) == name else b""
     except Corrupt:
         said = b""
-    if said not in (_PROOF, _WHOLE_BEFORE, _WHOLE):
+    if said not in (_PROOF, _WHOLE):
         raise InvalidInput(
             f"The key {name} is another one than this database is encrypted with under that name. Give the right one, "
             "or give a new key a new name."

@@ -16,7 +16,7 @@ GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone
 """What can become of the steps of a plan, and of the track."""
 
 NEWER = frozenset({"answered"})
-"""The groups that reports of an earlier version do not have."""
+"""The groups that reports in exports of an earlier version do not have."""
 
 DONE = "done"
 
@@ -97,10 +97,7 @@ class RollbackReport(Drawn):
             True
         """
         try:
-            groups: dict[str, Any] = {
-                group: [_item(item) for item in (data.get(group, ()) if group in NEWER else data[group])]
-                for group in GROUPS
-            }
+            groups: dict[str, Any] = {group: [_item(item) for item in data[group]] for group in GROUPS}
             files = FileChanges.from_dict(data["files"]) if data.get("files") else None
             return cls(**{name: data[name] for name in _FACTS}, **groups, files=files)
         except (KeyError, TypeError) as error:

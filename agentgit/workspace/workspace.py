@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
+from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound, Unavailable
-from agentgit.workspace.async_twins import AsyncTwins
 from agentgit.workspace.base import DELETED, EVENTS, NUMBER, POSITION, RESTORED, Base, Paths
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.environment import Environment
@@ -19,8 +19,7 @@ from agentgit.workspace.files import Files, Target
 from agentgit.workspace.places import expect_in_place, storage_place, workspace_place
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo import UndoStack
-from agentgit.workspace.values import FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
-from agentgit.workspace.whole import WholeSnapshots
+from agentgit.workspace.values import UNDO, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
 
 MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
 
@@ -30,7 +29,7 @@ MAX_FILE_SIZE = 100_000_000
 """The size from which a file is left out of snapshots by default, in bytes: databases, models and tables fit below."""
 
 
-class Workspace(Base, AsyncTwins):
+class Workspace(Base):
     """Snapshots of a directory. Going back takes a snapshot first, touches only what differs, and loses nothing.
 
     Args:
@@ -410,3 +409,45 @@ class Workspace(Base, AsyncTwins):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    ainitialize = async_twin(initialize)
+    asave = async_twin(save)
+    acreate = async_twin(create)
+    acheckpoint = async_twin(checkpoint)
+    alist = async_twin(list)
+    aget = async_twin(get)
+    arestore = async_twin(restore)
+    aplan_restore = async_twin(plan_restore)
+    arewind = async_twin(rewind)
+    aundo = async_twin(undo)
+    adiff = async_twin(diff)
+    achanged = async_twin(changed)
+    adelete = async_twin(delete)
+    apin = async_twin(pin)
+    aunpin = async_twin(unpin)
+    agc = async_twin(gc)
+
+
+class WholeSnapshots:
+    """The snapshots of a workspace that its undo stack takes. Nothing else uses them: they go when the stack says so.
+
+    Args:
+        workspace: which.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def checkpoint(self) -> str:
+        """Take a snapshot; give its id."""
+        return self._workspace.save(kind=UNDO).id
+
+    def restore(self, id: str) -> Any:
+        """Go back to one."""
+        return self._workspace.restore(id)
+
+    def release(self, id: str) -> None:
+        """Delete one, but not if somebody has pinned it meanwhile."""
+        found = self._workspace.get(id)
+        if found is not None and not found.pinned:
+            self._workspace.delete(id)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.contenders import OURS, SQLITE
 from bench.measure import Line, Subject, drawn
-from bench.saver.contenders import COUNTERPART, OURS_FULL, OURS_PLAIN, OURS_TRAINED
+from bench.saver.contenders import COUNTERPART, OURS_FULL, OURS_PLAIN
 
 TITLE = "Savers: aims"
 
@@ -32,7 +32,6 @@ WHOLE, FEW = "memory, newest 1,002", "200 checkpoints"
 
 AIMS = (
     Aim("size at 1,000 turns, not compressed, of SqliteSaver's", SIZE, "1,000 turns", OURS_PLAIN, SQLITE, 1 / 190),
-    Aim("size at 1,000 turns, dictionary, of SqliteSaver's", SIZE, "1,000 turns", OURS_TRAINED, SQLITE, 1 / 300),
     Aim("turn at 2 messages, of SqliteSaver's", TURN, "2 messages", OURS, SQLITE, 1),
     Aim("turn at 2,000 messages, of SqliteSaver's", TURN, "2,000 messages", OURS, SQLITE, 1 / 4),
     Aim("put of 10 KB, both FULL, of SqliteSaver's", PUT, "put, 10 KB", OURS_FULL, COUNTERPART, 0.5),

@@ -22,7 +22,7 @@ from agentgit import SQLModelSaver
 from agentgit.store.database import Database
 from bench import postgres
 from bench.contenders import OURS, SQLITE, Contender, Saved, Say
-from bench.graphs import CHAT, build, said
+from bench.graphs import build
 from bench.measure import Line, Times, ratio
 
 T = TypeVar("T")
@@ -35,16 +35,11 @@ POSTGRES = "PostgresSaver"
 OURS_FULL = f"{OURS}, FULL"
 OURS_ASYNC = f"{OURS}, async"
 OURS_POSTGRES = f"{OURS}, PostgreSQL"
-OURS_TRAINED = f"{OURS}, dictionary"
 OURS_PLAIN = f"{OURS}, not compressed"
-
-SAMPLED = 100
-"""How many turns a dictionary is trained from."""
 
 COUNTERPART = "its counterpart"
 COUNTERPARTS = {
     OURS: SQLITE_NORMAL,
-    OURS_TRAINED: SQLITE_NORMAL,
     OURS_PLAIN: SQLITE_NORMAL,
     OURS_FULL: SQLITE,
     OURS_ASYNC: ASYNC,
@@ -124,21 +119,6 @@ class Ours(Opened):
     def opened(self) -> AbstractContextManager[SQLModelSaver]:
         """Open the database by a new saver."""
         return SQLModelSaver.from_conn_string(self.path, compression=self.compression)
-
-
-class OursTrained(Ours):
-    """Our saver with a dictionary that it has learned from another conversation, which is gone again."""
-
-    name, file = OURS_TRAINED, "ours-trained.db"
-
-    def _prepare(self, held: ExitStack) -> None:
-        with super().opened() as saver:
-            graph, config = build(self.length, saver), {"configurable": {"thread_id": "sample"}}
-            for number in range(SAMPLED):
-                graph.invoke({"messages": [("user", said(CHAT, -number - 1, self.length))]}, config)
-            saver.train_dictionary()
-            saver.delete_thread("sample")
-            saver.gc(shrink=True)
 
 
 class OursPlain(Ours):

@@ -19,7 +19,6 @@ from bench.saver.contenders import (
     OursFull,
     OursPlain,
     OursPostgres,
-    OursTrained,
     Postgres,
     SqliteFull,
     SqliteNormal,
@@ -31,11 +30,11 @@ from bench.stage import SaverScale, Stage
 from bench.turn import fresh
 
 KINDS = (
-    Bare, Memory, SqliteFull, SqliteNormal, AsyncSqlite, Ours, OursFull, OursAsync, OursTrained, OursPlain,
+    Bare, Memory, SqliteFull, SqliteNormal, AsyncSqlite, Ours, OursFull, OursAsync, OursPlain,
     Postgres, OursPostgres,
 )  # fmt: skip
 
-SIZED = (Memory, SqliteFull, Ours, OursTrained, OursPlain, Postgres, OursPostgres)
+SIZED = (Memory, SqliteFull, Ours, OursPlain, Postgres, OursPostgres)
 """Those that differ in what they store."""
 
 LENGTH = 1024

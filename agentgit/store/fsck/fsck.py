@@ -23,7 +23,7 @@ from agentgit.store.fsck.rights import check_rights
 from agentgit.store.fsck.rows import Rows
 from agentgit.store.fsck.states import check_pending, check_states
 from agentgit.store.fsck.trail import ERASURE, check_outbox, check_trail
-from agentgit.store.fsck.values import RESTORE, Report, check_dictionaries, check_values
+from agentgit.store.fsck.values import RESTORE, Report, check_values
 from agentgit.store.fsck.world import check_world
 from agentgit.store.rotation import Rotation
 from agentgit.store.store import Store
@@ -106,8 +106,7 @@ def _check_macs(connection: Connection, store: Store, report: Report) -> None:
 
 def _check_stored(connection: Connection, store: Store, level: int, report: Report) -> None:
     """Check the values, and the graph checkpoints and writes that hold them."""
-    dictionaries = check_dictionaries(connection, store, report)
-    there = check_values(connection, store, dictionaries, report, hashes=level >= HASHES)
+    there = check_values(connection, store, report, hashes=level >= HASHES)
     check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
     check_pending(connection, store.tenant_id, there, report)
 

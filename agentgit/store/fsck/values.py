@@ -15,13 +15,9 @@ from agentgit.store.blobs import BLOB, FULL, LIST, RECORD, continued, link_of, u
 from agentgit.store.chunks import CHUNK, HASH_BYTES, split_hashes
 from agentgit.store.compression import (
     CHUNKED,
-    HEADER_BYTES,
     RAW,
     ZLIB,
     ZSTD,
-    ZSTD_DICTIONARY,
-    Dictionary,
-    dictionary_of,
     unpacked,
 )
 from agentgit.store.encryption import as_given, seal_of
@@ -64,43 +60,25 @@ def raw_rows(connection: Connection, query: Any, report: Report) -> Iterator[Any
         report.did(len(page))
 
 
-def check_dictionaries(connection: Connection, store: Store, report: Report) -> set[int]:
-    """Check the dictionaries; give the ids of those that are whole."""
-    found = store.graphs.content.blobs.dictionaries
-    whole: set[int] = set()
-    for id in found.ids(connection):
-
-        def look(id: int = id) -> None:
-            found.find(connection, id)
-            whole.add(id)
-
-        report.attempt(f"dictionary {id}", look)
-        report.did(1)
-    return whole
-
-
-def check_values(
-    connection: Connection, store: Store, dictionaries: Collection[int], report: Report, *, hashes: bool
-) -> set[bytes]:
+def check_values(connection: Connection, store: Store, report: Report, *, hashes: bool) -> set[bytes]:
     """Check the values; give the hashes of those that are stored.
 
     Args:
         connection: any.
         store: whose.
-        dictionaries: the ids of those that are whole.
         report: takes what is found.
         hashes: True to also unpack each value and hash it.
     """
     mine = BLOB.c.tenant_id == store.tenant_id
     pages = Prepared(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
     there = {key for page in pages for (key,) in page}
-    check = _Values(connection, store, there, dictionaries, report, hashes=hashes)
+    check = _Values(connection, store, there, report, hashes=hashes)
     data = BLOB.c.data
     seal = seal_of(connection)
-    # Only what refers to other values is read in full; of a sealed one the beginning says nothing.
+    # Only what refers to other values is read; of a sealed one also the rest, because it has to open.
     if not hashes and seal is None:
         refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
-        data = case((refers, data), else_=func.substr(data, 1, HEADER_BYTES))
+        data = case((refers, data), else_=func.substr(data, 1, 0))
     query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(mine)
     for row in raw_rows(connection, query, report):
         key, type_, codec, size, stored = row
@@ -118,12 +96,10 @@ class _Values:
     """One check of the values of a tenant."""
 
     def __init__(
-        self, connection: Connection, store: Store, there: set[bytes], dictionaries: Collection[int], report: Report,
-        *, hashes: bool,
-    ) -> None:  # fmt: skip
+        self, connection: Connection, store: Store, there: set[bytes], report: Report, *, hashes: bool
+    ) -> None:
         self.connection, self.there, self.report, self.hashes = connection, there, report, hashes
         self.blobs = store.graphs.content.blobs
-        self.dictionaries = dictionaries
         self._lists: dict[bytes, bytes] = {}
         """The lists as they are stored, to be hashed one after the other."""
 
@@ -144,23 +120,11 @@ class _Values:
         elif codec == CHUNKED and type_ != CHUNK:
             self._refers(key, split_hashes(data), "its chunk")
             self._hash(key, type_, codec, size, data)
-        elif codec not in (RAW, ZLIB, ZSTD, ZSTD_DICTIONARY):
+        elif codec not in (RAW, ZLIB, ZSTD):
             self._wrong(key, f"it is packed in a way ({codec}) that this release does not know", "Update agentgit, or "
                         "restore the database from a copy.")  # fmt: skip
-        elif codec == ZSTD_DICTIONARY and not self._has_dictionary(key, data):
-            return
         elif self.hashes or type_ == RECORD:
             self._hash(key, type_, codec, size, data)
-
-    def _has_dictionary(self, key: bytes, data: bytes) -> bool:
-        try:
-            id = dictionary_of(data)
-        except Exception:  # noqa: BLE001  # zstandard's own errors share no class with others
-            self._wrong(key, "it is no zstd frame")
-            return False
-        if id not in self.dictionaries:
-            self._wrong(key, f"it is packed with dictionary {id}, which is not there or damaged")
-        return id in self.dictionaries
 
     def _hash(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
         if not self.hashes and type_ != RECORD:
@@ -169,7 +133,7 @@ class _Values:
             if codec == CHUNKED and type_ != CHUNK:
                 value = self.blobs.checked(self.connection, key, type_, codec, data).data
             else:
-                value = unpacked(codec, data, self._dictionary)
+                value = unpacked(codec, data)
         except AgentGitError as error:
             self._wrong(key, str(error).split(" in table blob ")[-1].split(". ")[0].rstrip("."))
             return
@@ -185,9 +149,6 @@ class _Values:
                 self._refers(key, unpack(value).values(), "its part")
             except ValueError as error:
                 self._wrong(key, str(error))
-
-    def _dictionary(self, id: int) -> Dictionary:
-        return self.blobs.dictionaries.find(self.connection, id)
 
     def _list(self, key: bytes, codec: int, size: int, data: bytes) -> None:
         link = link_of(data)

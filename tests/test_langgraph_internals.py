@@ -1,0 +1,155 @@
+"""What agentgit takes from LangGraph's private modules is there, and does what agentgit relies on.
+
+When LangGraph moves something, the test that fails names it, with the version that is installed and the one that was
+read last.
+"""
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph.channels import LastValue
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import ToolNode
+
+import agentgit
+from agentgit import langgraph_internals as internals
+
+MOVED = f"LangGraph {version('langgraph')} has moved {{}}; agentgit was made with {internals.READ}"
+
+KEYS = {
+    "CONFIG_KEY_CACHE": "__pregel_cache", "CONFIG_KEY_CHECKPOINT_MAP": "checkpoint_map",
+    "CONFIG_KEY_CHECKPOINT_NS": "checkpoint_ns", "CONFIG_KEY_DURABILITY": "__pregel_durability",
+    "CONFIG_KEY_SCRATCHPAD": "__pregel_scratchpad", "CONFIG_KEY_SEND": "__pregel_send",
+    "CONFIG_KEY_TASK_ID": "__pregel_task_id", "CONFIG_KEY_THREAD_ID": "thread_id", "PUSH": "__pregel_push",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(KEYS))
+def test_a_key_of_the_config_of_a_task_is_called_as_before(name):
+    """Stored threads and running tasks are read by these names."""
+    assert getattr(internals, name) == KEYS[name], MOVED.format(name)
+
+
+def test_a_running_task_has_what_questions_are_asked_with():
+    """A task finds its scratchpad, how to send, its id, its thread, namespace and durability in its config."""
+    found = {}
+
+    def node(state, config):
+        found.update(config["configurable"])
+        return {"n": 1}
+
+    graph = StateGraph(dict).add_node("node", node).add_edge(START, "node").compile(InMemorySaver())
+    graph.invoke({"n": 0}, {"configurable": {"thread_id": "t"}}, durability="exit")
+    wanted = ("SCRATCHPAD", "SEND", "TASK_ID", "THREAD_ID", "CHECKPOINT_NS", "CHECKPOINT_MAP", "DURABILITY")
+    for name in wanted:
+        key = getattr(internals, f"CONFIG_KEY_{name}")
+        assert key in found, MOVED.format(f"config['configurable']['{key}']")
+    pad = found[internals.CONFIG_KEY_SCRATCHPAD]
+    assert isinstance(pad, internals.PregelScratchpad), MOVED.format("PregelScratchpad")
+    for name in ("resume", "get_null_resume", "interrupt_counter"):
+        assert hasattr(pad, name), MOVED.format(f"PregelScratchpad.{name}")
+
+
+def test_channels_are_read_from_a_checkpoint():
+    """`channels_from_checkpoint` gives the channels of a graph with the values of a checkpoint."""
+    checkpoint = empty_checkpoint()
+    checkpoint["channel_values"]["n"] = 7
+    channels, _ = internals.channels_from_checkpoint({"n": LastValue(int, "n")}, checkpoint)
+    assert channels["n"].get() == 7, MOVED.format("channels_from_checkpoint")
+
+
+def test_a_node_of_its_own_writes_what_it_is_given():
+    """PregelNode, ChannelWrite and ChannelWriteTupleEntry make a node that writes a mapping to the channels."""
+    write = internals.ChannelWrite([internals.ChannelWriteTupleEntry(mapper=lambda v: list(v.items()))])
+    node = internals.PregelNode(channels=[], triggers=[], writers=[write])
+
+    class State(dict):
+        n: int
+
+    plain = StateGraph(State).add_node("node", lambda _: {}).add_edge(START, "node").compile(InMemorySaver())
+    graph = plain.copy({"nodes": {**plain.nodes, "writer": node}})
+    config = {"configurable": {"thread_id": "t"}}
+    graph.update_state(config, {"n": 3}, "writer")
+    assert graph.get_state(config).values == {"n": 3}, MOVED.format("PregelNode or ChannelWrite")
+
+
+def test_names_that_a_function_closes_over_are_found():
+    """`get_function_nonlocals` gives the values that a function names from outside of it."""
+    lamp = object()
+    assert lamp in internals.get_function_nonlocals(lambda: lamp), MOVED.format("get_function_nonlocals")
+
+
+def test_the_namespace_of_a_graph_that_keeps_a_thread_has_no_ids():
+    """`recast_checkpoint_ns` leaves the ids of tasks out of a namespace."""
+    assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
+
+
+def test_what_a_delta_channel_holds_is_wrapped():
+    """DeltaSnapshot has its value, and the reducer of messages appends."""
+    assert internals.DeltaSnapshot([1]).value == [1], MOVED.format("_DeltaSnapshot")
+    one, two = HumanMessage("a", id="1"), HumanMessage("b", id="2")
+    assert internals.messages_delta_reducer([one], [[two]]) == [one, two], MOVED.format("_messages_delta_reducer")
+
+
+def test_the_serializer_names_the_types_it_rebuilds():
+    """SAFE_MSGPACK_TYPES is a set of pairs of module and name."""
+    assert ("datetime", "datetime") in internals.SAFE_MSGPACK_TYPES, MOVED.format("SAFE_MSGPACK_TYPES")
+
+
+async def test_a_tool_node_runs_its_calls_by_the_functions_that_are_wrapped():
+    """A ToolNode runs a batch by `_func` and `_afunc`, and each call of an async one by `_arun_one`."""
+
+    @tool
+    def double(n: int) -> int:
+        """Double."""
+        return 2 * n
+
+    node, seen = ToolNode([double]), []
+    run, arun = internals.tool_node_functions(node)
+    for function in (run, arun):
+        names = list(inspect.signature(function).parameters)
+        assert names[:2] == ["input", "config"], MOVED.format(f"ToolNode.{function.__name__}")
+
+    def noted(run_one):
+        async def one(*args, **kwargs):
+            seen.append(1)
+            return await run_one(*args, **kwargs)
+
+        return one
+
+    internals.wrap_each_call(node, noted)
+    calls = [{"name": "double", "args": {"n": n}, "id": str(n), "type": "tool_call"} for n in (1, 2)]
+    graph = StateGraph(list).add_node("tools", node).add_edge(START, "tools").compile()
+    await graph.ainvoke(calls)
+    assert seen == [1, 1], MOVED.format("ToolNode._arun_one")
+
+
+def test_nothing_else_imports_a_private_name_of_langgraph():
+    """Every other module of the package stays with LangGraph's public names."""
+    private = re.compile(r"^\s*(?:from|import) langgraph[\w.]*(?:\._\w+| import .*\b_[a-z])", re.M)
+    package = Path(agentgit.__file__).parent
+    found = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert found == {"langgraph_internals.py"}
+
+
+def test_a_langgraph_that_moved_something_is_unavailable_with_what_to_run():
+    """A LangGraph without one of the names gives Unavailable, with its version, the name and what to run."""
+    code = (
+        "import langgraph.prebuilt; from langgraph._internal import _config; del _config.recast_checkpoint_ns; "
+        "import agentgit.langgraph_internals"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    said = done.stderr.splitlines()[-1]
+    assert "Unavailable" in said
+    assert version("langgraph") in said
+    assert "recast_checkpoint_ns" in said
+    assert "pip install" in said
