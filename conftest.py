@@ -213,7 +213,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KeepTogether
 
 
 DOCUMENTS = Sybil(parsers=[blocks], patterns=["README.md", "docs/*.md", "docs/*/*.md"], fixtures=["folder"])
-SOURCES = ["agentgit/*.py", "agentgit/*/*.py"]
+SOURCES = ["agentgit/" + "*/" * depth + "*.py" for depth in range(4)]
 DOCSTRINGS = Sybil(parsers=[DocTestParser(doctest.ELLIPSIS)], patterns=SOURCES, fixtures=["folder"])
 
 pytest_collect_file = (DOCUMENTS + DOCSTRINGS).pytest()

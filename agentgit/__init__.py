@@ -31,11 +31,11 @@ from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, compens
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.not_done import NotDone
-    from agentgit.agents.saver import SQLModelSaver
     from agentgit.repository import Repository, open
+    from agentgit.saver.saver import SQLModelSaver
     from agentgit.sessions.events import Event
+    from agentgit.workspace.api import Workspace
     from agentgit.workspace.environment import Environment
-    from agentgit.workspace.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -86,8 +86,8 @@ _LATE = {
     "NotDone": "agentgit.agents.not_done",
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
-    "SQLModelSaver": "agentgit.agents.saver",
-    "Workspace": "agentgit.workspace.workspace",
+    "SQLModelSaver": "agentgit.saver.saver",
+    "Workspace": "agentgit.workspace.api",
     "open": "agentgit.repository",
 }
 """What needs SQL or LangGraph is imported when it is first used: `import agentgit` alone takes no second."""

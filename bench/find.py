@@ -17,14 +17,14 @@ import orjson
 from sqlalchemy import URL, Connection, text
 
 import agentgit
-from agentgit.finding import Log
-from agentgit.store import schema
-from agentgit.store.blobs import Leaf, leaf
-from agentgit.store.checkpoints import Label, Snapshot
-from agentgit.store.content import Encoded
-from agentgit.store.database import Database
-from agentgit.store.graph_rows import Draft, Place
-from agentgit.store.texts import Texts
+from agentgit.handles.log import Log
+from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.content import Encoded
+from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.schema import schema
+from agentgit.store.search.index import Texts
+from agentgit.store.sql.database import Database
+from agentgit.store.threads.graph_rows import Draft, Place
 from bench import postgres
 from bench.contenders import Wrapped
 from bench.graphs import CHAT, said

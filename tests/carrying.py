@@ -10,10 +10,8 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from agentgit.exports.lines import Sealer
-from agentgit.store.journal import INVOCATION, WORLD
-from agentgit.store.sessions import BRANCH
-from agentgit.store.tables import METADATA
+from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.transfer.lines import Sealer
 
 ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
 """What a call has otherwise where it was imported."""
@@ -58,12 +56,12 @@ def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
     """Give the world log of a session, and each call that was ever made there."""
     session_id = repo.session(session).id
     with repo.store.database.reading() as connection:
-        of = INVOCATION.c.external_session_id == session_id
+        of = TOOL_INVOCATION.c.external_session_id == session_id
         names = {row.id: row.name for row in connection.execute(select(BRANCH.c.id, BRANCH.c.name))}
-        rows = connection.execute(select(INVOCATION).where(of).order_by(INVOCATION.c.id)).all()
+        rows = connection.execute(select(TOOL_INVOCATION).where(of).order_by(TOOL_INVOCATION.c.id)).all()
         known = {row.id: (names[row.internal_session_id], row.arrival) for row in rows}
-        of = WORLD.c.external_session_id == session_id
-        found = connection.execute(select(WORLD).where(of).order_by(WORLD.c.seq))
+        of = WORLD_LOG.c.external_session_id == session_id
+        found = connection.execute(select(WORLD_LOG).where(of).order_by(WORLD_LOG.c.seq))
         log = [(known[row.invocation_id], row.action) for row in found]
     facts = [
         (known[row.id], row.tool_name, row.status, row.effect, row.kind, row.identity, row.idempotency_key,

@@ -19,7 +19,7 @@ from echoes import echoing, said, texts, whole
 
 import agentgit
 from agentgit import Conflict, Repository
-from agentgit.agents import recorder
+from agentgit.agents.turn import recorder
 
 SHARED = "shared"
 ON_MAIN, ON_BRANCHES, ALONE = ("m0", "m1", "m2"), ("b0", "b1"), ("o0", "o1", "o2")

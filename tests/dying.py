@@ -14,13 +14,13 @@ import shop
 from shop import Shop, wish
 
 import agentgit
-from agentgit.agents.gate import Gate
-from agentgit.agents.recorder import Recorder
+from agentgit.agents.turn.call_interceptor import Gate
+from agentgit.agents.turn.recorder import Recorder
 from agentgit.rollback.engine import Rollback
-from agentgit.rollback.publish import Publishing
-from agentgit.rollback.worker import Worker
-from agentgit.store.journal import Journal
-from agentgit.store.operations import Operations
+from agentgit.rollback.executor import Worker
+from agentgit.rollback.finish import Publishing
+from agentgit.store.records.journal import Journal
+from agentgit.store.records.operations import Operations
 
 Hook = Callable[[], None]
 

@@ -13,8 +13,8 @@ from langchain_core.tools import tool
 from scripted import Graph, call, calls, tool_node_graph
 
 import agentgit
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.demo import ScriptedModel
+from agentgit.saver.saver import SQLModelSaver
 
 HOW = ("saver", "wrap")
 """How to talk to a graph: through a saver alone, or through a wrapped graph."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agentgit.store.database import Database
-from agentgit.store.tables import METADATA
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import METADATA
 
 Rows = dict[str, bytes]
 """Per table what PostgreSQL's COPY writes of it; of SQLite the file, under its own name."""

@@ -29,8 +29,8 @@ from scripted import call, calls, scripted
 
 import agentgit
 from agentgit import Fenced
-from agentgit.agents.saver import SQLModelSaver
-from agentgit.store.journal import Journal
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.records.journal import Journal
 from agentgit.tools.effects import effect
 
 WANTED = ["Ann", "Ann", "Bob"]

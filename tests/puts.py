@@ -6,9 +6,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from sqlalchemy import func, select
 
-from agentgit.store.tables import BlobRow
-
-BLOB = BlobRow.__table__
+from agentgit.store.sql.tables import BLOB
 
 
 @dataclasses.dataclass

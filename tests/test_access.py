@@ -11,14 +11,14 @@ from langchain_core.runnables import Runnable
 from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
-from agentgit.accounts import Keys, Users
 from agentgit.agents.agent import RollbackAgent
 from agentgit.auth.roles import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.checkpoints.retention import Retention
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.finding import Log
+from agentgit.handles.log import Log
 from agentgit.repository import Repository
-from agentgit.telling import Webhooks
+from agentgit.repository.events import Webhooks
+from agentgit.repository.users import Keys, Users
 
 S = "ada/s"
 ADMIN = "admin"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from agentgit.cli.app import app
 from agentgit.errors import Corrupt
-from agentgit.store.tables import METADATA
+from agentgit.store.sql.tables import METADATA
 
 NESTED = b"[" * 100_000
 SQLITE = [

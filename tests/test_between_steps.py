@@ -14,23 +14,27 @@ from sqlalchemy import update
 from test_erasure import dumped
 
 import agentgit
-from agentgit.agents import arriving
-from agentgit.agents.landing import Landing
+from agentgit.agents.importing.commit import Landing
+from agentgit.agents.merge import commit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
+from agentgit.repository.maintenance import Upkeep
 from agentgit.rollback.files import Files
-from agentgit.rollback.keeper import WorkspaceKeeper
+from agentgit.rollback.workspace_adapter import WorkspaceKeeper
 from agentgit.sessions.session import PARTIAL
-from agentgit.store import erasure, grants, members, owners, schema, staging, templates
-from agentgit.store.database import Database
-from agentgit.store.journal import Intent, Journal
-from agentgit.store.sessions import BRANCH, Sessions
+from agentgit.store.audit import outbox, trail
+from agentgit.store.audit.trail import Trail
+from agentgit.store.maintenance import erasure
+from agentgit.store.records import members, templates
+from agentgit.store.records.journal import Intent, Journal
+from agentgit.store.records.sessions import Sessions
+from agentgit.store.schema import roles, schema
+from agentgit.store.sql import process_owner
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import BRANCH, METADATA
 from agentgit.store.store import Store
-from agentgit.store.tables import METADATA
-from agentgit.store.telling import outbox, trail
-from agentgit.store.telling.trail import Trail
-from agentgit.upkeep import Upkeep
-from agentgit.workspace.workspace import Workspace
+from agentgit.store.threads import staging
+from agentgit.workspace.api import Workspace
 
 PATIENCE = 0.5
 """How long, in seconds, the other one has to get in between; who is kept out waits longer than that."""
@@ -124,7 +128,7 @@ def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, monkeyp
         return plain(connection, tenant, source, target)
 
     if when == "before it is written on":
-        before(arriving, "PregelNode", Other(lambda: repo.gc(imports=True), patience=60))
+        before(commit, "PregelNode", Other(lambda: repo.gc(imports=True), patience=60))
     else:  # on a server a collection may come until the first row is moved
         monkeypatch.setattr(staging, "move_new", emptied)
     with pytest.raises(Conflict, match="Nothing was changed"):
@@ -285,7 +289,7 @@ def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
         schema.upgrade(database)
         role = f"agentgit_{uuid.uuid4().hex}"
         database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role}"))
-        other, plain, here = Other(lambda: grants.grant(database, role)), grants._grant, threading.get_ident()
+        other, plain, here = Other(lambda: roles.grant(database, role)), roles._grant, threading.get_ident()
 
         def granted(*args):
             done = plain(*args)
@@ -293,9 +297,9 @@ def test_rights_are_granted_twice_at_once(empty_server, monkeypatch):
                 other.comes()
             return done
 
-        monkeypatch.setattr(grants, "_grant", granted)
+        monkeypatch.setattr(roles, "_grant", granted)
         try:
-            assert grants.grant(database, role) == len(METADATA.tables) + 1
+            assert roles.grant(database, role) == len(METADATA.tables) + 1
             assert other.ends() is None
         finally:
             database.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
@@ -344,7 +348,7 @@ def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkey
     agent, plain = wrap(repo, workspace=workspace), Files.forsake
     agent.run("hello")
 
-    with owners.owner() as alive:
+    with process_owner.owner() as alive:
 
         def forsaken(*args):
             done = plain(*args)
@@ -422,7 +426,7 @@ def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_giv
 IN_A_CHILD = """
 import os, sys, threading, warnings
 import agentgit
-from agentgit.store import ids
+from agentgit.store.sql import ids
 
 repo = agentgit.open("agentgit.db")
 heard = repo.on("*", print)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, func, select, update
 
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import LIST, Blobs, leaf, list_hash, pack, unpack
-from agentgit.store.content import Content
-from agentgit.store.database import Database
-from agentgit.store.recent import Recent
-from agentgit.store.tables import BlobRow, TenantRow
-from agentgit.store.tenants import ensure_tenant
+from agentgit.store.objects.blobs import LIST, Blobs, leaf, list_hash, pack, unpack
+from agentgit.store.objects.content import Content
+from agentgit.store.objects.lru import Recent
+from agentgit.store.schema.tenants import ensure_tenant
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import BLOB
+from agentgit.store.sql.tables import TENANT as TENANT_TABLE
 
-BLOB = BlobRow.__table__
 TENANT = 7
 
 
@@ -202,4 +202,4 @@ def test_an_empty_database_gets_one_tenant(database):
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(lambda _: ensure_tenant(database), range(8)))) == 1
     with database.reading() as connection:
-        assert connection.execute(select(func.count()).select_from(TenantRow.__table__)).scalar() == 1
+        assert connection.execute(select(func.count()).select_from(TENANT_TABLE)).scalar() == 1

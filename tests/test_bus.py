@@ -12,8 +12,8 @@ from scripted import World, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput
-from agentgit.store.telling import bus
-from agentgit.store.telling.trail import note
+from agentgit.store.audit import bus
+from agentgit.store.audit.trail import note
 
 TIME = 60
 

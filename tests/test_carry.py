@@ -20,7 +20,7 @@ from test_delta import delta, joined
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
 from agentgit.sessions.history import unanswered
-from agentgit.store import staging
+from agentgit.store.threads import staging
 
 
 class State(MessagesState):
@@ -753,9 +753,9 @@ def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch
 DYING = """
 import os, signal, sys
 import agentgit
-from agentgit.agents.arriving import Arriving
-from agentgit.store import staging
-from agentgit.store.checkpoints import Checkpoints
+from agentgit.agents.merge.commit import Arriving
+from agentgit.store.threads import staging
+from agentgit.store.records.checkpoints import Checkpoints
 from test_carry import state_graph
 
 def die(*_, **__):

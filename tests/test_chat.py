@@ -23,7 +23,7 @@ from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_g
 
 import agentgit
 from agentgit import cli
-from agentgit.agents import talk
+from agentgit.agents import chat_turn
 from agentgit.cli import slash
 from agentgit.cli.conversation import Chat
 from agentgit.cli.orders import carry_out
@@ -398,10 +398,10 @@ async def test_every_kind_of_graph_is_heard(kind):
     world = World()
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
-        await heard(talk.say(agent, "hello"))
-        said, *called, done = await heard(talk.say(agent, "add chair; charge 5"))
+        await heard(chat_turn.say(agent, "hello"))
+        said, *called, done = await heard(chat_turn.say(agent, "add chair; charge 5"))
         assert (said.text, done.text) == ("hm", "done")
-        assert called == [talk.Called("add", {"item": "chair"}), talk.Called("charge", {"amount": 5})]
+        assert called == [chat_turn.Called("add", {"item": "chair"}), chat_turn.Called("charge", {"amount": 5})]
 
 
 class Streaming(GenericFakeChatModel):
@@ -416,7 +416,7 @@ async def test_an_answer_is_heard_while_it_comes():
     model = Streaming(messages=iter([AIMessage("let me see")]))
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(model, World().tools()), "s")
-        pieces = await heard(talk.say(agent, "go"))
+        pieces = await heard(chat_turn.say(agent, "go"))
         assert [piece.text for piece in pieces] == ["let", " ", "me", " ", "see"]
         assert len({piece.message for piece in pieces}) == 1
 
@@ -428,10 +428,10 @@ async def test_a_form_is_answered_by_json():
         world = World()
         with agentgit.open(":memory:") as repo:
             agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
-            assert (await heard(talk.say(agent, "go")))[-1] == talk.Asked({"add": "a"})
+            assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.Asked({"add": "a"})
             with pytest.raises(InvalidInput, match="waits for an answer"):
-                await heard(talk.go_on(agent))
-            await heard(talk.say(agent, answer))
+                await heard(chat_turn.go_on(agent))
+            await heard(chat_turn.say(agent, answer))
             assert world.items == added
 
 
@@ -644,7 +644,7 @@ def test_w9_a_chat_pages_through_what_it_found(folder):
 
 def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
     """C7, B2: /log N reads a page, and not every checkpoint of the branch."""
-    from agentgit.finding import Finds
+    from agentgit.handles.log import Finds
 
     monkeypatch.setattr(Finds, "checkpoints", None)
     lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()

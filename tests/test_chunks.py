@@ -12,14 +12,14 @@ from langchain_core.messages import HumanMessage
 from puts import BLOB, blob_bytes, count, on, put, values
 from sqlalchemy import delete, select, update
 
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import Blobs, leaf
-from agentgit.store.chunks import CHUNK, CHUNK_BYTES
-from agentgit.store.collect import Collected
-from agentgit.store.compression import CHUNKED
-from agentgit.store.content import Content
-from agentgit.store.database import Database
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.maintenance.gc import Collected
+from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES
+from agentgit.store.objects.compression import CHUNKED
+from agentgit.store.objects.content import Content
+from agentgit.store.sql.database import Database
 
 TENANT = 7
 SIZE = 2 * 2**20

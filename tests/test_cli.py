@@ -15,12 +15,13 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from scripted import World, call, calls, tool_node_graph
 
-from agentgit import cli, repository
+from agentgit import cli
 from agentgit.cli import output
 from agentgit.demo import ScriptedModel
 from agentgit.errors import NotFound
 from agentgit.render.lines import Span
-from agentgit.store.schema import REVISION
+from agentgit.repository import repository
+from agentgit.store.schema.schema import REVISION
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[31mred[bold]x[/bold]\r\n\u202e日本"

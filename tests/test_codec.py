@@ -28,10 +28,10 @@ from langgraph.checkpoint.serde.jsonplus import EXT_CONSTRUCTOR_SINGLE_ARG, Json
 from langgraph.types import Send
 from pydantic import BaseModel, SecretStr
 
-from agentgit.agents.codec import Codec, make_codec
 from agentgit.errors import InvalidInput
-from agentgit.store.blobs import Leaf, leaf
-from agentgit.store.plain import show, show_message, show_state
+from agentgit.saver.codec import Codec, make_codec
+from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.plain_values import show, show_message, show_state
 
 
 class Colour(enum.Enum):
@@ -354,7 +354,8 @@ def test_values_are_shown_without_langgraph():
 def test_reading_needs_no_langgraph():
     """`read_state` is quick: the room that reads imports neither langgraph nor langchain."""
     code = (
-        "import sys, agentgit.store.graph; print([m for m in sys.modules if m.startswith(('langgraph', 'langchain'))])"
+        "import sys, agentgit.store.threads.graph_store; "
+        "print([m for m in sys.modules if m.startswith(('langgraph', 'langchain'))])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
     assert found.stdout.strip() == "[]"

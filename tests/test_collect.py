@@ -7,9 +7,9 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base.id import uuid6
 from puts import BLOB, blob_bytes, count, on, put, values
 
-from agentgit.agents.saver import SQLModelSaver
-from agentgit.store.collect import Collected
-from agentgit.store.graph_rows import WRITE
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.maintenance.gc import Collected
+from agentgit.store.sql.tables import GRAPH_WRITE
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_writes_whose_checkpoint_never_came_go_when_they_are_old(saver):
     saver.put_writes(on("t", checkpoint_ns="", checkpoint_id=old), [("a", "old")], "task")
     collected = saver.gc()
     assert (collected.writes, collected.values) == (1, 1)
-    assert count(saver.database, WRITE) == 1
+    assert count(saver.database, GRAPH_WRITE) == 1
 
 
 def test_a_collection_beside_writers_takes_nothing_they_need(saver):

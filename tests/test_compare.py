@@ -15,7 +15,7 @@ from agentgit.checkpoints.diff import Change, Diff, Tokens, diff
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render import diff as drawn
 from agentgit.render.lines import plain
-from agentgit.store.graph import GraphStore
+from agentgit.store.threads.graph_store import GraphStore
 
 GRAPHS = GraphStore.messages_of
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td>" + "日本" * 40

@@ -4,9 +4,9 @@ import pytest
 from puts import BLOB, blob_bytes, on, put, values
 from sqlalchemy import select, update
 
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.compression import RAW, ZLIB, ZSTD
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.objects.compression import RAW, ZLIB, ZSTD
 
 TEXT = "the same words again and again, " * 100
 

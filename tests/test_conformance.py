@@ -10,13 +10,15 @@ from sqlalchemy import bindparam, update
 
 import agentgit
 from agentgit.conformance import RULES, LeftOut, __main__, check
-from agentgit.store import checkpoints, database, journal, sessions
-from agentgit.store.blobs import Blobs, Leaf
-from agentgit.store.columns import SafeText, UTCDateTime
-from agentgit.store.lite import Lite
-from agentgit.store.lookup import Lookup
-from agentgit.store.prepared import Prepared
-from agentgit.store.sessions import BRANCH, Sessions
+from agentgit.store.objects.blobs import Blobs, Leaf
+from agentgit.store.records import checkpoints, journal, sessions
+from agentgit.store.records.lookup import Lookup
+from agentgit.store.records.sessions import Sessions
+from agentgit.store.sql import database
+from agentgit.store.sql.columns import SafeText, UTCDateTime
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.sqlite import Lite
+from agentgit.store.sql.tables import BRANCH
 
 BY_NAME = {str(rule): rule for rule in RULES}
 

@@ -16,8 +16,8 @@ import pytest
 
 from agentgit import Workspace
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.workspace.container import ContainerEnvironment
-from agentgit.workspace.container_settings import differences, mounts, options
+from agentgit.workspace.engines.container import ContainerEnvironment
+from agentgit.workspace.engines.container_settings import differences, mounts, options
 from agentgit.workspace.environment import Environment
 
 HARDENED = (

@@ -20,11 +20,9 @@ from agentgit.auth import JWT, passwords
 from agentgit.auth.keys import key_parts, key_text
 from agentgit.auth.sharing import link_parts
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound, TooManyAttempts, Unavailable
-from agentgit.store import attempts, database
-from agentgit.store.attempts import FAILURE
-from agentgit.store.members import LINK
-from agentgit.store.tables import METADATA
-from agentgit.store.users import KEY, USER
+from agentgit.store.records import login_attempts
+from agentgit.store.sql import database
+from agentgit.store.sql.tables import API_KEY, LOGIN_FAILURE, METADATA, SESSION_LINK, USER
 from agentgit.web.entrance import Accounts
 
 PASSWORD = "correct horse"  # noqa: S105  # of a test
@@ -247,7 +245,7 @@ def test_d5_a_revoked_key_ends_open_handles_and_only_its_hash_is_stored(repo, ad
     handle = repo.authenticate(made.secret)
     assert key_parts(made.secret)[:2] == (repo.store.tenant_id, made.key.id)
     secret = key_parts(made.secret)[2]
-    stored = column(repo, select(KEY.c.hash))
+    stored = column(repo, select(API_KEY.c.hash))
     said = repr(made) + repr(made.key) + repr(handle) + repr(handle.principal) + repr(repo.audit()) + repr(stored)
     assert secret not in said
     assert repo.keys.revoke(made.key).revoked_at is not None
@@ -271,7 +269,7 @@ def test_d5_of_a_secret_the_database_has_its_hash_only(repo, ada):
     repo.login("ada", PASSWORD)
     repo.authenticate(key.secret)
     assert (key.secret[:5], link.token[:9]) == ("agit_", "agitlink_")
-    secrets = {KEY: key_parts(key.secret)[2], LINK: link_parts(link.token)[1]}
+    secrets = {API_KEY: key_parts(key.secret)[2], SESSION_LINK: link_parts(link.token)[1]}
     for table, secret in secrets.items():
         assert [bytes(one) for one in column(repo, select(table.c.hash))] == [sha256(secret.encode()).digest()]
     found = everything(repo)
@@ -321,7 +319,7 @@ def test_d5_what_is_no_key_is_refused_in_the_same_words(repo, ada):
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     tenant, key, secret = key_parts(made.secret)
     repo.store.database.write(
-        lambda c: c.execute(KEY.update().values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
+        lambda c: c.execute(API_KEY.update().values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
     )
     other = key_text(tenant + 2, key, secret)
     bad = [made.secret, made.secret[:-1] + "!", other, "", "agit", "agit___", "agit_zz_zz_\0", "x" * 10_000, "\ud800"]
@@ -360,7 +358,9 @@ def test_d5_another_users_key_is_not_there(repo, ada):
 
 def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypatch):
     """D5: after some failures a caller waits, longer each time; another address and another user do not."""
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", timedelta(minutes=2))  # the test may take longer than the true one
+    monkeypatch.setattr(
+        login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
+    )  # the test may take longer than the true one
     for _ in range(11):
         with pytest.raises(NotAllowed):
             repo.login("ada", "wrong horse", source="10.0.0.1")
@@ -370,7 +370,7 @@ def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypat
     assert repo.login("ada", PASSWORD, source="10.0.0.2").user.name == "ada"
     repo.users.add("bob", PASSWORD)
     assert repo.login("bob", PASSWORD, source="10.0.0.1").user.name == "bob"
-    repo.store.database.write(lambda c: c.execute(FAILURE.update().values(blocked_until=datetime.now(UTC))))
+    repo.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=datetime.now(UTC))))
     assert repo.login("ada", PASSWORD, source="10.0.0.1").user.name == "ada"
     for _ in range(10):  # which has forgotten the failures
         with pytest.raises(NotAllowed) as again:
@@ -380,23 +380,23 @@ def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypat
 
 def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada, monkeypatch):
     """D5: failures are counted in the database, of keys by the address too, and go; no name and no address is there."""
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", timedelta(minutes=2))
+    monkeypatch.setattr(login_attempts, "FIRST_PAUSE", timedelta(minutes=2))
     with agentgit.open(repo.store.database.url) as other:
         for _ in range(31):
             with pytest.raises(NotAllowed):
                 other.authenticate("agit_1_1_x", source="10.0.0.1")
     with pytest.raises(TooManyAttempts):
         repo.authenticate("agit_1_1_x", source="10.0.0.1")
-    (subject,) = column(repo, select(FAILURE.c.subject))
+    (subject,) = column(repo, select(LOGIN_FAILURE.c.subject))
     assert len(bytes(subject)) == 32
-    repo.store.database.write(lambda c: c.execute(FAILURE.update().values(forget_at=datetime.now(UTC))))
+    repo.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(forget_at=datetime.now(UTC))))
     repo.login("ada", PASSWORD)
-    assert column(repo, select(FAILURE.c.subject)) == []
+    assert column(repo, select(LOGIN_FAILURE.c.subject)) == []
 
 
 def test_the_pause_has_an_end():
     """However often somebody fails, nobody waits longer than a quarter of an hour."""
-    assert attempts.pause(10**9) == timedelta(minutes=15)
+    assert login_attempts.pause(10**9) == timedelta(minutes=15)
 
 
 # -- tokens

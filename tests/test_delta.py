@@ -18,11 +18,11 @@ from scripted import World, call, scripted
 from sqlalchemy import delete
 
 import agentgit
-from agentgit.agents.codec import Codec
-from agentgit.agents.folding import encode
-from agentgit.agents.saver import SQLModelSaver
-from agentgit.store.graph import Place
-from agentgit.store.graph_rows import CHECKPOINT
+from agentgit.saver.codec import Codec
+from agentgit.saver.delta_reducer import encode
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.threads.graph_store import Place
 
 PLAIN = Annotated[list, add_messages]
 DURABILITIES = ("sync", "async", "exit")
@@ -390,7 +390,7 @@ def test_what_was_stored_before_goes_on(saver, monkeypatch):
     """A thread of an earlier release, which stored nothing but the writes, is right from the next step on."""
     graph = chat(delta(100), saver)
     with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.agents.drafting.folds", lambda *args: {})
+        earlier.setattr("agentgit.saver.pending_checkpoint.folds", lambda *args: {})
         for turn in range(3):
             graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
         assert shown(saver, "t")[0] == 0
@@ -402,11 +402,13 @@ def test_a_way_back_that_is_cut(saver, monkeypatch):
     """Where writes that a value was made of are gone, nothing is made up: it is left out."""
     graph = chat(delta(100), saver)
     with monkeypatch.context() as earlier:
-        earlier.setattr("agentgit.agents.drafting.folds", lambda *args: {})
+        earlier.setattr("agentgit.saver.pending_checkpoint.folds", lambda *args: {})
         for turn in range(2):
             graph.invoke(said(f"q{turn}", f"h{turn}"), on("t"))
     oldest = [*saver.list(on("t"))][-1].config["configurable"]["checkpoint_id"]
-    saver.database.write(lambda c: c.execute(delete(CHECKPOINT).where(CHECKPOINT.c.checkpoint_id == oldest)))
+    saver.database.write(
+        lambda c: c.execute(delete(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.checkpoint_id == oldest))
+    )
     graph.invoke(said("q", "h"), on("t"))
     assert shown(saver, "t")[::2] == (0, [])
 

@@ -19,8 +19,8 @@ from scripted import agent_graph, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import AgentGitError
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.tools.effects import effect, reversible
 from agentgit.tools.running import idempotency_key
 

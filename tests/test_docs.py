@@ -18,7 +18,7 @@ from agentgit.cli.app import app
 from agentgit.cli.grouped import GROUPS
 from agentgit.errors import AgentGitError
 from agentgit.notebook import words
-from agentgit.store.tables import METADATA
+from agentgit.store.sql.tables import METADATA
 from bench.__main__ import SUBJECTS
 
 ROOT = Path(__file__).parents[1]

@@ -9,10 +9,9 @@ from sqlalchemy import bindparam, insert, text, update
 import agentgit
 from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.errors import AgentGitError, Corrupt, SchemaMismatch, Unavailable
-from agentgit.store.database import Database
-from agentgit.store.failures import Again
-from agentgit.store.sessions import BRANCH, CHECKPOINT, SESSION
-from agentgit.store.tables import ErasureRow
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.driver_errors import Again
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, ERASURE, SESSION
 
 TIME = 60
 
@@ -36,7 +35,7 @@ def foreign_key(connection):
 
 def check(connection):
     facts = {"tenant_id": row(connection)["tenant_id"], "external_session_id": -1, "last_seq": 1, "last_hash": b""}
-    erasure = ErasureRow.__table__
+    erasure = ERASURE
     known = {name: value for name, value in facts.items() if name in erasure.c}
     more = {c.name: row(connection)["created_at"] for c in erasure.c if c.name.endswith("_at")}
     connection.execute(insert(erasure), known | more)

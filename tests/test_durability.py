@@ -10,7 +10,7 @@ from scripted import World, call, calls, scripted, tool_node_graph
 
 import agentgit
 from agentgit import reversible
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.saver.saver import SQLModelSaver
 
 STORY = (
     calls(call("add", item="chair"), call("charge", amount=5)), "a chair",

@@ -11,7 +11,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from puts import on
 
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.saver.saver import SQLModelSaver
 
 VERBS = ("say", "say long", "replace", "edit", "edit silently", "remove", "reorder", "swap", "clear")
 WAYS = ("node", "update", "update of the past")

@@ -12,12 +12,12 @@ from agentgit import Keyring, SQLModelSaver
 from agentgit.cli.app import app
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
-from agentgit.store import encryption
-from agentgit.store.blobs import Blobs, leaf
-from agentgit.store.encryption import ENVIRONMENT, MAGIC, key_of
-from agentgit.store.rotation import Rotation
-from agentgit.store.sealed import raw, sealed_columns
-from agentgit.store.tables import METADATA
+from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.sql import encryption
+from agentgit.store.sql.encrypted_columns import raw, sealed_columns
+from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC, key_of
+from agentgit.store.sql.tables import METADATA
 
 MARK = "zebrafish"
 ONE, TWO = Keyring.new_key(), Keyring.new_key()

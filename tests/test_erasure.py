@@ -8,10 +8,8 @@ from sqlalchemy import delete, insert, select, text, update
 import agentgit
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
-from agentgit.store import owners
-from agentgit.store.erasure import ERASURE
-from agentgit.store.tables import METADATA
-from agentgit.store.telling.trail import EVENT
+from agentgit.store.sql import process_owner
+from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, METADATA
 
 MARK = "zebrafish"
 
@@ -120,7 +118,7 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
     """D5: nobody deletes other events, edits what says that a session was erased, or makes it up."""
     two.delete_session(MARK)
     write = two.store.database.write
-    for statement in (delete(EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
+    for statement in (delete(AUDIT_EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
         with pytest.raises(NotAllowed):
             write(lambda c, s=statement: c.execute(s))
     assert two.audit_verify().is_sound
@@ -129,7 +127,7 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
         row = dict(connection.execute(select(ERASURE)).mappings().one())
     for statement in (
         insert(ERASURE).values(**{**row, "external_session_id": other}),
-        delete(EVENT).where(EVENT.c.external_session_id == other),
+        delete(AUDIT_EVENT).where(AUDIT_EVENT.c.external_session_id == other),
     ):
         with pytest.raises(NotAllowed):
             write(lambda c, s=statement: c.execute(s))
@@ -139,7 +137,7 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
 def test_d5_a_session_that_somebody_runs_is_not_erased(two):
     """D5: erasing beside a turn is a Conflict, and nothing went; when the turn's process has died, it goes."""
     sessions, branch = two.store.sessions, two.branch("other")
-    with owners.owner() as alive:
+    with process_owner.owner() as alive:
         two.store.database.write(lambda c: sessions.acquire(c, branch.id, alive))
         with pytest.raises(Conflict, match="Nothing was erased"):
             two.delete_session("other")

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 import agentgit
 from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged, cli
-from agentgit.exports import paths, trees
-from agentgit.exports.trees import Item, Tree
-from agentgit.store.carry.import_ import check
+from agentgit.store.transfer import file_trees, paths
+from agentgit.store.transfer.file_trees import Item, Tree
+from agentgit.store.transfer.import_ import check
 
 __all__ = ["desk", "home"]  # the fixtures
 
@@ -142,7 +142,7 @@ def test_b8_without_a_workspace_files_are_left_out_and_counted(repo, agent, othe
     """B8: who names no directory gets the session, and is told how many snapshots were left out."""
     data = written(repo, "s", files=True)
     made = other.import_(BytesIO(data))
-    assert (made.snapshots, made.left_out) == (0, {trees.NOT_WANTED: 3})
+    assert (made.snapshots, made.left_out) == (0, {file_trees.NOT_WANTED: 3})
     assert everything(repo, "s") == everything(other, "s")
     assert other.diff("main#1", "HEAD", "s").added_files == []
     assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
@@ -234,7 +234,7 @@ def test_c5_what_only_its_environment_can_read_is_counted(repo, other, tmp_path)
     own = Workspace(desk.root, tmp_path / "own", environment=Counter())
     repo.wrap(desk.graph(), "s", check_effects=False, workspace=own).run("write a.txt one")
     data = BytesIO()
-    left = {trees.OWN: 2}
+    left = {file_trees.OWN: 2}
     assert repo.export("s", data, files=True).left_out == left
     made = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
     assert (made.snapshots, made.left_out) == (0, left)
@@ -247,14 +247,14 @@ def test_b8_a_snapshot_that_is_gone_is_counted(repo, agent, other, desk, tmp_pat
     store = Workspace(desk.root)
     gone = repo.checkpoint("main#1", "s")
     store.delete(store.list()[-1].id)
-    assert repo.export("s", tmp_path / "x", files=True).left_out == {trees.GONE: 1}
+    assert repo.export("s", tmp_path / "x", files=True).left_out == {file_trees.GONE: 1}
     made = other.import_(tmp_path / "x", workspace=tmp_path / "there")
-    assert (made.snapshots, made.left_out) == (2, {trees.GONE: 1})
+    assert (made.snapshots, made.left_out) == (2, {file_trees.GONE: 1})
     assert other.checkpoint("main#1", "s").metadata["workspace_snapshot"] is None
     assert gone.metadata["workspace_snapshot"] is not None
     store.close()
     os.rename(store.storage_dir, tmp_path / "lost")
-    assert repo.export("s", tmp_path / "x", files=True).left_out == {trees.GONE: 3}
+    assert repo.export("s", tmp_path / "x", files=True).left_out == {file_trees.GONE: 3}
     assert not os.path.exists(store.storage_dir)
 
 
@@ -554,8 +554,8 @@ def test_b8_hostile_files_change_nothing_and_say_where(export, target, lie):
 
 def test_b8_a_bomb_is_not_unpacked(export, target, monkeypatch):
     """B8: a tree that has the same contents at many paths is refused when it is far more than what the file carries."""
-    monkeypatch.setattr(trees, "MUCH", 1_000_000)
-    monkeypatch.setattr(trees, "AT_MOST", 3)
+    monkeypatch.setattr(file_trees, "MUCH", 1_000_000)
+    monkeypatch.setattr(file_trees, "AT_MOST", 3)
 
     def bomb(found):
         large = next(one["id"] for one in of(found, "file") if one["parts"])
@@ -563,7 +563,7 @@ def test_b8_a_bomb_is_not_unpacked(export, target, monkeypatch):
             put(f"copy-{n}", file=large)(found)
 
     refused(target, forged(export, bomb), "unpacks to more than 3 times")
-    monkeypatch.setattr(trees, "MOST_PATHS", 3)
+    monkeypatch.setattr(file_trees, "MOST_PATHS", 3)
     refused(target, forged(export, put("one-more")), "more than 3 of one tree")
 
 
@@ -626,7 +626,7 @@ def test_b8_a_large_file_is_not_read_whole_to_be_checked():
     """B8: contents go by in parts; in memory are their hashes."""
     import tracemalloc
 
-    from agentgit.exports.trees import PART_BYTES, FileChecker
+    from agentgit.store.transfer.file_trees import PART_BYTES, FileChecker
 
     parts = 64
     data = os.urandom(PART_BYTES)
@@ -708,7 +708,7 @@ def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsy
     assert "2 snapshots of 1 file\n" in said("export", "s", "x", "--files", "--db", "a.db")
     left = said("import", "x", "--db", "b.db").splitlines()
     assert left[1] == "  2 snapshots left out: no workspace was named to put them into"
-    assert json.loads(said("import", "x", "--db", "b.db", "--json"))["left_out"] == {trees.NOT_WANTED: 2}
+    assert json.loads(said("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NOT_WANTED: 2}
     said("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
     said("rewind", "t", "HEAD", "--yes", "--db", "b.db")
     assert (tmp_path / "there" / "a.txt").read_text() == "one"
@@ -717,8 +717,8 @@ def test_b8_files_are_carried_from_the_command_line(tmp_path, monkeypatch, capsy
 KILLED = """
 import os, signal, sys
 import agentgit
-from agentgit.store.carry import import_
-from agentgit.workspace.incoming import Incoming
+from agentgit.store.transfer import import_
+from agentgit.workspace.snapshot_import import Incoming
 
 where, data, url = sys.argv[1:4]
 
@@ -738,7 +738,7 @@ elif where == "a tree":
 elif where == "rows":
     import_._Tables.flush = die
 else:
-    agentgit.store.carry.import_.Import._store = die
+    agentgit.store.transfer.import_.Import._store = die
 agentgit.open(url).import_(data, workspace=sys.argv[4])
 """
 

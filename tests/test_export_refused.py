@@ -18,13 +18,12 @@ from scripted import World, agent_graph, call, calls, obedient, scripted, tool_n
 
 import agentgit
 from agentgit import Corrupt, InvalidInput, SQLModelSaver
-from agentgit.agents.codec import make_codec
-from agentgit.exports import lines
-from agentgit.exports.fields import MOST
-from agentgit.exports.lines import Sealer
-from agentgit.store.blobs import leaf, list_hash, pack
-from agentgit.store.carry import import_, import_check
-from agentgit.store.graph_rows import hash_state
+from agentgit.saver.codec import make_codec
+from agentgit.store.objects.blobs import leaf, list_hash, pack
+from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer import import_, import_check, lines
+from agentgit.store.transfer.fields import MOST
+from agentgit.store.transfer.lines import Sealer
 
 
 @pytest.fixture(scope="module")

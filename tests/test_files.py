@@ -371,8 +371,8 @@ def test_a_session_without_a_workspace_is_as_before(repo, desk):
 KILLED = """
 import os, signal, sys
 import agentgit
-from agentgit.rollback.publish import Publishing
-from agentgit.workspace.disk import Disk
+from agentgit.rollback.finish import Publishing
+from agentgit.workspace.disk.disk import Disk
 from desk import Desk
 url, root, point = sys.argv[1:]
 repo = agentgit.open(url)

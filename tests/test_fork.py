@@ -12,10 +12,9 @@ from langgraph.types import Command, interrupt
 from puts import on
 from sqlalchemy import select
 
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Conflict, NotFound
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
-from agentgit.store.tables import BlobRow
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 class Log(TypedDict):
@@ -46,7 +45,7 @@ def rows_of(saver, thread):
     with saver.database.reading() as connection:
         return [
             sorted(map(tuple, connection.execute(select(table).where(table.c.thread_id == thread))), key=repr)
-            for table in (CHECKPOINT, WRITE)
+            for table in (GRAPH_CHECKPOINT, GRAPH_WRITE)
         ]
 
 
@@ -79,7 +78,7 @@ def test_d1_a_fork_copies_one_checkpoint_and_no_value(saver):
     graph = builder.add_edge(START, "answer").compile(checkpointer=saver)
     graph.invoke({"messages": [HumanMessage("ok?", id="q")]}, on("main"))
     here = head(saver, "main")
-    blobs = BlobRow.__table__
+    blobs = BLOB
     with saver.database.reading() as connection:
         before = connection.execute(select(blobs.c.hash)).all()
     assert fork(saver, "main", here.checkpoint_id, "copy") == here

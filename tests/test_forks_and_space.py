@@ -12,8 +12,8 @@ from langgraph.types import Command, interrupt
 from puts import BLOB, on
 from puts import count as count_rows
 
-from agentgit.agents.saver import SQLModelSaver
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 VERBS = ("say", "ask", "answer", "fork", "copy", "prune", "delete", "collect")
 
@@ -158,7 +158,7 @@ def check(database, acts):
     for thread in threads.expected:
         fresh.delete_thread(thread)
     fresh.gc()
-    assert [count_rows(database, table) for table in (CHECKPOINT, WRITE, BLOB)] == [0, 0, 0]
+    assert [count_rows(database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB)] == [0, 0, 0]
 
 
 def options(examples):

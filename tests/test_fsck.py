@@ -9,10 +9,10 @@ from scripted import GRAPHS, World, obedient, tool_node_graph
 from sqlalchemy import literal_column, select, text, update
 
 import agentgit
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.upkeep import Finding
-from agentgit.store.fsck import fsck
-from agentgit.store.tables import METADATA
+from agentgit.store.maintenance.fsck import check
+from agentgit.store.sql.tables import METADATA
 
 JUNK = bytes(range(32))
 MESSAGE = "type = 'message' AND size > 100"
@@ -211,7 +211,7 @@ def test_w13_a_torn_file_is_a_finding(tmp_path):
 
 def test_w13_thousands_of_findings_are_counted(lived, monkeypatch):
     """W13: a database where everything is damaged is told of in bounded space."""
-    monkeypatch.setattr(fsck, "MOST", 20)
+    monkeypatch.setattr(check, "MOST", 20)
     damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
            "UPDATE graph_write SET value = :junk")  # fmt: skip
     found = lived.fsck(level=2)

@@ -14,10 +14,9 @@ from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.graph_rows import CHECKPOINT as GRAPH
-from agentgit.store.graph_rows import WRITE
-from agentgit.store.steps import Step, needed
-from agentgit.workspace.workspace import Workspace
+from agentgit.store.maintenance.unused_checkpoints import Step, needed
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.workspace.api import Workspace
 
 HERE = Path(__file__).parent
 
@@ -56,9 +55,9 @@ def test_w13_steps_between_checkpoints_go_and_every_checkpoint_stays_as_it_was(r
         agent.run(f"add i{n}")
     retry = agent.rollback("main#5")
     retry.run("add other")
-    before, steps = contents(repo), count(repo.store.database, GRAPH)
+    before, steps = contents(repo), count(repo.store.database, GRAPH_CHECKPOINT)
     would = repo.gc(dry_run=True)
-    assert count(repo.store.database, GRAPH) == steps
+    assert count(repo.store.database, GRAPH_CHECKPOINT) == steps
     assert contents(repo) == before
     done = repo.gc()
     assert same(done, would)
@@ -209,9 +208,9 @@ def test_w13_collections_beside_turns_of_many_threads(repo):
 
 KILLED = """
 import os, sys, agentgit
-from agentgit.store import collect
+from agentgit.store.maintenance import gc
 def die(*_): os._exit(9)
-setattr(collect, sys.argv[2], die)
+setattr(gc, sys.argv[2], die)
 with agentgit.open(sys.argv[1]) as repo:
     repo.gc()
 """
@@ -223,11 +222,11 @@ def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, w
     agent = wrap(repo)
     for n in range(4):
         agent.run(f"add i{n}")
-    before, steps = contents(repo), count(repo.store.database, GRAPH)
+    before, steps = contents(repo), count(repo.store.database, GRAPH_CHECKPOINT)
     url = repo.store.database.url.render_as_string(hide_password=False)
     done = processes.run(KILLED, url, where)
     assert done.returncode == 9, done.stderr
-    assert count(repo.store.database, GRAPH) == steps
+    assert count(repo.store.database, GRAPH_CHECKPOINT) == steps
     assert contents(repo) == before
     assert repo.gc().steps > 0
     assert contents(repo) == before
@@ -243,10 +242,10 @@ def test_w13_a_damaged_list_stops_a_collection(repo):
     damage = text("UPDATE blob SET data = :junk WHERE type = 'list' AND size > 2")
     repo.store.database.write(lambda c: c.execute(damage, {"junk": b"\0" + bytes(32)}))
     with agentgit.open(repo.store.database.url) as other:
-        rows = count(repo.store.database, GRAPH)
+        rows = count(repo.store.database, GRAPH_CHECKPOINT)
         with pytest.raises(Corrupt, match="fsck"):
             other.gc()
-        assert count(repo.store.database, GRAPH) == rows
+        assert count(repo.store.database, GRAPH_CHECKPOINT) == rows
 
 
 # -- files
@@ -321,7 +320,7 @@ def test_w13_a_collection_says_how_far_it_is(repo, dry_run):
     for n in range(3):
         agent.run(f"add i{n}")
     repo.set_retention(Retention(compress_after=2, keep_last=1), "s")
-    rows = sum(count(repo.store.database, table) for table in (GRAPH, WRITE, BLOB))
+    rows = sum(count(repo.store.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB))
     told = []
     repo.gc(dry_run=dry_run, progress=lambda done, total: told.append((done, total)))
     (total,) = {total for _, total in told}

@@ -8,9 +8,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from puts import BLOB, Cart, blob_bytes, count, on, put, values
 from sqlalchemy import update
 
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Corrupt
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_damage_is_found_when_it_is_read(saver):
     with pytest.raises(Corrupt) as caught:
         fresh.get_tuple(config)
     assert caught.value.row.startswith("blob ")
-    saver.database.write(lambda connection: connection.execute(update(CHECKPOINT).values(header=b"{")))
+    saver.database.write(lambda connection: connection.execute(update(GRAPH_CHECKPOINT).values(header=b"{")))
     with pytest.raises(Corrupt) as caught:
         fresh.get_tuple(config)
     assert caught.value.row == "graph_checkpoint t//" + config["configurable"]["checkpoint_id"]
@@ -237,4 +237,4 @@ def test_delete_for_runs_takes_writes_along(saver):
             saver.put_writes(put(saver, thread, {"run": run}, meta={"run_id": run}), [("x", 1)], "task")
     saver.delete_for_runs(["r1"])
     assert [found.metadata["run_id"] for found in saver.list(None)] == ["r2", "r2"]
-    assert count(saver.database, WRITE) == 2
+    assert count(saver.database, GRAPH_WRITE) == 2

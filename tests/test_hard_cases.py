@@ -18,8 +18,8 @@ from langgraph.types import Command
 from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
 
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
-from agentgit.agents.saver import SQLModelSaver
-from agentgit.agents.turn import Turn
+from agentgit.agents.turn.turn import Turn
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.values import from_json, portable, to_json
 
 

@@ -11,7 +11,7 @@ from trees import picture
 
 import agentgit
 from agentgit import Workspace
-from agentgit.workspace.undo import UndoStack
+from agentgit.workspace.undo.stack import UndoStack
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
 

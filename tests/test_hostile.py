@@ -12,9 +12,9 @@ from test_fsck import damage
 
 from agentgit.auth import passwords
 from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, NotFound, TooManyAttempts
-from agentgit.store import attempts
-from agentgit.store.attempts import FAILURE
-from agentgit.store.database import Database
+from agentgit.store.records import login_attempts
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import LOGIN_FAILURE
 
 HUGE = 2**70
 
@@ -129,14 +129,16 @@ def test_d5_a_good_key_costs_reads_only(repo, people, statements):
 
 def test_d5_a_clock_that_went_back_shuts_nobody_out(repo, people, monkeypatch):
     """D5: a pause that is longer than any was set by another clock, and is none."""
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", timedelta(minutes=2))  # the test may take longer than the true one
+    monkeypatch.setattr(
+        login_attempts, "FIRST_PAUSE", timedelta(minutes=2)
+    )  # the test may take longer than the true one
     for _ in range(31):
         with pytest.raises(NotAllowed):
             repo.authenticate("x", source="a")
     with pytest.raises(TooManyAttempts):
         repo.authenticate("x", source="a")
     ahead = datetime.now(UTC) + timedelta(days=1)
-    repo.store.database.write(lambda c: c.execute(FAILURE.update().values(blocked_until=ahead)))
+    repo.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=ahead)))
     with pytest.raises(NotAllowed) as refused:
         repo.authenticate("x", source="a")
     assert not isinstance(refused.value, TooManyAttempts)
@@ -150,7 +152,7 @@ def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, p
         repo.users.set_password("bob", "another horse")
         return True
 
-    monkeypatch.setattr("agentgit.people.is_password_of", slow)
+    monkeypatch.setattr("agentgit.repository.access.is_password_of", slow)
     with pytest.raises(NotAllowed, match="do not hold"):
         repo.login("bob", "correct horse")
 

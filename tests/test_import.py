@@ -14,11 +14,9 @@ from origins import AsyncOrigin, on, postgres_origin, said, shop, sqlite_origin
 from scripted import GRAPHS, World, call, calls, nested_graph, scripted
 from sqlalchemy import select
 
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.errors import Conflict
-from agentgit.store.tables import GraphCheckpointRow
-
-GRAPH_CHECKPOINT = GraphCheckpointRow.__table__
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 
 
 @pytest.fixture

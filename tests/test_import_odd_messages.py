@@ -19,10 +19,10 @@ from langgraph.types import interrupt
 
 import agentgit
 from agentgit import Corrupt, InvalidInput
-from agentgit.agents.leaves import message_leaf, rebuild, stored_form
-from agentgit.exports.messages import stored
-from agentgit.store.blobs import leaf, list_hash, pack, unpack
-from agentgit.store.graph_rows import hash_state
+from agentgit.saver.leaf_codec import message_leaf, rebuild, stored_form
+from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
+from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer.messages import stored
 from agentgit.web import app
 
 

@@ -17,8 +17,8 @@ from scripted import World
 from test_import import threads
 
 import agentgit
-from agentgit.agents.landing import Landing
-from agentgit.agents.moving_in import ThreadImport, _Checker
+from agentgit.agents.importing.commit import Landing
+from agentgit.agents.importing.thread import ThreadImport, _Checker
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 
 

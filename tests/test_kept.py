@@ -13,10 +13,9 @@ from sqlalchemy import update
 
 import agentgit
 from agentgit.checkpoints import Retention
-from agentgit.store import thinning
-from agentgit.store.journal import INVOCATION
-from agentgit.store.sessions import CHECKPOINT
-from agentgit.workspace.workspace import Workspace
+from agentgit.store.maintenance import retention
+from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
+from agentgit.workspace.api import Workspace
 
 FEW = Retention(compress_after=1, keep_last=1, max_checkpoints=1)
 
@@ -96,7 +95,7 @@ def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
     for n in range(3):
         agent.run(f"add i{n}")
     call = agent.tool_track()[1]
-    unknown = update(INVOCATION).where(INVOCATION.c.id == call.id).values(status="unknown")
+    unknown = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status="unknown")
     repo.store.database.write(lambda connection: connection.execute(unknown))
     with pytest.raises(agentgit.Conflict, match="the way back before add, which is unknown"):
         repo.delete_checkpoint("main#3", "s")
@@ -119,8 +118,8 @@ def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypat
     repo.set_retention(
         Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=1)), "s"
     )
-    looked, points = [], thinning.points
-    monkeypatch.setattr(thinning, "points", lambda *given: looked.append(given) or points(*given))
+    looked, points = [], retention.points
+    monkeypatch.setattr(retention, "points", lambda *given: looked.append(given) or points(*given))
     agent.run("hm")
     assert looked == []
     before = datetime.now(UTC) - timedelta(days=2)

@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit.checkpoints import Retention
-from agentgit.store.blobs import BLOB, LIST
-from agentgit.store.graph_rows import CHECKPOINT as GRAPH
-from agentgit.store.graph_rows import WRITE, found
+from agentgit.store.objects.blobs import LIST
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads.graph_rows import found
 
 DEEDS = st.lists(
     st.tuples(
@@ -70,9 +70,9 @@ def reachable(repo):
     """The hashes of all values that something leads to, one by one and by the reader's own road."""
     blobs, way = repo.store.graphs.content.blobs, set()
     with repo.store.database.reading() as connection:
-        for row in connection.execute(select(GRAPH)):
+        for row in connection.execute(select(GRAPH_CHECKPOINT)):
             way.update(found(row).values.values())
-        for value in connection.execute(select(WRITE.c.value)).scalars():
+        for value in connection.execute(select(GRAPH_WRITE.c.value)).scalars():
             way.update(value[n : n + 32] for n in range(0, len(value), 32))
         for key in list(way):
             if blobs.get_many(connection, [key])[key].type == LIST:

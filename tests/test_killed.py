@@ -21,8 +21,8 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit import RollbackIncomplete
-from agentgit.store.journal import INVOCATION, WITH_BRANCH
-from agentgit.store.sessions import BRANCH
+from agentgit.store.records.journal import WITH_BRANCH
+from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 
 HAPPENED, NOT = "happened", "did_not_happen"
 
@@ -95,7 +95,7 @@ def kill(repo, verify):
 def journal(repo):
     """Every call of a tool of the shop that was ever recorded."""
     with repo.store.database.reading() as connection:
-        query = select(INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(INVOCATION.c.id)
+        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
         calls = repo.store.journal.own_values(connection, connection.execute(query).all())
     return [call for call in calls if call.tool_name in SOLD]
 

@@ -4,8 +4,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from agentgit.agents.codec import Codec
-from agentgit.store.recent import Recent
+from agentgit.saver.codec import Codec
+from agentgit.store.objects.lru import Recent
 
 
 @pytest.fixture

@@ -15,10 +15,8 @@ from sqlalchemy import select, update
 import agentgit
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 from agentgit.errors import Unavailable
-from agentgit.store import leases, owners
-from agentgit.store.graph_rows import CHECKPOINT
-from agentgit.store.operations import OPERATION
-from agentgit.store.sessions import BRANCH
+from agentgit.store.sql import leases, process_owner
+from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, OPERATION
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -85,7 +83,7 @@ def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo
     agent = wrapped(repo, world)
     agent.run("add chair")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(owners, "_here", lambda: "another machine")
+        elsewhere.setattr(process_owner, "_here", lambda: "another machine")
         with repo.store.at_work() as owner:
             repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, owner))
     with pytest.raises(Conflict, match="Another agent is running") as refused:
@@ -132,7 +130,7 @@ def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thr
             assert let_end(repo) == 1
             with agentgit.open(repo.store.database.url) as other:
                 other.recover("s", force=True)
-            before.append(count(repo.store.database, CHECKPOINT))
+            before.append(count(repo.store.database, GRAPH_CHECKPOINT))
         return {"messages": [("ai", "said")]}
 
     before = []
@@ -141,7 +139,7 @@ def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thr
     agent.run("one")
     with pytest.raises(Conflict, match="taken over"):
         agent.invoke({"messages": [("user", "two")]}, durability="sync")
-    assert before == [count(repo.store.database, CHECKPOINT)]
+    assert before == [count(repo.store.database, GRAPH_CHECKPOINT)]
 
 
 @on_postgresql

@@ -12,7 +12,7 @@ from folders import kind, work
 from trees import listening
 
 from agentgit import InvalidInput, Unavailable, Workspace
-from agentgit.workspace.left_out import UNKNOWN
+from agentgit.workspace.scan.excluded import UNKNOWN
 
 __all__ = ["kind", "work"]  # the fixtures
 

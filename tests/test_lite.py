@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 
-from agentgit.store.database import Database
-from agentgit.store.lite import KEPT
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.sqlite import KEPT
 
 
 @pytest.fixture(params=["file", ":memory:"])

@@ -9,7 +9,7 @@ from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput, NotFound
-from agentgit.store.checkpoints import Label, Snapshot
+from agentgit.store.records.checkpoints import Label, Snapshot
 
 PAGE = """
 EXPLAIN QUERY PLAN SELECT * FROM checkpoint WHERE tenant_id = 1 AND internal_session_id = 1 AND number <= 9{}

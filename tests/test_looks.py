@@ -77,10 +77,10 @@ def _unknown(repo, agent):
 
 
 def _set(repo, connection, invocation_id, status):
-    from agentgit.store.journal import INVOCATION
+    from agentgit.store.sql.tables import TOOL_INVOCATION
 
-    row = INVOCATION.c.id == invocation_id
-    connection.execute(INVOCATION.update().where(row).values(status=status, result=None, ended_at=None))
+    row = TOOL_INVOCATION.c.id == invocation_id
+    connection.execute(TOOL_INVOCATION.update().where(row).values(status=status, result=None, ended_at=None))
 
 
 @pytest.mark.parametrize("there", [True, {"item": "table", "number": 2}, False, None], ids=str)

@@ -10,7 +10,7 @@ from echoes import HOW, echoing, said, talk, texts, whole
 from puts import on
 
 import agentgit
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.workspace.catalog import Catalog
 
 

@@ -6,7 +6,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from puts import on, put
 
-from agentgit.agents.saver import SQLModelSaver
+from agentgit.saver.saver import SQLModelSaver
 
 MESSAGES, CHECKPOINTS = 40, 1000
 

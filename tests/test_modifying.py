@@ -9,7 +9,7 @@ from langchain_core.tools import tool
 
 from agentgit import effect
 from agentgit.errors import InvalidInput
-from agentgit.workspace.modifying import EVERYTHING, Modifies, modifies_files, paths_of
+from agentgit.workspace.modified_files import EVERYTHING, Modifies, modifies_files, paths_of
 
 PATCH = """*** Begin Patch
 *** Add File: new.txt

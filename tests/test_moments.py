@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 import agentgit
 from agentgit.checkpoints.retention import Retention
-from agentgit.store.sessions import CHECKPOINT
+from agentgit.store.sql.tables import CHECKPOINT
 
 
 class Log(TypedDict):

@@ -16,7 +16,7 @@ import agentgit
 from agentgit.demo import build
 from agentgit.errors import NotAllowed, RollbackIncomplete, Unavailable
 from agentgit.web import app
-from agentgit.workspace.places import expect_noted, noted_workspace
+from agentgit.workspace.locations import expect_noted, noted_workspace
 
 EFFECTS = {"create_order": "idempotent"}
 

@@ -13,8 +13,9 @@ from folders import kind, work, workspace
 from trees import listening, picture
 
 from agentgit import Corrupt, Unavailable, Workspace
-from agentgit.workspace import aside, beneath, renaming, scan
-from agentgit.workspace.undo import UndoStack
+from agentgit.workspace.disk import atomic_file, move_aside, renaming
+from agentgit.workspace.scan import scan
+from agentgit.workspace.undo.stack import UndoStack
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
 
@@ -48,7 +49,7 @@ def other_file_system(monkeypatch):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         plain(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-    monkeypatch.setattr(aside.os, "rename", rename)
+    monkeypatch.setattr(move_aside.os, "rename", rename)
 
 
 def in_the_way(work):
@@ -106,7 +107,7 @@ def test_f3_what_somebody_writes_while_it_is_copied_is_not_lost(workspace, work,
     change = in_the_way(work)
     first = workspace.save()
     change()
-    plain = aside._copy_file
+    plain = move_aside._copy_file
 
     def copy(*how):
         plain(*how)
@@ -114,7 +115,7 @@ def test_f3_what_somebody_writes_while_it_is_copied_is_not_lost(workspace, work,
         (work / "a" / "inner").mkdir(exist_ok=True)
         (work / "a" / "inner" / "text").write_text("later")
 
-    monkeypatch.setattr(aside, "_copy_file", copy)
+    monkeypatch.setattr(move_aside, "_copy_file", copy)
     done = workspace.restore(first.id)
     assert done.conflicts == (("a", "changed meanwhile"),)
     assert (work / "a" / "inner" / "text").read_text() == "later"
@@ -227,7 +228,7 @@ def test_f3_a_mount_point_that_cannot_go_stops_no_restore(workspace, work, monke
     (work / "m").mkdir(0o700)
     (work / "m" / "a").write_text("a")
     (work / "o").write_text("o")
-    monkeypatch.setattr(beneath.os, "rmdir", refusing(os.rmdir, b"m", errno.EBUSY))
+    monkeypatch.setattr(atomic_file.os, "rmdir", refusing(os.rmdir, b"m", errno.EBUSY))
     done = workspace.restore(first.id)
     assert (done.deleted, done.deleted_directories) == (("m/a", "o"), ())
     assert (work / "m").is_dir()

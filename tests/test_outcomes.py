@@ -6,9 +6,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from scripted import World, call, calls, scripted, tool_node_graph
 
 import agentgit
-from agentgit.agents.outcomes import MOST_WAITING
+from agentgit.agents.turn.outcome_buffer import MOST_WAITING
 from agentgit.errors import Unavailable
-from agentgit.store.database import Database
+from agentgit.store.sql.database import Database
 
 
 @pytest.fixture

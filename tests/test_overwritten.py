@@ -70,7 +70,7 @@ def test_files_a_rollback_that_overwrites_nothing_names_nothing(agent, desk):
 KILLED = """
 import os, signal, sys
 import agentgit
-from agentgit.workspace.disk import Disk
+from agentgit.workspace.disk.disk import Disk
 from desk import Desk
 url, root = sys.argv[1:]
 repo = agentgit.open(url)

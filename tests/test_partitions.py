@@ -8,9 +8,9 @@ from test_upgrade import rows_of, tables_of
 
 import agentgit
 from agentgit.errors import InvalidInput, NotAllowed
-from agentgit.store import grants, partitions, schema
-from agentgit.store.database import Database
-from agentgit.store.tables import METADATA
+from agentgit.store.schema import partitioning, roles, schema
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import METADATA
 
 PARTS = "SELECT count(*) FROM pg_inherits"
 
@@ -24,7 +24,7 @@ def divided(empty_server):
             with agentgit.open(empty_server, tenant=tenant) as repo:
                 works(repo, "before")
         before = rows_of(database)
-        assert partitions.partition(database, 3) == len(METADATA.tables) - 1
+        assert partitioning.partition(database, 3) == len(METADATA.tables) - 1
         yield database, before
 
 
@@ -45,7 +45,7 @@ def test_d5_a_divided_database_has_all_and_works(divided):
             assert repo.fsck(level=3).is_sound
             repo.gc()
             assert repo.audit_verify().is_sound
-    assert partitions.partition(database, 3) == 0
+    assert partitioning.partition(database, 3) == 0
 
 
 def test_d5_a_divided_database_keeps_its_walls(divided):
@@ -54,7 +54,7 @@ def test_d5_a_divided_database_keeps_its_walls(divided):
     with agentgit.open(database.url) as repo:
         role = f"agentgit_parts_{repo.store.tenant_id}"
     database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
-    grants.grant(database, role)
+    roles.grant(database, role)
     with agentgit.open(database.url.set(username=role), tenant="one") as repo:
         works(repo, "mine")
         assert seen(repo.store.database)["external_session"] == 2
@@ -75,11 +75,11 @@ def test_d5_a_divided_database_is_migrated_like_any_other(divided, second):
         assert schema.downgrade(database, revision, lose=True)
     schema.upgrade(database)
     schema.check(database, deep=True)
-    assert partitions.partition(database, 3) > 0
+    assert partitioning.partition(database, 3) > 0
     assert {table.name for table in database.write(tables_of)} > set(METADATA.tables)
 
 
 def test_what_cannot_be_divided_is_refused(database):
     """Bad input: SQLite, and a count that cannot be meant."""
     with pytest.raises(InvalidInput, match="SQLite" if database.is_sqlite else "parts"):
-        partitions.partition(database, 1)
+        partitioning.partition(database, 1)

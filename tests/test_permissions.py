@@ -18,7 +18,7 @@ BEGIN = f"""
     import os, sys, stat
     from pathlib import Path
     import agentgit, hypothesis
-    import agentgit.workspace.workspace, agentgit.workspace.undo
+    import agentgit.workspace.api, agentgit.workspace.undo.stack
     from agentgit import Unavailable, Workspace
     from trees import picture
     place, kind = Path(sys.argv[1]), sys.argv[2]
@@ -252,14 +252,14 @@ def test_f3_what_its_owner_has_closed_is_moved_aside_to_another_file_system(plac
     """F3: 0555 directories and 0000 files that are left out and in the way are moved, with their modes."""
     as_nobody(
         """
-        from agentgit.workspace import aside
+        from agentgit.workspace.disk import move_aside
         import errno
         plain = os.rename
         def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
             if dst_dir_fd is None and src_dir_fd is not None:
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
             plain(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        aside.os.rename = rename
+        move_aside.os.rename = rename
         (work / "d").write_text("file")
         (work / ".gitignore").write_text("mod\\n")
         first, was = workspace.save(), picture(work)

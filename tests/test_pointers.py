@@ -9,11 +9,11 @@ from scripted import World, obedient, tool_node_graph
 from sqlalchemy import create_engine, text
 
 from agentgit import WorldDiverged, reversible
-from agentgit.agents.files import TurnFiles
-from agentgit.agents.outcomes import Outcomes
-from agentgit.rollback.publish import Publishing
-from agentgit.store.batch import catch_up
-from agentgit.store.checkpoints import named
+from agentgit.agents.turn.files import TurnFiles
+from agentgit.agents.turn.outcome_buffer import Outcomes
+from agentgit.rollback.finish import Publishing
+from agentgit.store.records.checkpoints import named
+from agentgit.store.sql.batch import catch_up
 from agentgit.values import as_object
 
 TIME = 60

@@ -9,10 +9,9 @@ import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from puts import count, on, put, values
 
-from agentgit.agents.saver import Beside, SQLModelSaver
 from agentgit.errors import Conflict
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
-from agentgit.store.tables import BlobRow
+from agentgit.saver.saver import Beside, SQLModelSaver
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 class Gate:
@@ -138,9 +137,9 @@ def test_a_deleted_thread_stays_deleted(saver, durability):
     raised = run_beside(gated(saver, gate), gate, lambda: saver.delete_thread("t"), durability=durability)
     assert {type(error) for error in raised} == {Conflict}
     assert saver.get_tuple(on("t")) is None
-    assert count(saver.database, CHECKPOINT) == 0
+    assert count(saver.database, GRAPH_CHECKPOINT) == 0
     if durability == "sync":  # else writes may come whose checkpoint never does; `gc` takes them
-        assert count(saver.database, WRITE) == 0
+        assert count(saver.database, GRAPH_WRITE) == 0
 
 
 def test_a_subgraph_cannot_revive_a_thread_either(saver):
@@ -157,7 +156,7 @@ def test_a_subgraph_cannot_revive_a_thread_either(saver):
     graph = StateGraph(MessagesState).add_node("o", outer).add_edge(START, "o").compile(checkpointer=saver)
     raised = run_beside(graph, gate, lambda: saver.delete_thread("t"))
     assert {type(error) for error in raised} == {Conflict}
-    assert count(saver.database, CHECKPOINT) == 0
+    assert count(saver.database, GRAPH_CHECKPOINT) == 0
 
 
 def test_a_write_may_come_before_its_checkpoint(saver):
@@ -165,7 +164,7 @@ def test_a_write_may_come_before_its_checkpoint(saver):
     saver.put_writes(on("t", checkpoint_ns="", checkpoint_id="later"), [("a", 1)], "task")
     put(saver, "t", {"a": 0}, id="later")
     assert saver.get_tuple(on("t")).pending_writes == [("task", "a", 1)]
-    assert count(saver.database, BlobRow.__table__) == 2
+    assert count(saver.database, BLOB) == 2
 
 
 def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):

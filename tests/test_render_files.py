@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from agentgit.render import files
 from agentgit.render.lines import plain
-from agentgit.workspace.undo import Undone
+from agentgit.workspace.undo.stack import Undone
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 WILD = "\x1b[31mred\n\u202e.txt"

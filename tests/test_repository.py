@@ -13,7 +13,7 @@ from scripted import World, call, scripted, tool_node_graph
 import agentgit
 from agentgit import Ambiguous, Checkpoint, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.checkpoints import refs
-from agentgit.store.database import Database
+from agentgit.store.sql.database import Database
 
 
 def chat(repo, session="s", **options):
@@ -270,7 +270,7 @@ def test_a_database_opened_read_only_is_read(tmp_path):
 
 def test_a_locked_file_waits_and_then_says_so(tmp_path, monkeypatch):
     """Bad input: a database that another program holds locked is Unavailable after the wait, and nothing is lost."""
-    monkeypatch.setattr("agentgit.store.lite.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("agentgit.store.sql.sqlite.BUSY_SECONDS", 0.05)
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = chat(repo)

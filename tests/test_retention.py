@@ -16,9 +16,9 @@ import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.checkpoints.retention import Point, judge
 from agentgit.errors import InvalidInput
-from agentgit.store import thinning
-from agentgit.store.journal import INVOCATION
-from agentgit.store.telling.trail import begin_notes
+from agentgit.store.audit.trail import begin_notes
+from agentgit.store.maintenance import retention
+from agentgit.store.sql.tables import TOOL_INVOCATION
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -198,7 +198,7 @@ def noise(n, size):
 def references(repo):
     """The checkpoints that are there, over all branches."""
     with repo.store.database.reading() as connection:
-        return [point.reference for point in thinning.points(connection, repo.store, repo.session("s").id)]
+        return [point.reference for point in retention.points(connection, repo.store, repo.session("s").id)]
 
 
 def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
@@ -279,7 +279,7 @@ def test_b4_the_way_back_before_an_unresolved_effect_stays(repo):
         agent.run(f"add i{n}")
     call = agent.tool_track()[1]
     for status in ("unknown", "reverse_failed", "reverse_unknown", "reversing", "intended"):
-        moved = update(INVOCATION).where(INVOCATION.c.id == call.id).values(status=status)
+        moved = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status=status)
         repo.store.database.write(lambda connection, moved=moved: connection.execute(moved))
         few = {
             v.point.reference: v.why

@@ -551,7 +551,7 @@ undo.__module__, undo.__qualname__ = "scripted", "World.remove"
 World.remove = undo
 repo = agentgit.open({database!r})
 if {die!r} == "publish":
-    from agentgit.rollback.publish import Publishing
+    from agentgit.rollback.finish import Publishing
     Publishing.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s", effects=world.effects())
 agent.rollback("before", request_id="r")

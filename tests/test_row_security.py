@@ -20,10 +20,10 @@ from agentgit.auth.keyring import Keyring
 from agentgit.cli.app import app
 from agentgit.conformance import RULES
 from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
-from agentgit.store import grants, partitions, schema
-from agentgit.store.database import Database, shown
-from agentgit.store.tables import METADATA
-from agentgit.workspace.workspace import Workspace
+from agentgit.store.schema import partitioning, roles, schema
+from agentgit.store.sql.database import Database, shown
+from agentgit.store.sql.tables import METADATA
+from agentgit.workspace.api import Workspace
 
 __all__ = ["world"]  # the fixture
 
@@ -42,7 +42,7 @@ def as_role(url):
     with closing(Database(url)) as owner:
         owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
         try:
-            grants.grant(owner, role)
+            roles.grant(owner, role)
             yield url.set(username=role)
         finally:
             owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
@@ -387,8 +387,8 @@ def test_d5_who_does_not_own_the_tables_is_told_what_their_owner_runs(second, ap
         ("downgrade 0001", lambda: schema.downgrade(database, "0001")),
         (f"stamp {schema.REVISION}", lambda: schema.stamp(database, schema.REVISION)),
         ("check --deep", lambda: schema.check(database, deep=True)),
-        ("partition 4", lambda: partitions.partition(database, 4)),
-        ("grant me", lambda: grants.grant(database, "me")),
+        ("partition 4", lambda: partitioning.partition(database, 4)),
+        ("grant me", lambda: roles.grant(database, "me")),
     ):
         with pytest.raises(NotAllowed) as refused:
             change()
@@ -447,21 +447,21 @@ def test_d5_granting_and_dividing_on_the_command_line(apart):
 def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
     """Bad input: SQLite, nobody, who owns the tables, and for whom no wall holds."""
     with pytest.raises(InvalidInput, match="no roles"):
-        grants.grant(repo_on_sqlite, "any")
+        roles.grant(repo_on_sqlite, "any")
     with pytest.raises(NotFound, match="CREATE ROLE"):
-        grants.grant(owner, "nobody at all")
+        roles.grant(owner, "nobody at all")
     with pytest.raises(NotAllowed, match="BYPASSRLS"):
-        grants.grant(owner, owner.url.username)
+        roles.grant(owner, owner.url.username)
     role = database.url.username
     owner.write(lambda c: c.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
     with pytest.raises(NotAllowed, match="membership"):  # SET ROLE makes them the superuser
-        grants.grant(owner, role)
+        roles.grant(owner, role)
     owner.write(lambda c: c.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
     owner.write(
         lambda c: c.exec_driver_sql(f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}")
     )
     with pytest.raises(NotAllowed, match="owns the tables"):
-        grants.grant(owner, role)
+        roles.grant(owner, role)
     owner.write(lambda c: c.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))
 
 

@@ -10,8 +10,8 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit.checkpoints import Retention
-from agentgit.store.database import Database
-from agentgit.store.tables import METADATA
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import METADATA
 
 BREAKS_OFF = """
 CREATE SEQUENCE broken_off;

@@ -26,11 +26,11 @@ from langgraph.types import Command, interrupt
 from puts import BLOB, Cart, count, on, put, values
 from sqlalchemy import select
 
-from agentgit.agents.saver import Beside, SQLModelSaver
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
-from agentgit.store import graph
-from agentgit.store.database import Database
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
+from agentgit.saver.saver import Beside, SQLModelSaver
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads import graph_store
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ STRICT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from langgraph.graph import START, StateGraph
-from agentgit.agents.saver import Beside, SQLModelSaver
+from agentgit.saver.saver import Beside, SQLModelSaver
 from puts import Cart, on
 from test_saver import Shop
 builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
@@ -306,7 +306,7 @@ def test_a_failed_put_leaves_nothing(saver):
     saver.on_put = lambda place: nullcontext(Beside(lambda connection: partial(fail, connection)))
     with pytest.raises(RuntimeError, match="no"):
         put(saver, "t", {"a": 1})
-    assert [count(saver.database, table) for table in (CHECKPOINT, WRITE, BLOB)] == [0, 0, 0]
+    assert [count(saver.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB)] == [0, 0, 0]
 
 
 def test_a_config_without_a_thread_is_refused(saver):
@@ -399,7 +399,11 @@ def test_many_threads_may_use_one_saver(saver):
         list(pool.map(work, range(12)))
     for n in range(3):
         with saver.database.reading() as connection:
-            rows = select(CHECKPOINT.c.seq).where(CHECKPOINT.c.thread_id == f"t{n}").order_by(CHECKPOINT.c.seq)
+            rows = (
+                select(GRAPH_CHECKPOINT.c.seq)
+                .where(GRAPH_CHECKPOINT.c.thread_id == f"t{n}")
+                .order_by(GRAPH_CHECKPOINT.c.seq)
+            )
             assert connection.execute(rows).scalars().all() == list(range(1, 21))
 
 
@@ -413,9 +417,9 @@ def test_the_writes_of_a_newest_checkpoint_are_its_own(saver, monkeypatch):
 
     class Overtaken:
         def ask(self, connection, space):
-            return graph.ONE.ask(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
+            return graph_store.ONE.ask(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
 
-    monkeypatch.setattr(graph, "NEWEST", Overtaken())
+    monkeypatch.setattr(graph_store, "NEWEST", Overtaken())
     read = saver.get_tuple(on("t"))
     assert read.config["configurable"]["checkpoint_id"] == asked["checkpoint_id"]
     assert [value for _, _, value in read.pending_writes] == ["of the first"]

@@ -8,7 +8,7 @@ from scripted import World, obedient, tool_node_graph
 from sqlalchemy import select
 
 from agentgit import InvalidInput, SQLModelSaver
-from agentgit.store.graph_rows import CHECKPOINT, WRITE
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 def own_graph(saver):
@@ -46,7 +46,10 @@ def saver(repo):
 def stored(repo):
     """All rows of threads."""
     with repo.store.database.reading() as connection:
-        return [connection.execute(select(table).order_by(*table.primary_key)).all() for table in (CHECKPOINT, WRITE)]
+        return [
+            connection.execute(select(table).order_by(*table.primary_key)).all()
+            for table in (GRAPH_CHECKPOINT, GRAPH_WRITE)
+        ]
 
 
 def threads(repo):

@@ -17,12 +17,12 @@ from sqlalchemy import inspect
 
 import agentgit
 from agentgit import cli
-from agentgit.agents.foreign import open_database
+from agentgit.agents.importing.readers import open_database
 from agentgit.errors import InvalidInput, SchemaMismatch, Unavailable
-from agentgit.store import migrations, schema
-from agentgit.store.database import Database, parse_url
-from agentgit.store.ids import new_id
-from agentgit.store.tables import METADATA
+from agentgit.store.schema import migrations, schema
+from agentgit.store.sql.database import Database, parse_url
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import METADATA
 
 
 def _is_plain(name, kind, _parents):
@@ -189,7 +189,7 @@ def test_ids_rise_and_fit_into_javascript():
 HOST = """
 from alembic import context
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
-from agentgit.store.shapes import include_object
+from agentgit.store.schema.introspection import include_object
 
 metadata = MetaData()
 Table("invoice", metadata, Column("id", Integer, primary_key=True))

@@ -16,13 +16,13 @@ import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
-from agentgit.store import macs
-from agentgit.store.blobs import LIST, leaf, unpack
-from agentgit.store.database import Database
-from agentgit.store.encryption import Seal, key_of
-from agentgit.store.sealed import raw, sealed_columns
-from agentgit.store.tables import METADATA
-from agentgit.store.unlocking import KEY, prove
+from agentgit.store.objects.blobs import LIST, leaf, unpack
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.encrypted_columns import raw, sealed_columns
+from agentgit.store.sql.encryption import Seal, key_of
+from agentgit.store.sql.tables import ENCRYPTION_KEY, METADATA
+from agentgit.store.sql.unlock import prove
 
 RINGS = Keyring({"a": ONE}), Keyring({"b": TWO, "a": ONE})
 
@@ -41,12 +41,12 @@ def write(repo, *statements):
 def proofs(repo):
     """Give what says which keys there are, as it lies there."""
     with repo.store.database.reading() as connection:
-        return [dict(row) for row in connection.execute(select(KEY)).mappings()]
+        return [dict(row) for row in connection.execute(select(ENCRYPTION_KEY)).mappings()]
 
 
 def put_back(repo, rows):
     """Put rows in the place of those that say which keys there are."""
-    write(repo, delete(KEY), *(insert(KEY).values(row) for row in rows))
+    write(repo, delete(ENCRYPTION_KEY), *(insert(ENCRYPTION_KEY).values(row) for row in rows))
 
 
 def forged(repo):
@@ -163,7 +163,7 @@ def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
         except (InvalidInput, KeyMissing):
             assert what in ("another tenant's", "another name", "something else")
             past = Database(url)
-            past.write(lambda c: c.execute(delete(KEY)))
+            past.write(lambda c: c.execute(delete(ENCRYPTION_KEY)))
             past.close()
             with agentgit.open(url, keyring=ring) as repo:
                 put_back(repo, now)
@@ -224,8 +224,8 @@ def covered():
     """Give each table whose rows have a code, with each column that it covers."""
     return [
         (table.name, name)
-        for table in macs.tables()
-        for name in sorted(set(table.c.keys()) - macs.UNCOVERED.get(table.name, frozenset()) - {"mac"})
+        for table in row_codes.tables()
+        for name in sorted(set(table.c.keys()) - row_codes.UNCOVERED.get(table.name, frozenset()) - {"mac"})
     ]
 
 
@@ -252,7 +252,7 @@ def eventful(tmp_path_factory):
     return (place / "x.db").read_bytes()
 
 
-@pytest.mark.parametrize("table", [table.name for table in macs.tables()])
+@pytest.mark.parametrize("table", [table.name for table in row_codes.tables()])
 def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_path, table):
     """Q1: a row of which a covered column was changed or emptied, or has another row's value, is refused and named."""
     path, this = tmp_path / "x.db", METADATA.tables[table]
@@ -282,7 +282,7 @@ def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_p
                 except IntegrityError:  # two rows would be called the same
                     continue
                 with repo.store.database.reading() as connection, pytest.raises(Corrupt):
-                    macs.authentic(connection, this, connection.execute(select(this)))
+                    row_codes.authentic(connection, this, connection.execute(select(this)))
                 if name in ("created_at", "action", "status"):
                     assert [one for one in repo.fsck(2).findings if one.row == where], (name, value)
                 with engine.begin() as connection:
@@ -514,7 +514,7 @@ def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
     """Q1: an encrypted database whose rows have no codes yet is read as it is, until a rotation has given them some."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
-        for table in macs.tables():
+        for table in row_codes.tables():
             write(repo, update(table).values(mac=None))
         repo.store.database.write(lambda c: prove(c, repo.store.tenant_id, repo.store.database.seal, is_whole=False))
     with agentgit.open(url, keyring=RINGS[0]) as repo:
@@ -534,7 +534,7 @@ def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
 def test_q1_no_row_that_has_a_code_is_written_past_it():
     """Q1: no statement elsewhere adds or changes a row of these tables, but for what no code covers."""
     package, found, signed = Path(agentgit.__file__).parent, set(), set()
-    tables = {of.name for of in macs.tables()}
+    tables = {of.name for of in row_codes.tables()}
     for path in sorted(package.rglob("[!_]*.py")):
         module = import_module(".".join(["agentgit", *path.relative_to(package).with_suffix("").parts]))
         for node in ast.walk(ast.parse(path.read_text())):
@@ -547,13 +547,13 @@ def test_q1_no_row_that_has_a_code_is_written_past_it():
             if verb in ("insert", "update") and getattr(of, "name", None) in tables and node not in signed:
                 found.add((path.relative_to(package).as_posix(), verb, of.name))
     assert found == {
-        ("store/journal.py", "update", "tool_invocation"),  # signed
-        ("store/graph_rows.py", "insert", "graph_checkpoint"),  # what SignedWrite is given
-        ("store/graph_rows.py", "insert", "graph_write"),  # as above
-        ("store/keys.py", "update", "api_key"),  # when it was last used
-        ("store/operations.py", "update", "operation"),  # its owner and lease
-        ("store/sessions.py", "update", "internal_session"),  # who holds it, its metadata
-        ("store/sessions.py", "update", "external_session"),  # when it moved
-        ("store/texts.py", "update", "internal_session"),  # up to where it can be searched
-        ("store/thinning.py", "update", "external_session"),  # its metadata
+        ("store/records/journal.py", "update", "tool_invocation"),  # signed
+        ("store/threads/graph_rows.py", "insert", "graph_checkpoint"),  # what SignedWrite is given
+        ("store/threads/graph_rows.py", "insert", "graph_write"),  # as above
+        ("store/records/api_keys.py", "update", "api_key"),  # when it was last used
+        ("store/records/operations.py", "update", "operation"),  # its owner and lease
+        ("store/records/sessions.py", "update", "internal_session"),  # who holds it, its metadata
+        ("store/records/sessions.py", "update", "external_session"),  # when it moved
+        ("store/search/index.py", "update", "internal_session"),  # up to where it can be searched
+        ("store/maintenance/retention.py", "update", "external_session"),  # its metadata
     }

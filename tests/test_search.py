@@ -15,12 +15,10 @@ import agentgit
 from agentgit import Corrupt, InvalidInput, NotFound
 from agentgit.checkpoints.finding import FIRST
 from agentgit.checkpoints.words import query
-from agentgit.store.database import Database
-from agentgit.store.log import Part
-from agentgit.store.tables import BlobRow, InternalSessionRow, SearchTextRow
-from agentgit.store.texts import CHECKPOINTS_AT_ONCE, Texts
-
-TEXT, BLOB, BRANCH = SearchTextRow.__table__, BlobRow.__table__, InternalSessionRow.__table__
+from agentgit.store.records.log import Part
+from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, Texts
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
 def chat(repo, *replies, session="s"):
@@ -35,7 +33,7 @@ def places(hits):
 def texts(repo):
     """How many texts are known."""
     with repo.store.database.reading() as connection:
-        return connection.execute(select(func.count()).select_from(TEXT)).scalar()
+        return connection.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
 
 
 def forget(repo):
@@ -182,8 +180,8 @@ def test_w9_names_come_before_what_was_said(repo):
 @pytest.mark.parametrize("far", [0, 1000])
 def test_w9_a_path_through_a_long_branch_is_searched_until_its_point(repo, monkeypatch, far):
     """W9: of a branch that went on for long, what it had until the branch left is found, and nothing behind it."""
-    monkeypatch.setattr("agentgit.store.search.FAR", far)
-    monkeypatch.setattr("agentgit.store.search.MOST_SCOPES", 1)
+    monkeypatch.setattr("agentgit.store.search.query.FAR", far)
+    monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
     agent = chat(repo)
     for n in range(4):
         agent.run(f"needle {n}")
@@ -323,7 +321,7 @@ def test_w9_nothing_is_put_in_twice_when_its_checkpoint_was_deleted(repo):
 
 
 def _label(repo):
-    from agentgit.store.checkpoints import Label
+    from agentgit.store.records.checkpoints import Label
 
     return Label(kind="after", user_id=repo.user.id)
 
@@ -488,7 +486,7 @@ def test_w9_a_killed_transaction_leaves_nothing_half(tmp_path):
 
 def test_w9_what_an_encrypting_serializer_wrote_is_not_put_in(tmp_path):
     """W9: words of messages that only the user's serializer can read are in no index."""
-    from agentgit.store.blobs import leaf
+    from agentgit.store.objects.blobs import leaf
 
     with agentgit.open(tmp_path / "x.db") as repo:
         sealed = leaf("serde", b"msgpack\0secretword")

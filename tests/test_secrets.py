@@ -20,10 +20,10 @@ from puts import on
 from scripted import call, calls, scripted
 from sqlalchemy import select
 
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.demo import ScriptedModel
-from agentgit.store.blobs import BLOB, Blobs
-from agentgit.store.tables import METADATA
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.objects.blobs import Blobs
+from agentgit.store.sql.tables import BLOB, METADATA
 
 HUSH = "hush-hush"
 

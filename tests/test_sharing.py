@@ -8,8 +8,7 @@ from sqlalchemy import event as events
 
 import agentgit
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
-from agentgit.store.members import LINK
-from agentgit.store.visible import MEMBER
+from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_d5_a_right_ends_by_itself_and_an_editors_turn_is_refused_then(repo, peo
     agent = wrap(bob, "ada/s")
     agent.run("add sofa")
     assert [call.args for call in ada.tool_track("s")] == [{"item": "chair"}, {"item": "sofa"}]
-    repo.store.database.write(lambda c: c.execute(MEMBER.update().values(expires_at=past())))
+    repo.store.database.write(lambda c: c.execute(SESSION_MEMBER.update().values(expires_at=past())))
     with pytest.raises(NotFound):
         agent.run("add lamp")
     assert (bob.sessions(), ada.members("s"), len(ada.tool_track("s"))) == ([], [], 2)
@@ -105,7 +104,9 @@ def test_d5_a_link_ends_after_a_week_with_the_right_of_who_joined_by_it(repo, pe
     bob.accept(link.token)
     assert [one.expires_at for one in ada.members("s")] == [link.expires_at]
     ended = {"expires_at": past()}
-    repo.store.database.write(lambda c: c.execute(MEMBER.update().where(MEMBER.c.link_id == link.id).values(ended)))
+    repo.store.database.write(
+        lambda c: c.execute(SESSION_MEMBER.update().where(SESSION_MEMBER.c.link_id == link.id).values(ended))
+    )
     assert bob.sessions() == []
 
 
@@ -119,7 +120,7 @@ def test_d5_who_is_taken_out_cannot_come_again_by_the_same_link(repo, people):
     with pytest.raises(NotFound):
         bob.accept(first.token)
     assert cy.session("ada/s").role == "viewer"
-    repo.store.database.write(lambda c: c.execute(LINK.update().values(expires_at=past())))
+    repo.store.database.write(lambda c: c.execute(SESSION_LINK.update().values(expires_at=past())))
     with pytest.raises(NotFound):
         bob.accept(second.token)
     cy.unshare("ada/s", "cy")

@@ -14,12 +14,12 @@ from puts import on, put
 from scripted import GRAPHS, World, obedient, tool_node_graph
 
 import agentgit
-from agentgit.agents.saver import SQLModelSaver
 from agentgit.demo import ScriptedModel
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.upkeep import stats_lines
+from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.stats import Tokens, added, beyond, cost_of
-from agentgit.store import usage
+from agentgit.store.threads import token_usage
 from agentgit.values import to_json
 
 
@@ -235,9 +235,9 @@ def test_bad_input_what_a_provider_says_is_no_number(repo, used):
     put(saver, "t", {"messages": [message]})
     with repo.store.database.reading() as connection:
         at = saver.store.newest(connection, "t")
-    ((model, tokens),) = usage.read(at.header).items()
+    ((model, tokens),) = token_usage.read(at.header).items()
     assert tokens == Tokens(1, 0, 5)
-    assert len(model) <= usage.LONGEST
+    assert len(model) <= token_usage.LONGEST
     assert saver.get_tuple(on("t")) is not None
 
 
@@ -356,5 +356,5 @@ def test_w12_a_cache_has_its_own_price(repo):
 @pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)
 def test_bad_input_what_a_header_says_is_no_usage(junk):
     """Bad input: a header that was imported and says nonsense of what was used counts nothing, and breaks nothing."""
-    found = usage.read({"usage": junk})
+    found = token_usage.read({"usage": junk})
     assert all(type(n) is int and n >= 0 for tokens in found.values() for n in tokens)

@@ -9,9 +9,9 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
-from agentgit.rollback.publish import Publishing
-from agentgit.store import owners
-from agentgit.store.journal import Intent
+from agentgit.rollback.finish import Publishing
+from agentgit.store.records.journal import Intent
+from agentgit.store.sql import process_owner
 
 
 @dataclass
@@ -117,7 +117,7 @@ def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, han
 
 def _leave_running(repo, agent, item):
     """Leave a call as a process leaves it that is killed inside of a tool."""
-    with owners.owner() as owner:
+    with process_owner.owner() as owner:
         repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, owner))
         intent = Intent(
             session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
@@ -130,7 +130,7 @@ def _leave_running(repo, agent, item):
 def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world, monkeypatch):
     """W1: nobody here can see whether its process lives; a person who knows says recover, then resume."""
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(owners, "_here", lambda: "another machine")
+        elsewhere.setattr(process_owner, "_here", lambda: "another machine")
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
     operation = repo.operations("s")[0]
     with pytest.raises(Conflict, match="being worked on"):

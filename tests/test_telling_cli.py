@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from agentgit.cli.app import app
 from agentgit.errors import AgentGitError
 from agentgit.sessions.webhooks import verify
-from agentgit.store.telling import outbox
+from agentgit.store.audit import outbox
 
 
 @pytest.fixture(scope="module")

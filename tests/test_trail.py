@@ -16,11 +16,12 @@ from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackIncom
 from agentgit.checkpoints import Retention
 from agentgit.errors import AgentGitError
 from agentgit.sessions.events import KINDS, chosen, tips_of
-from agentgit.store.checkpoints import named
-from agentgit.store.database import Database
-from agentgit.store.ids import new_id
-from agentgit.store.telling import trail
-from agentgit.store.telling.trail import EVENT, note
+from agentgit.store.audit import trail
+from agentgit.store.audit.trail import note
+from agentgit.store.records.checkpoints import named
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import AUDIT_EVENT
 
 
 @pytest.fixture
@@ -144,11 +145,11 @@ def test_w12_the_database_refuses_to_change_it(repo, agent):
     """W12: no statement of whoever uses the database edits, replaces or deletes an event."""
     agent.checkpoint("x")
     with repo.store.database.reading() as connection:
-        row = dict(connection.execute(EVENT.select().limit(1)).mappings().one())
-    refused = [update(EVENT).values(kind="tag.created"), delete(EVENT)]
+        row = dict(connection.execute(AUDIT_EVENT.select().limit(1)).mappings().one())
+    refused = [update(AUDIT_EVENT).values(kind="tag.created"), delete(AUDIT_EVENT)]
     refused += [text("DELETE FROM audit_event")] if repo.store.database.is_sqlite else [text("TRUNCATE audit_event")]
     if repo.store.database.is_sqlite:
-        replacing = insert(EVENT).prefix_with("OR REPLACE")
+        replacing = insert(AUDIT_EVENT).prefix_with("OR REPLACE")
         elsewhere = {**row, "external_session_id": 7, "kind": "tag.created"}  # the same event by its other key
         for values in ({**row, "kind": "tag.created"}, elsewhere):
             with pytest.raises(AgentGitError, match="UNIQUE"):
@@ -171,13 +172,16 @@ def test_w12_a_change_past_the_triggers_is_found(repo, agent, how):
     for n in range(4):
         agent.checkpoint(f"c{n}")
     known = repo.audit_tips()
-    second, third, last = (EVENT.c.seq == n for n in (2, 3, 5))
+    second, third, last = (AUDIT_EVENT.c.seq == n for n in (2, 3, 5))
     statements = {
-        "edit": [update(EVENT).where(second).values(user_id=7)],
-        "remove": [delete(EVENT).where(third)],
-        "swap": [update(EVENT).where(w).values(seq=n) for w, n in ((second, 99), (third, 2), (EVENT.c.seq == 99, 3))],
-        "cut": [delete(EVENT).where(last)],
-        "anew": [delete(EVENT).where(last)],
+        "edit": [update(AUDIT_EVENT).where(second).values(user_id=7)],
+        "remove": [delete(AUDIT_EVENT).where(third)],
+        "swap": [
+            update(AUDIT_EVENT).where(w).values(seq=n)
+            for w, n in ((second, 99), (third, 2), (AUDIT_EVENT.c.seq == 99, 3))
+        ],
+        "cut": [delete(AUDIT_EVENT).where(last)],
+        "anew": [delete(AUDIT_EVENT).where(last)],
     }
     tamper(repo, *statements[how])
     if how == "anew":
@@ -266,7 +270,7 @@ def test_w12_an_event_whose_id_is_taken_gets_another_one(repo, monkeypatch):
 
 def test_w12_pages_lose_nothing(repo, monkeypatch):
     """W12: a long feed is read page by page, each event once."""
-    monkeypatch.setattr("agentgit.telling.PAGE", 7)
+    monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
     sessions = [repo.ensure_session(f"s{n}") for n in range(3)]
     for n in range(10):
         for session in sessions:
@@ -335,7 +339,7 @@ def test_w12_an_export_leaves_the_trail_behind(repo, agent, tmp_path):
 
 KILLED = """
 import os, sys, agentgit
-from agentgit.store import database
+from agentgit.store.sql import database
 repo = agentgit.open(sys.argv[1])
 plain = database.end_notes
 def dying(connection):
@@ -358,7 +362,7 @@ def test_w12_a_process_that_dies_before_its_commit_tells_nothing(database):
 def test_w12_ids_grow_along_a_chain_whatever_the_clocks_say(repo, monkeypatch):
     """W12: a process whose clock is behind writes events that come after those of one whose clock is ahead."""
     session = repo.ensure_session("s")
-    monkeypatch.setattr("agentgit.store.telling.trail.new_id", lambda: 5)
+    monkeypatch.setattr("agentgit.store.audit.trail.new_id", lambda: 5)
     repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=session.id))
     first, second = repo.events()
     assert first.id < second.id <= first.id + 1024

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from agentgit.cli.app import app
 from agentgit.errors import InvalidInput, SchemaMismatch
 from agentgit.sessions.events import Tip, tips_of
-from agentgit.store import schema
-from agentgit.store.database import Database
-from agentgit.store.telling.trail import hash_of
+from agentgit.store.audit.trail import hash_of
+from agentgit.store.schema import schema
+from agentgit.store.sql.database import Database
 from agentgit.values import to_json
 
 REFUSED = "audit trail cannot be changed"

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgit.errors import Corrupt, NotFound, Unavailable
-from agentgit.workspace import copies
-from agentgit.workspace.copies import Copies
-from agentgit.workspace.git_trees import GitTrees
+from agentgit.workspace.engines import directory
+from agentgit.workspace.engines.directory import Copies
+from agentgit.workspace.engines.git import GitTrees
 from agentgit.workspace.trees import Change, Entry, Trees, Written, digest
 
 
@@ -206,7 +206,7 @@ def test_no_space_leaves_nothing_behind(copied, tmp_path, monkeypatch):
     def full(at, data):
         raise OSError(errno.ENOSPC, "No space left on device", at)
 
-    monkeypatch.setattr(copies, "_write", full)
+    monkeypatch.setattr(directory, "_write", full)
     with pytest.raises(Unavailable, match="files/other: No space left on device"):
         copied.write("b2", "a1", [file(b"other", b"more")])
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["a1"]
@@ -236,7 +236,7 @@ def die_in(place, verb):
             os.kill(os.getpid(), signal.SIGKILL)
 
     if verb == "write":
-        copies._write = die
+        directory._write = die
         trees.write("b2", "a1", [file(b"one", b"1"), file(b"two", b"2"), file(b"three", b"3")])
     plain = os.unlink
     os.unlink = lambda *args, **how: (die(), plain(*args, **how))

@@ -26,10 +26,10 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, WorldDiverged
-from agentgit.store import schema
-from agentgit.store.database import Database
-from agentgit.store.journal import INVOCATION, WITH_BRANCH
-from agentgit.store.sessions import BRANCH
+from agentgit.store.records.journal import WITH_BRANCH
+from agentgit.store.schema import schema
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 from agentgit.tools import ToolInvocation
 
 BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}
@@ -188,7 +188,7 @@ class TrueWorld(RuleBasedStateMachine):
     def journal(self) -> list[ToolInvocation]:
         """Every call that was ever recorded."""
         with self.repo.store.database.reading() as connection:
-            query = select(INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(INVOCATION.c.id)
+            query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
             return self.repo.store.journal.own_values(connection, connection.execute(query).all())
 
     def unclear(self) -> set[str]:

@@ -25,7 +25,7 @@ from agentgit.mcp.moves import Moves
 from agentgit.mcp.server import made
 from agentgit.notebook import orders, words
 from agentgit.notebook.subject import Names
-from agentgit.store.tables import ToolInvocationRow
+from agentgit.store.sql.tables import ToolInvocationRow
 from agentgit.tools.naming import name_of
 from agentgit.web import app
 

@@ -19,11 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
-from agentgit.workspace import beneath, renaming, single_files, undo_rows
-from agentgit.workspace.contents import CHUNK
+from agentgit.workspace.disk import atomic_file, renaming, single_file
+from agentgit.workspace.disk.contents import CHUNK
+from agentgit.workspace.disk.single_file import Files
 from agentgit.workspace.lock import exclusive
-from agentgit.workspace.single_files import Files
-from agentgit.workspace.undo import Undone, UndoStack
+from agentgit.workspace.undo import storage
+from agentgit.workspace.undo.stack import Undone, UndoStack
 
 
 @pytest.fixture
@@ -367,18 +368,18 @@ def test_no_space_is_a_typed_error_and_is_gone_on_with(work, stack, monkeypatch)
     stack.snapshot("both", ["a", "b"])
     for name in "ab":
         (work / name).write_text("after")
-    plain = single_files.write
+    plain = single_file.write
 
     def full(parent, name, *how):
         if (work / "a").read_text() == "before":
             raise OSError(28, "No space left on device")
         plain(parent, name, *how)
 
-    monkeypatch.setattr(single_files, "write", full)
+    monkeypatch.setattr(single_file, "write", full)
     with pytest.raises(Unavailable, match="b: No space left on device"):
         stack.undo()
     assert (work / "b").read_text() == "after"
-    monkeypatch.setattr(single_files, "write", plain)
+    monkeypatch.setattr(single_file, "write", plain)
     stack.snapshot("next", ["c"])
     assert (work / "b").read_text() == "before"
     assert sorted(path.name for path in work.iterdir()) == ["a", "b"]
@@ -474,7 +475,7 @@ def test_many_threads_and_handles_at_once(work, tmp_path):
 
 def test_waiting_for_others_has_an_end(work, stack, tmp_path, monkeypatch):
     """C8: while another process uses the stack, one waits, and then gets a typed error; its end frees the stack."""
-    monkeypatch.setattr(undo_rows, "PATIENCE", 0.01)
+    monkeypatch.setattr(storage, "PATIENCE", 0.01)
     held, over = threading.Event(), threading.Event()
 
     def hold():
@@ -585,7 +586,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(work):
     os.mkfifo(work / "pipe")
     parent = os.open(work, os.O_RDONLY)
     try:
-        with beneath.regular(parent, b"pipe") as opened:
+        with atomic_file.regular(parent, b"pipe") as opened:
             assert opened is None
     finally:
         os.close(parent)

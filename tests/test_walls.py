@@ -10,7 +10,7 @@ import agentgit
 from agentgit.auth.scopes import FOR_ROLE, SCOPES
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import NotAllowed, NotFound
-from agentgit.store.tables import METADATA
+from agentgit.store.sql.tables import METADATA
 
 __all__ = ["world"]  # the fixture
 

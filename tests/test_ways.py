@@ -10,12 +10,10 @@ from sqlalchemy import delete, func, insert, select
 
 import agentgit
 from agentgit import AgentGitError
-from agentgit.store import batch
-from agentgit.store.database import Database
-from agentgit.store.prepared import Prepared
-from agentgit.store.tables import TenantRow
-
-TENANT = TenantRow.__table__
+from agentgit.store.sql import batch
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import TENANT
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from sqlalchemy import insert, select
 import agentgit
 from agentgit.demo import EFFECTS, build
 from agentgit.render import svg
-from agentgit.store.sessions import CHECKPOINT
+from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.web import app
 
 __all__ = ["quick_passwords", "repo", "told"]  # the fixtures

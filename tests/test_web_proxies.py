@@ -28,7 +28,7 @@ from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
 import agentgit
 from agentgit.auth import JWT
 from agentgit.errors import InvalidInput
-from agentgit.store import attempts
+from agentgit.store.records import login_attempts
 from agentgit.web import Link, app
 from agentgit.web.proxies import Proxies, read_ip
 
@@ -40,7 +40,7 @@ WRONG = "wrong horse"
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A repository with two accounts; pauses are longer than the tests."""
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", timedelta(minutes=2))
+    monkeypatch.setattr(login_attempts, "FIRST_PAUSE", timedelta(minutes=2))
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.users.add("ada", PASSWORD)
         repo.users.add("bob", PASSWORD)

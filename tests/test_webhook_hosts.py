@@ -21,8 +21,8 @@ from agentgit import InvalidInput
 from agentgit.cli.app import app
 from agentgit.sessions.webhook_hosts import kind_of
 from agentgit.sessions.webhooks import verify
-from agentgit.store.telling import outbox
-from agentgit.store.telling.outbox import HOOK
+from agentgit.store.audit import outbox
+from agentgit.store.sql.tables import WEBHOOK
 
 BLOCKED = {
     "a loopback address": ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::",
@@ -111,7 +111,7 @@ def opened(tmp_path):
         repo = agentgit.open(tmp_path / "a.db", webhook_hosts=hosts)
         handles.append(repo)
         repo.webhooks.add("https://example.com/", "session.*", SECRET)
-        repo.store.database.write(lambda c: c.execute(update(HOOK).values(url=url)))  # as somebody else's code may
+        repo.store.database.write(lambda c: c.execute(update(WEBHOOK).values(url=url)))  # as somebody else's code may
         repo.ensure_session("s")
         return repo
 
@@ -309,7 +309,7 @@ def test_q8_the_variables_of_a_server_are_not_secrets(opened, monkeypatch):
         for secret in ("env:HUSH", "env:" + "x" * 40):
             with pytest.raises(InvalidInput, match="env:NAME"):
                 repo.webhooks.add("https://example.com/", "*", secret)
-            repo.store.database.write(lambda c, s=secret: c.execute(update(HOOK).values(secret=s)))
+            repo.store.database.write(lambda c, s=secret: c.execute(update(WEBHOOK).values(secret=s)))
             assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 0, "dead": 1, "waiting": 0}
             assert "env:NAME is not a secret" in repo.webhooks.list()[0].last_error
             repo.webhooks.retry(repo.webhooks.list()[0])

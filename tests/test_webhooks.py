@@ -19,8 +19,9 @@ import agentgit
 import agentgit.demo
 from agentgit import InvalidInput, NotAllowed, NotFound
 from agentgit.sessions.webhooks import key_of, new_secret, signed, verify
-from agentgit.store.telling import outbox, sending
-from agentgit.store.telling.outbox import DELIVERY, HOOK, TRIES
+from agentgit.store.audit import outbox, webhook_sender
+from agentgit.store.audit.outbox import TRIES
+from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
@@ -83,7 +84,7 @@ def long_pauses(monkeypatch):
 def due_now(repo):
     """Let what waits for another try be due."""
     past = datetime.now(UTC) - timedelta(seconds=1)
-    repo.store.database.write(lambda c: c.execute(update(DELIVERY).values(next_at=past)))
+    repo.store.database.write(lambda c: c.execute(update(WEBHOOK_DELIVERY).values(next_at=past)))
 
 
 def ids(receiver):
@@ -142,7 +143,7 @@ def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver, 
     """W12: after its tries an event is dead, is seen to be, and is sent again when asked for; 410 ends at once."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
     repo.ensure_session("s")
-    repo.store.database.write(lambda c: c.execute(update(DELIVERY).values(attempts=TRIES - 1)))
+    repo.store.database.write(lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=TRIES - 1)))
     receiver.answers.append(503)
     assert repo.webhooks.deliver().dead == 1
     repo.ensure_session("t")
@@ -161,7 +162,7 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
     repo.ensure_session("s")
     assert repo.webhooks.deliver().failed == 1
     assert "Connect" in repo.webhooks.list()[0].last_error
-    monkeypatch.setattr(sending, "SECONDS", 0.2)
+    monkeypatch.setattr(webhook_sender, "SECONDS", 0.2)
     with Receiver() as deaf:  # it listens, and nobody accepts
         repo.webhooks.add(deaf.url, "session.*", SECRET)
         repo.ensure_session("t")
@@ -171,7 +172,7 @@ def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
 
 def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     """W12: several workers at once send each event exactly once, while all of them live."""
-    monkeypatch.setattr(sending, "SECONDS", 30)
+    monkeypatch.setattr(webhook_sender, "SECONDS", 30)
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     for n in range(20):
         repo.ensure_session(f"s{n}")
@@ -316,9 +317,9 @@ def test_w12_nothing_secret_is_logged_or_told_by_failures(repo, receiver, caplog
     repo.ensure_session("s")
     assert repo.webhooks.deliver().sent == 1
     assert "hush" not in caplog.text
-    (row,) = repo.store.database.write(lambda c: c.execute(HOOK.select()).mappings().all())
+    (row,) = repo.store.database.write(lambda c: c.execute(WEBHOOK.select()).mappings().all())
     with pytest.raises(agentgit.AgentGitError) as caught:
-        repo.store.database.write(lambda c: c.execute(HOOK.insert().values(dict(row))))
+        repo.store.database.write(lambda c: c.execute(WEBHOOK.insert().values(dict(row))))
     shown = "".join(traceback.format_exception(caught.value))
     assert "hush" not in shown
     assert SECRET not in shown
@@ -335,7 +336,7 @@ def test_w12_a_receiver_that_is_down_holds_nobody_else_up(repo, receiver, tmp_pa
     repo.tag("HEAD", "last", "s")
     done = repo.webhooks.deliver()
     assert (done.sent, done.waiting) == (1, 31)
-    assert done.failed <= sending.AT_ONCE
+    assert done.failed <= webhook_sender.AT_ONCE
     assert repo.webhooks.list()[0].pending == 31
 
 
@@ -356,6 +357,6 @@ def test_w12_a_kind_of_a_newer_version_stops_nobody(repo):
     """W12: a webhook that wants what this version does not know gets what it knows, and writers go on."""
     repo.webhooks.add("http://127.0.0.1:1/x", ["session.*"], SECRET)
     stored = b'["session.*","dream.ended"]'
-    repo.store.database.write(lambda c: c.execute(update(HOOK).values(kinds=stored)))
+    repo.store.database.write(lambda c: c.execute(update(WEBHOOK).values(kinds=stored)))
     repo.ensure_session("s")
     assert repo.webhooks.list()[0].pending == 1

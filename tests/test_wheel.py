@@ -77,7 +77,7 @@ def test_d6_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp
 
 def test_d6_the_installed_package_uses_its_own_migrations(installed: Path, tmp_path: Path):
     """D6: a new database is made by the migrations inside the package, not by those of a checkout."""
-    code = "from agentgit.store import migrations; print(migrations.folder())"
+    code = "from agentgit.store.schema import migrations; print(migrations.folder())"
     folder = Path(run(installed / "python", "-c", code, cwd=tmp_path).strip())
     assert folder.is_relative_to(installed.parent)
     assert (folder / "env.py").is_file()

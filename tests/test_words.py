@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from agentgit import InvalidInput
 from agentgit.checkpoints import words
 from agentgit.checkpoints.words import Query, composed, query, snippet
-from agentgit.store.search import fts_query, ts_query
-from agentgit.store.texts import vector
+from agentgit.store.search.index import vector
+from agentgit.store.search.query import fts_query, ts_query
 
 TEXTS = st.text(alphabet=st.characters(codec=None), max_size=60)
 """Any code points, lone surrogates and NUL among them."""

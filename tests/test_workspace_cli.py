@@ -16,7 +16,7 @@ import pytest
 
 from agentgit import cli
 from agentgit.errors import Ambiguous, InvalidInput, NotFound, WorkspaceChanged
-from agentgit.workspace.workspace import Workspace
+from agentgit.workspace.api import Workspace
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from trees import both, folder, gone, link, picture, write
 
 from agentgit import Unavailable, Workspace
-from agentgit.workspace import renaming
-from agentgit.workspace.disk import Disk
+from agentgit.workspace.disk import renaming
+from agentgit.workspace.disk.disk import Disk
 
 
 @pytest.fixture
@@ -48,19 +48,19 @@ CHANGE = both(
 )
 
 POINTS = {
-    "before the snapshot": ("git_trees.GitTrees.write", 1),
-    "in the snapshot": ("scan.digest_of", 5),
-    "before the catalog": ("catalog.Catalog.enter", 1),
-    "before the restore": ("catalog.Catalog.begin", 1),
-    "after its beginning": ("restore.Restore.run", 1),
-    "at its first removal": ("disk.Disk.unlink", 1),
-    "at a later removal": ("disk.Disk.unlink", 2),
-    "at the first file": ("disk.Disk.put", 1),
-    "at a later file": ("disk.Disk.put", 9),
-    "before a file takes its place": ("renaming.system_call", 10),
-    "after a file took its place": ("place.remove_file", 14),
-    "at a directory": ("disk.Disk.make_folder", 14),
-    "before the end": ("catalog.Catalog.end", 1),
+    "before the snapshot": ("engines.git:GitTrees.write", 1),
+    "in the snapshot": ("scan.scan:digest_of", 5),
+    "before the catalog": ("catalog:Catalog.enter", 1),
+    "before the restore": ("catalog:Catalog.begin", 1),
+    "after its beginning": ("restore:Restore.run", 1),
+    "at its first removal": ("disk.disk:Disk.unlink", 1),
+    "at a later removal": ("disk.disk:Disk.unlink", 2),
+    "at the first file": ("disk.disk:Disk.put", 1),
+    "at a later file": ("disk.disk:Disk.put", 9),
+    "before a file takes its place": ("disk.renaming:system_call", 10),
+    "after a file took its place": ("disk.directory_entry:remove_file", 14),
+    "at a directory": ("disk.disk:Disk.make_folder", 14),
+    "before the end": ("catalog:Catalog.end", 1),
 }
 """What the process is about to do, and for the how manieth time, when it is killed."""
 
@@ -68,7 +68,7 @@ DYING = """
     import os, signal, sys, importlib
     from agentgit import Workspace
     work, store, ref, point, times = sys.argv[1:]
-    module, _, rest = point.partition(".")
+    module, _, rest = point.partition(":")
     owner = importlib.import_module("agentgit.workspace." + module)
     *path, name = rest.split(".")
     for part in path:
@@ -119,7 +119,7 @@ def test_a_killed_restore_is_finished_or_never_began(work, tmp_path, point):
 KILLED_AT = """
     import os, signal, sys
     from agentgit import Workspace
-    from agentgit.workspace import renaming
+    from agentgit.workspace.disk import renaming
     work, store, ref, last = sys.argv[1:]
     calls = 0
     def counted(plain):
@@ -203,9 +203,9 @@ def test_f2_a_restore_of_linked_files_is_killed_at_every_change(tmp_path):
 WRITTEN_BETWEEN = """
     import os, signal, sys
     from agentgit import Workspace
-    from agentgit.workspace import place, renaming
+    from agentgit.workspace.disk import directory_entry, renaming
     work, store, ref, when = sys.argv[1:]
-    hide, call, acted = place.Place._hide, renaming.system_call, []
+    hide, call, acted = directory_entry.Place._hide, renaming.system_call, []
     def hiding(self, name):
         if self.path == b"d0/0" and not acted:
             acted.append(self.path)
@@ -220,7 +220,7 @@ WRITTEN_BETWEEN = """
         if acted and (arguments[-1] == renaming.EXCHANGE or when == "hidden"):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
-    place.Place._hide, renaming.system_call = hiding, calling
+    directory_entry.Place._hide, renaming.system_call = hiding, calling
     Workspace(work, store).restore(ref)
 """
 
@@ -256,7 +256,7 @@ def test_a_change_while_a_restore_lies_broken_is_left_and_told(work, tmp_path):
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     CHANGE(work)
-    run(DYING, work, tmp_path / "store", first.id, "disk.Disk.put", 1)
+    run(DYING, work, tmp_path / "store", first.id, "disk.disk:Disk.put", 1)
     (work / "d0" / "3").write_text("a person's")
     (work / "new").mkdir(exist_ok=True)
     told = []

@@ -10,8 +10,8 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged
-from agentgit.rollback.worker import Worker
-from agentgit.store.sessions import Sessions
+from agentgit.rollback.executor import Worker
+from agentgit.store.records.sessions import Sessions
 from agentgit.tools import reversible
 
 
@@ -253,7 +253,7 @@ def _pretend(repo, connection, branch):
     """Record an effect of another branch, as its turn in another process would."""
     from datetime import UTC, datetime
 
-    from agentgit.store.journal import Intent, Outcome
+    from agentgit.store.records.journal import Intent, Outcome
 
     now = datetime.now(UTC)
     intent = Intent(

@@ -8,14 +8,14 @@ from langchain_core.messages import BaseMessage
 from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
-from agentgit.agents.carries import Carries
+from agentgit.agents.async_api import Twins
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.explores import Explores
-from agentgit.agents.finds import Finds
-from agentgit.agents.runs import Runs
-from agentgit.agents.steps import Steps
-from agentgit.agents.tells import Tells
-from agentgit.agents.twins import Twins
+from agentgit.agents.event_verbs import Tells
+from agentgit.agents.explore_verbs import Explores
+from agentgit.agents.log_verbs import Finds
+from agentgit.agents.merge_verbs import Carries
+from agentgit.agents.run_verbs import Runs
+from agentgit.agents.undo_verbs import Steps
 from agentgit.auth.roles import EDITOR
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import Conflict
@@ -23,15 +23,15 @@ from agentgit.render import standing
 from agentgit.rollback import Request, Rollback, Settle, Switch, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.history import History, from_stored
-from agentgit.store.checkpoints import named
-from agentgit.store.lookup import Place
-from agentgit.store.sessions import Found, expect_whole
+from agentgit.store.records.checkpoints import named
+from agentgit.store.records.lookup import Place
+from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.tools.effects import UNDECLARED
 from agentgit.tools.files import FilesAt
 
 if TYPE_CHECKING:
-    from agentgit.verbs import BranchRef
+    from agentgit.handles.session import BranchRef
 
 
 class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):

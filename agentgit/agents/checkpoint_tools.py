@@ -15,14 +15,14 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
-from agentgit.agents.recorder import Recorder
+from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import AgentGitError, RollbackBlocked
-from agentgit.store.checkpoints import named
+from agentgit.store.records.checkpoints import named
 from agentgit.tools.invocation import INTENDED
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.turn import Turn
+    from agentgit.agents.turn.turn import Turn
 
 CHECKPOINT_TOOLS = frozenset(
     {

@@ -12,10 +12,10 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId
 from langgraph.errors import ParentCommand
 
-from agentgit.agents.answers import as_recorded, handed_over
-from agentgit.agents.apart import by_itself
-from agentgit.agents.interception import telling
+from agentgit.agents.isolation import by_itself
 from agentgit.agents.not_done import NotDone
+from agentgit.agents.turn.recorded_results import as_recorded, handed_over
+from agentgit.agents.turn.tool_hook import telling
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.tools.declared import ALL, default
 from agentgit.tools.effects import Effect, declared_on, expect_function, resolve

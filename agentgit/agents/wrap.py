@@ -10,18 +10,18 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.agent import RollbackAgent
-from agentgit.agents.capture import named_in, tools_of
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
-from agentgit.agents.defaults import bare_forms
-from agentgit.agents.gate import FENCES
-from agentgit.agents.import_langgraph import import_thread
-from agentgit.agents.interception import intercept
-from agentgit.agents.intervals import AutoCheckpoint, Interval
+from agentgit.agents.default_arguments import bare_forms
+from agentgit.agents.importing.import_langgraph import import_thread
+from agentgit.agents.instrumentation import named_in, tools_of
 from agentgit.agents.tools import ByName, declared_of, forward
-from agentgit.agents.turn import Rules
+from agentgit.agents.turn.auto_checkpoint import AutoCheckpoint, Interval
+from agentgit.agents.turn.call_interceptor import FENCES
+from agentgit.agents.turn.tool_hook import intercept
+from agentgit.agents.turn.turn import Rules
 from agentgit.errors import InvalidInput
-from agentgit.rollback.keeper import attached
-from agentgit.store.lookup import Place
+from agentgit.rollback.workspace_adapter import attached
+from agentgit.store.records.lookup import Place
 from agentgit.tools import Effect
 from agentgit.tools.declared import Declared, as_effects
 from agentgit.tools.effects import declared_on
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentgit.repository import Repository
-    from agentgit.workspace.workspace import Workspace
+    from agentgit.workspace.api import Workspace
 
 Fence = Literal["replay", "raise", "off"]
 

@@ -16,9 +16,9 @@ from agentgit.render.carried import lines
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
-    from agentgit.exports.carried import Carried
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
+    from agentgit.store.transfer.summary import Carried
 
 PIPE = "-"
 """The file that stands for standard output, or for standard input."""

@@ -73,13 +73,17 @@ def wrapped(
         workspace: the folder whose files roll back too.
         template: as `repo.wrap` takes it.
     """
-    from agentgit.agents import modules
+    from agentgit.agents import user_modules
 
     given: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
     return repo.wrap(
-        modules.graph_in(graph), _session(repo, session), effects=modules.value_in(effects) if effects else None,
-        branch=branch, template=template, **given,
-    )  # fmt: skip
+        user_modules.graph_in(graph),
+        _session(repo, session),
+        effects=user_modules.value_in(effects) if effects else None,
+        branch=branch,
+        template=template,
+        **given,
+    )
 
 
 def _session(repo: Repository, ref: str | None) -> str:

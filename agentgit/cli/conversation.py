@@ -27,7 +27,7 @@ from agentgit.values import portable
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.talk import Pieces
+    from agentgit.agents.chat_turn import Pieces
     from agentgit.cli.slash import Order
     from agentgit.tools import RollbackPlan
 
@@ -110,26 +110,26 @@ class Chat:
         Args:
             text: what is said; None to go on with a turn that broke off.
         """
-        from agentgit.agents import talk
+        from agentgit.agents import chat_turn
 
         branch_id, refused = self.agent.branch_id, self.agent.refused
-        self._runner.run(self._write(talk.go_on(self.agent) if text is None else talk.say(self.agent, text)))
+        self._runner.run(self._write(chat_turn.go_on(self.agent) if text is None else chat_turn.say(self.agent, text)))
         if self.agent.branch_id != branch_id:  # a tool has asked for it
             self.show_report()
         if self.agent.refused is not None and self.agent.refused is not refused:
             self.fail(self.agent.refused)
 
     async def _write(self, pieces: Pieces) -> None:
-        from agentgit.agents import talk
+        from agentgit.agents import chat_turn
 
         page = Page()
         async with aclosing(pieces):
             async for piece in pieces:
-                if isinstance(piece, talk.Said):
+                if isinstance(piece, chat_turn.Said):
                     page.said(piece.message, piece.text)
-                elif isinstance(piece, talk.Called):
+                elif isinstance(piece, chat_turn.Called):
                     page.called(piece.name, piece.args)
-                elif isinstance(piece, talk.Asked):
+                elif isinstance(piece, chat_turn.Asked):
                     page.asked(piece.question)
                 else:
                     page.end()
@@ -138,16 +138,16 @@ class Chat:
         page.end()
 
     def _say_what_waits(self) -> None:
-        from agentgit.agents import talk
+        from agentgit.agents import chat_turn
 
-        for asked in talk.waiting(self.agent.get_state()):
+        for asked in chat_turn.waiting(self.agent.get_state()):
             Page().asked(asked.question)
         self._say_what_is_half_done()
 
     def _say_what_is_half_done(self) -> None:
-        from agentgit.agents import talk
+        from agentgit.agents import chat_turn
 
-        if talk.is_half_done(self.agent):
+        if chat_turn.is_half_done(self.agent):
             output.note("The turn is half done: /continue goes on with it, /undo takes it back.")
 
     # -- what commands share

@@ -16,7 +16,7 @@ from agentgit.render.lines import Span
 from agentgit.render.text import clean
 
 if TYPE_CHECKING:
-    from agentgit.store.database import Database
+    from agentgit.store.sql.database import Database
 
 app = typer.Typer(
     name="db", help="Look at the schema of a database; bring it up to date; make it smaller; encrypt it.",
@@ -44,7 +44,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Fail, and say what to do, if a database does not fit."""
-    from agentgit.store import schema
+    from agentgit.store.schema import schema
 
     with database(db) as found:
         schema.check(found, deep=deep)
@@ -54,7 +54,7 @@ def check(
 @app.command()
 def upgrade(db: Where = None, as_json: AsJson = False) -> None:
     """Bring a database to the schema that is needed, or make it."""
-    from agentgit.store import schema
+    from agentgit.store.schema import schema
 
     with database(db, create=True) as found:
         schema.upgrade(found)
@@ -71,7 +71,7 @@ def downgrade(
     as_json: AsJson = False,
 ) -> None:
     """Bring a database back to an earlier schema; what would be lost is told first."""
-    from agentgit.store import schema
+    from agentgit.store.schema import schema
 
     with database(db) as found:
         schema.downgrade(found, revision, lose=yes)
@@ -85,7 +85,7 @@ def stamp(
     as_json: AsJson = False,
 ) -> None:
     """Note which schema tables have that were made by hand, after a look that they have it."""
-    from agentgit.store import schema
+    from agentgit.store.schema import schema
 
     with database(db) as found:
         schema.stamp(found, revision)
@@ -103,11 +103,11 @@ def sql(
     ] = "postgresql",
 ) -> None:
     """Write the SQL of an upgrade, for an administrator who runs it by hand."""
-    from agentgit.store import schema, spreading
+    from agentgit.store.schema import schema, sharding
 
-    if kind in spreading.KINDS and start is not None:
+    if kind in sharding.KINDS and start is not None:
         raise InvalidInput(f"For {kind} there is a script of the whole schema only: agentgit db sql --for {kind}")
-    output.say(spreading.spread(kind) if kind in spreading.KINDS else schema.script(kind, start, end))
+    output.say(sharding.spread(kind) if kind in sharding.KINDS else schema.script(kind, start, end))
 
 
 @app.command()
@@ -117,10 +117,10 @@ def grant(
     as_json: AsJson = False,
 ) -> None:
     """Give a role of PostgreSQL what agentgit needs at work, and no more; run it again after each upgrade."""
-    from agentgit.store import grants
+    from agentgit.store.schema import roles
 
     with database(db) as found:
-        count = grants.grant(found, role)
+        count = roles.grant(found, role)
         data = {"database": found.name, "role": role, "tables": count}
         text = f"{role} may work on {count} tables of {found.name}"
         output.line(as_json, lambda: data, clean(text))
@@ -133,10 +133,10 @@ def partition(
     as_json: AsJson = False,
 ) -> None:
     """Divide the tables of a PostgreSQL by tenant; nobody else can work while it runs."""
-    from agentgit.store import partitions
+    from agentgit.store.schema import partitioning
 
     with database(db) as found:
-        count = partitions.partition(found, parts)
+        count = partitioning.partition(found, parts)
         data = {"database": found.name, "divided": count, "parts": parts}
         text = f"{count} tables of {found.name} divided into {parts} parts"
         output.line(as_json, lambda: data, clean(text))
@@ -174,7 +174,7 @@ def rotate(
 
 def _report(found: Database, as_json: bool) -> None:
     """Write what is there and what is needed."""
-    from agentgit.store import schema
+    from agentgit.store.schema import schema
 
     revision = schema.current(found)
     output.emit(

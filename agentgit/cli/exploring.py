@@ -95,9 +95,9 @@ def _judge(path: str) -> Callable[[ExploredBranch], float]:
     Raises:
         InvalidInput: it is none.
     """
-    from agentgit.agents import modules
+    from agentgit.agents import user_modules
 
-    judge: Callable[[ExploredBranch], float] = modules.value_in(path)
+    judge: Callable[[ExploredBranch], float] = user_modules.value_in(path)
     if not callable(judge):
         raise InvalidInput(f"{path} cannot be called. Name a function that takes a leaf and gives a number.")
     return judge

@@ -18,7 +18,7 @@ from agentgit.render.lines import Line, Span
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
-    from agentgit.finding import Log
+    from agentgit.handles.log import Log
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
 

@@ -15,9 +15,9 @@ from agentgit.render import merge as merges
 from agentgit.render import records
 
 if TYPE_CHECKING:
-    from agentgit.across import What
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.merge import Choice, MergePlan
+    from agentgit.handles.comparison import What
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
 
@@ -135,10 +135,10 @@ def _call(repo: Repository, session: ExternalSession, invocation: int) -> What:
 
 def _wrap(repo: Repository, graph: str, session: ExternalSession) -> None:
     """Make the graph known whose reducers write what comes."""
-    from agentgit.agents import modules  # takes a second, because it needs LangGraph
+    from agentgit.agents import user_modules  # takes a second, because it needs LangGraph
 
     import_from_here()
-    repo.wrap(modules.graph_in(graph), session.reference)
+    repo.wrap(user_modules.graph_in(graph), session.reference)
 
 
 def _tell(as_json: bool, plan: MergePlan, made: Checkpoint | None) -> None:

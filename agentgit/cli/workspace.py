@@ -19,8 +19,8 @@ from agentgit.render import files
 from agentgit.render.lines import Span
 
 if TYPE_CHECKING:
+    from agentgit.workspace.api import Workspace
     from agentgit.workspace.values import FileCheckpoint, RestorePlan
-    from agentgit.workspace.workspace import Workspace
 
 app = typer.Typer(
     name="workspace", help="Save the files of a folder, look at what changed, bring them back.", no_args_is_help=True,
@@ -156,7 +156,7 @@ def undo(
 
 @contextmanager
 def _workspace(folder: Path, store: Path | None) -> Iterator[Workspace]:
-    from agentgit.workspace.workspace import Workspace
+    from agentgit.workspace.api import Workspace
 
     with Workspace(folder, store) as workspace:
         yield workspace

@@ -11,8 +11,8 @@ from agentgit.conformance.rules import Rule, Trial, expect, refused
 from agentgit.conformance.values import NOTHING
 from agentgit.errors import Conflict
 from agentgit.repository import Repository
-from agentgit.store.checkpoints import Label
-from agentgit.store.journal import Intent, Outcome
+from agentgit.store.records.checkpoints import Label
+from agentgit.store.records.journal import Intent, Outcome
 from agentgit.tools import invocation
 from agentgit.values import as_object
 

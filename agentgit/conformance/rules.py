@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from agentgit.repository import Repository
-from agentgit.store.ids import new_id
+from agentgit.store.sql.ids import new_id
 
 Opener = Callable[[], Repository]
 """Opens the database anew; what it gives is closed after use."""

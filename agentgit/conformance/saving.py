@@ -16,7 +16,7 @@ def is_a_whole_saver(trial: Trial) -> None:
     if find_spec("langgraph.checkpoint.conformance") is None:
         raise LeftOut("LangGraph's suite is not installed. Run: pip install langgraph-checkpoint-conformance")
     suite = importlib.import_module("langgraph.checkpoint.conformance")
-    saver = importlib.import_module("agentgit.agents.saver").SQLModelSaver  # late: LangGraph takes a second
+    saver = importlib.import_module("agentgit.saver.saver").SQLModelSaver  # late: LangGraph takes a second
 
     @suite.checkpointer_test(name="SQLModelSaver")  # type: ignore[untyped-decorator]  # it is imported late
     async def make() -> AsyncIterator[Any]:

@@ -8,11 +8,10 @@ from sqlalchemy import Connection, UniqueConstraint, insert, inspect
 
 from agentgit.conformance.rules import Rule, Trial, expect, refused
 from agentgit.errors import AgentGitError, NotAllowed
-from agentgit.store import schema
-from agentgit.store.ids import new_id
-from agentgit.store.sessions import BRANCH, SESSION
-from agentgit.store.tables import METADATA
-from agentgit.store.walls import EVERYBODY
+from agentgit.store.schema import schema
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.row_level_security import EVERYBODY
+from agentgit.store.sql.tables import BRANCH, METADATA, SESSION
 
 
 def is_newest(trial: Trial) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from agentgit.conformance.rules import Rule, Trial, expect, refused
-from agentgit.store.failures import Again
+from agentgit.store.sql.driver_errors import Again
 from agentgit.values import as_object
 
 

@@ -8,13 +8,10 @@ from sqlalchemy import Connection, func, select, update
 
 from agentgit.conformance.rules import Rule, Trial, expect, refused
 from agentgit.errors import Corrupt
-from agentgit.store.blobs import leaf
-from agentgit.store.checkpoints import Label, Snapshot
-from agentgit.store.ids import ID_LIMIT, new_id
-from agentgit.store.sessions import CHECKPOINT
-from agentgit.store.tables import BlobRow
-
-BLOB = BlobRow.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+from agentgit.store.objects.blobs import leaf
+from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.sql.ids import ID_LIMIT, new_id
+from agentgit.store.sql.tables import BLOB, CHECKPOINT
 
 TEXTS = (
     "plain", "", " spaces ", "'quotes\" and \\ and \\u0041", "%s %(a)s :a ? {0}", "line\nand\ttab\rand", "nul \0 in it",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentgit.exports.carried import Carried
 from agentgit.render.lines import Line, Span
 from agentgit.render.text import clean, count
+from agentgit.store.transfer.summary import Carried
 
 NAMED = 20
 """How many of the paths that are left out are shown."""

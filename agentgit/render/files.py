@@ -13,7 +13,7 @@ from agentgit.values import shown
 from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:
-    from agentgit.workspace.undo import Undone
+    from agentgit.workspace.undo.stack import Undone
     from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 SHORT = 10

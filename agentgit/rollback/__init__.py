@@ -1,8 +1,8 @@
 """Rollback and switch: plan, work the plan off step by step, publish. See docs/decisions, page 11."""
 
+from agentgit.rollback.awaiting import Settle, on_this_loop, wait
 from agentgit.rollback.engine import Rollback
 from agentgit.rollback.planner import Planner
 from agentgit.rollback.request import Request, Switch
-from agentgit.rollback.settle import Settle, on_this_loop, wait
 
 __all__ = ["Planner", "Request", "Rollback", "Settle", "Switch", "on_this_loop", "wait"]

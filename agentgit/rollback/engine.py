@@ -15,24 +15,24 @@ from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
-from agentgit.rollback.begin import Admit, Beginning, Stale, refusals
-from agentgit.rollback.executed import Executed
+from agentgit.rollback.awaiting import Settle, wait
+from agentgit.rollback.crash_recovery import refuse_busy
+from agentgit.rollback.executor import Worker
 from agentgit.rollback.files import Files
-from agentgit.rollback.looks import Looks, Planning
+from agentgit.rollback.finish import Publishing
 from agentgit.rollback.planner import Cannot, Planner
-from agentgit.rollback.publish import Publishing
-from agentgit.rollback.reports import DRIFTED_BEFORE, Reports
+from agentgit.rollback.replay import Executed
+from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, Switch
-from agentgit.rollback.settle import Settle, wait
-from agentgit.rollback.stopped import Stopped
-from agentgit.rollback.takeover import refuse_busy
-from agentgit.rollback.worker import Worker
+from agentgit.rollback.resume import Stopped
+from agentgit.rollback.start import Admit, Beginning, Stale, refusals
+from agentgit.rollback.verification import Looks, Planning
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.spans import span
-from agentgit.store.operations import Begun
-from agentgit.store.sessions import Found
-from agentgit.store.snapshots import files_of
+from agentgit.store.records.operations import Begun
+from agentgit.store.records.sessions import Found
+from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, RollbackReport
 from agentgit.tools.files import FilesAt

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
-from agentgit.rollback.keeper import reopen
-from agentgit.store.sessions import Found
-from agentgit.store.snapshots import files_of
+from agentgit.rollback.workspace_adapter import reopen
+from agentgit.store.records.sessions import Found
+from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan
 from agentgit.tools.files import OVERWRITTEN, FileChange, FileChanges, FilesAt, Keeper

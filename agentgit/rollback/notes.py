@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.store.sessions import Found
+from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan
 from agentgit.tools.plan import GONE, REDO

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from agentgit.rollback.past import Past
+from agentgit.rollback.replay_calls import Past
 from agentgit.rollback.request import Request
-from agentgit.store.journal import Part
-from agentgit.store.sessions import CHECKPOINT, Found
+from agentgit.store.records.journal import Part
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.tools import RollbackPlan, ToolInvocation
 from agentgit.tools.invocation import DONE, REVERSE_FAILED, REVERSED

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentgit.errors import InvalidInput
-from agentgit.store.sessions import Found
+from agentgit.store.records.sessions import Found
 from agentgit.tools.files import FilesAt
 from agentgit.tools.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
 

@@ -15,31 +15,31 @@ from agentgit.errors import Corrupt
 from agentgit.sessions.history import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
 from agentgit.sessions.webhook_hosts import WebhookHosts
-from agentgit.store import owners
-from agentgit.store.attempts import Failures
-from agentgit.store.checkpoints import Checkpoints, Snapshot
-from agentgit.store.database import Database
-from agentgit.store.fences import Fences
-from agentgit.store.graph import GraphStore
-from agentgit.store.graph_rows import INTERRUPT, Place
-from agentgit.store.graph_rows import Found as At
-from agentgit.store.journal import Journal, Part
-from agentgit.store.keys import Keys
-from agentgit.store.log import Log
-from agentgit.store.members import Members
-from agentgit.store.operations import Operations
-from agentgit.store.pending_writes import NO_WRITES
-from agentgit.store.search import Search
-from agentgit.store.sessions import Found, Sessions
-from agentgit.store.snapshots import Snapshots
-from agentgit.store.tags import Tags
-from agentgit.store.telling.outbox import Outbox
-from agentgit.store.telling.trail import Trail, note
-from agentgit.store.texts import Texts
-from agentgit.store.users import Users
-from agentgit.store.visible import Visible
-from agentgit.store.walls import EVERYBODY
-from agentgit.store.world import World
+from agentgit.store.audit.outbox import Outbox
+from agentgit.store.audit.trail import Trail, note
+from agentgit.store.records.api_keys import Keys
+from agentgit.store.records.checkpoints import Checkpoints, Snapshot
+from agentgit.store.records.effect_fences import Fences
+from agentgit.store.records.journal import Journal, Part
+from agentgit.store.records.log import Log
+from agentgit.store.records.login_attempts import Failures
+from agentgit.store.records.members import Members
+from agentgit.store.records.operations import Operations
+from agentgit.store.records.session_access import Visible
+from agentgit.store.records.sessions import Found, Sessions
+from agentgit.store.records.tags import Tags
+from agentgit.store.records.users import Users
+from agentgit.store.records.workspace_snapshots import Snapshots
+from agentgit.store.records.world_log import World
+from agentgit.store.search.index import Texts
+from agentgit.store.search.query import Search
+from agentgit.store.sql import process_owner
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.row_level_security import EVERYBODY
+from agentgit.store.threads.graph_rows import INTERRUPT, Place
+from agentgit.store.threads.graph_rows import Found as At
+from agentgit.store.threads.graph_store import GraphStore
+from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.tools import ToolInvocation
 
 
@@ -123,7 +123,7 @@ class Store:
     @contextmanager
     def at_work(self) -> Iterator[str]:
         """Give a name for one piece of work, which may take branches and operations until the block ends."""
-        with owners.owner() as name:
+        with process_owner.owner() as name:
             try:
                 yield name
             finally:

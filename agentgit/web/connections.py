@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agentgit.store.attempts import network_of
+from agentgit.store.records.login_attempts import network_of
 from agentgit.web.site import Site
 
 LOG = logging.getLogger("agentgit.web")

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from agentgit.errors import AgentGitError, NotAllowed
-from agentgit.store import schema
+from agentgit.store.schema import schema
 from agentgit.web.api.asking import Bearer
 from agentgit.web.metrics import MEDIA_TYPE
 from agentgit.web.problems import LOG

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from starlette.concurrency import run_in_threadpool
 
 from agentgit.errors import AgentGitError
-from agentgit.store.ids import COUNTER_BITS
-from agentgit.telling import SLOW_SECONDS
+from agentgit.repository.events import SLOW_SECONDS
+from agentgit.store.sql.ids import COUNTER_BITS
 from agentgit.values import to_json
 
 if TYPE_CHECKING:

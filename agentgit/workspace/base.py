@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound
 from agentgit.workspace.catalog import PATIENCE, Catalog, Row
-from agentgit.workspace.copies import Copies
-from agentgit.workspace.files import Expected, Files
-from agentgit.workspace.git_trees import GitTrees
+from agentgit.workspace.engines.custom import Own
+from agentgit.workspace.engines.directory import Copies
+from agentgit.workspace.engines.files import Expected, Files
+from agentgit.workspace.engines.git import GitTrees
+from agentgit.workspace.locations import note_storage
 from agentgit.workspace.lock import exclusive
-from agentgit.workspace.own import Own
-from agentgit.workspace.places import note_storage
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.trees import Trees
-from agentgit.workspace.undo import UndoStack
+from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import FileCheckpoint, Restored, plain, when
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from agentgit.errors import Unavailable
-from agentgit.workspace.known import Known, Seen, Skipped, Stamp
-from agentgit.workspace.left_out import Left, LeftOut, packed, unpacked
+from agentgit.workspace.scan.excluded import Left, LeftOut, packed, unpacked
+from agentgit.workspace.scan.index import Known, Seen, Skipped, Stamp
 from agentgit.workspace.trees import Entry
 from agentgit.workspace.values import UNDO, FileCheckpoint, when
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
-from agentgit.workspace.contents import Data
-from agentgit.workspace.disk import Disk
-from agentgit.workspace.known import PLAIN_DIRECTORY
+from agentgit.workspace.disk.contents import Data
+from agentgit.workspace.disk.disk import Disk
+from agentgit.workspace.scan.index import PLAIN_DIRECTORY
 from agentgit.workspace.trees import Change, Entry, Trees
 
 CHANGED = "changed meanwhile"

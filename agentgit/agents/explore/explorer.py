@@ -1,0 +1,317 @@
+"""Exploring: the same steps gone in several ways, from shared beginnings, each way on a branch of its own.
+
+Every step of every way is one turn on a branch that is forked from where the step before has ended. So n steps with α
+choices are α + α² + … + αⁿ turns, and not n·αⁿ.
+
+One way after the other (depth first), each in the world it believes in: before a turn the world is brought to its
+branch, as `switch(sync="world")` does it. What was explored is in the database at any moment; the same call goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import merge_configs
+from sqlalchemy import Connection
+
+from agentgit.agents import inputs
+from agentgit.agents.explore.variants import Way
+from agentgit.checkpoints import refs
+from agentgit.errors import Conflict, InvalidInput, WorldDiverged
+from agentgit.rollback import Settle
+from agentgit.rollback.awaiting import settled
+from agentgit.rollback.crash_recovery import take_back_all
+from agentgit.sessions.exploration import BEGUN, DONE, FAILED, WAITING
+from agentgit.store.records.explorations import Explorations, branch_name, mark_of
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.tools import ToolInvocation, invocation
+from agentgit.tools.effects import READ_ONLY, UNDECLARED
+from agentgit.tools.files import FilesAt
+from agentgit.tools.plan import BLOCK, REDO, REVERSE
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.agents.explore_verbs import Score
+
+
+@dataclass
+class Trial:
+    """One turn of an exploration.
+
+    Args:
+        agent: on the branch of its own.
+        choices: the way until here.
+        value: what the graph gets.
+        config: with which it runs.
+        pending: True if it is to be run; False if it was, or waits for a person's answer.
+        end: the checkpoint where it ended; None if it has not.
+        error: what it raised.
+    """
+
+    agent: RollbackAgent
+    choices: tuple[int, ...]
+    value: Any
+    config: RunnableConfig
+    pending: bool = True
+    end: int | None = None
+    error: Exception | None = None
+
+
+class Explorer:
+    """Lays the branches of one exploration, tells which turns to run, and writes down how they ended.
+
+    Args:
+        agent: where it begins.
+        ways: for each step the ways to go it.
+        name: what to call it, or what it is called that is gone on with; None for a new name.
+        score: judges a leaf.
+        config: for all turns.
+        settle: waits for asynchronous functions.
+        together: True if turns are to run at the same time.
+    """
+
+    def __init__(
+        self,
+        agent: RollbackAgent,
+        ways: list[list[Way]],
+        *,
+        name: str | None,
+        score: Score | None,
+        config: RunnableConfig | None,
+        settle: Settle,
+        together: bool,
+    ) -> None:
+        self.agent = agent
+        self.ways = ways
+        self.name = name if name is None else refs.branch_name(name)
+        self.score = score
+        self.config = config
+        self.settle = settle
+        self.together = together
+        self.store = agent.store
+        self.explorations = Explorations(agent.store)
+        self._known: dict[str, Found] = {}
+        self._moves_world = False
+        self._quiet: int | None = None
+        """The length of the world log, if the world is as where everything begins; it is so while nothing is added."""
+        self.is_begun = False
+        """True if there may be branches of it."""
+
+    @property
+    def _called(self) -> str:
+        return str(self.name)
+
+    def walk(self) -> Iterator[list[Trial]]:
+        """Give the turns to run, those together that may run at the same time; each list is run before the next.
+
+        Raises:
+            InvalidInput: turns are to run at the same time, and the tools change the world.
+            WorldDiverged: the world is not as the agent's branch left it.
+            RollbackBlocked, RollbackIncomplete: the world cannot be brought to the next branch.
+            Conflict: the name is another exploration's.
+        """
+        kinds = self.agent.rules.effects.kinds()
+        touching = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
+        if self.agent.rules.keeper is not None:
+            touching.append("those that write files")
+        if self.together and touching:
+            raise InvalidInput(
+                f"These tools change the world: {', '.join(touching)}. Branches that run at the same time would change "
+                "it for each other. Leave parallel out: then they run one after the other, each in its own world."
+            )
+        take_back_all(self.store, self.agent._session_id)
+        files = self.agent._files("before an exploration")
+        found = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
+        self.name, self._known, begin = found
+        self._moves_world = self._expect_world(begin, touching)
+        self.is_begun = True
+        yield from self._all_at_once(begin.id) if self.together else self._one_by_one(begin.id, ())
+        # Another agent on this branch: this one is not to take for seen what somebody may have said here meanwhile.
+        self._bring_world(self.agent._on(self.agent.branch_id))
+
+    def _begin(self, connection: Connection, files: FilesAt | None) -> tuple[str, dict[str, Found], Found]:
+        """Return the name, the branches that were explored before, and the checkpoint where everything begins."""
+        session_id = self.agent._session_id
+        self.agent._expect(connection)
+        name = self.name or self.explorations.free_name(connection, session_id)
+        rows = self.explorations.rows(connection, session_id, name)
+        if rows and mark_of(rows[0])["of"] != self.agent.branch_id:
+            raise Conflict(f"There is an exploration {name!r} from another branch already. Choose another name.")
+        # One that goes on begins where it once began, wherever the branch has gone since.
+        begin = (
+            self.agent._found(connection, rows[0].branch_point_id)
+            if rows
+            else self.agent.repository._here(connection, self.agent.branch_id, files)
+        )
+        return name, {row.name: row for row in rows}, begin
+
+    # -- the order
+
+    def _one_by_one(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[Trial]]:
+        """Go each way to its end before the next one: so a step never has to be done again for the next."""
+        for number, way in enumerate(self.ways[len(choices)], 1):
+            trial = self._open(begin, (*choices, number), way)
+            if trial.pending or self._is_unscored(trial):
+                self._bring_world(trial.agent)
+            if trial.pending:
+                yield [trial]
+            self._close([trial])
+            if trial.end is not None and not self._is_leaf(trial):
+                yield from self._one_by_one(trial.end, trial.choices)
+
+    def _all_at_once(self, begin: int) -> Iterator[list[Trial]]:
+        """Go one step of every way, then the next."""
+        level: list[tuple[int, tuple[int, ...]]] = [(begin, ())]
+        for ways in self.ways:
+            trials = [
+                self._open(end, (*choices, number), way) for end, choices in level for number, way in enumerate(ways, 1)
+            ]
+            if pending := [trial for trial in trials if trial.pending]:
+                yield pending
+            self._close(trials)
+            level = [(trial.end, trial.choices) for trial in trials if trial.end is not None]
+
+    def _is_leaf(self, trial: Trial) -> bool:
+        return len(trial.choices) == len(self.ways)
+
+    # -- the world
+
+    def _expect_world(self, begin: Found, touching: list[str]) -> bool:
+        """Tell whether the world is to be brought to each branch before it runs.
+
+        Where no tool changes the world, nothing is done about what stands in it.
+
+        Raises:
+            WorldDiverged: more stands in it, or less, than where everything begins: it would be taken back for good.
+        """
+        with self.store.database.reading() as connection:
+            ours = self._positions(connection)
+            plan = self.agent.planner.rollback(connection, self.agent.branch_id, begin, "", replay=REDO)
+            log = self.store.world.last(connection, self.agent._session_id)
+        others = [s for s in plan.steps if s.action in (REVERSE, REDO, BLOCK) and not _is_ours(s.invocation, ours)]
+        if others and touching:
+            raise WorldDiverged(
+                "An exploration takes back whatever is not on its own way, and this is not its own: "
+                f"{'; '.join(map(str, others))}. First bring the world to this branch with "
+                f"agent.switch({self.agent.branch.name!r}, sync='world'), or give a new name.",
+                plan,
+            )
+        self._quiet = None if plan.moves_the_world else log
+        return not others
+
+    def _positions(self, connection: Connection) -> dict[int, float]:
+        """Tell for each explored branch where on its track its turn ended: what was called after that is not ours."""
+        ends = {row.id: mark_of(row)["end"] for row in self._known.values()}
+        found = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in ends.values() if end]))
+        known = {row.id: row.position for row in found}
+        return {branch_id: known.get(end, math.inf) for branch_id, end in ends.items()}
+
+    def _bring_world(self, agent: RollbackAgent) -> None:
+        """Take back what other ways have done, and do again what of this way was taken back."""
+        if not self._moves_world:
+            return
+        if agent.rules.keeper is not None:
+            plan = agent.plan_switch(agent.branch_id)
+        else:
+            with self.store.database.reading() as connection:
+                if self.store.world.last(connection, agent._session_id) == self._quiet:
+                    return
+                plan = agent.planner.switch(connection, agent._row(connection))
+        if plan.moves_the_world:
+            agent._switch(agent.branch_id, self.settle, sync="world", current=False)
+
+    # -- one turn
+
+    def _open(self, begin: int, choices: tuple[int, ...], way: Way) -> Trial:
+        """Make the branch of one turn, or find it."""
+        name = branch_name(self._called, choices)
+        said = inputs.read(self.agent._runs, way.value).title
+        if name in self._known:
+            return self._take_up(self._known[name], choices, way, said)
+
+        def fork(connection: Connection) -> int:
+            self.agent._expect(connection)
+            target = self.agent._found(connection, begin)
+            source_id, user_id = target.internal_session_id, self.agent.rules.user_id
+            at = self.store.snapshots.of_checkpoint(connection, target)
+            branch_id = self.agent._engine().fork(connection, target, name, source_id, user_id, at)
+            self._mark(
+                connection, branch_id, name=self._called, of=self.agent.branch_id, choices=choices, said=said,
+                status=BEGUN, end=None,
+            )  # fmt: skip
+            return branch_id
+
+        agent = self.agent._on(self.store.database.write(fork, durable=True))
+        return Trial(agent, choices, way.value, self._config(way))
+
+    def _take_up(self, row: Found, choices: tuple[int, ...], way: Way, said: str | None) -> Trial:
+        """Go on with a branch that was made before: run its turn, finish it, or leave it as it is."""
+        mark = mark_of(row)
+        if mark["said"] != said:
+            raise Conflict(
+                f"{row.name} was explored with {mark['said']!r}, not with {said!r}. Give a new name, or the same steps."
+            )
+        agent = self.agent._on(row.id)
+        trial = Trial(agent, choices, way.value, self._config(way), pending=False, end=mark["end"])
+        if trial.end is None:
+            state = agent.get_state()
+            with self.store.database.reading() as connection:
+                point = self.agent._found(connection, row.branch_point_id)
+            has_input = agent.seen != point.graph_checkpoint_id
+            trial.pending = not has_input or bool(state.next and not state.interrupts)
+            trial.value = None if has_input else way.value
+        return trial
+
+    def _config(self, way: Way) -> RunnableConfig:
+        return merge_configs(self.config, way.config)
+
+    def _close(self, trials: list[Trial]) -> None:
+        """Write down how turns have ended, and judge the leaves; one that could not be run is a leaf that failed."""
+        for trial in trials:
+            if trial.end is None:
+                self._write_down(trial)
+            if self._is_unscored(trial):
+                self._judge(trial)
+
+    def _write_down(self, trial: Trial) -> None:
+        ended = trial.error is None and not trial.agent.get_state().next
+        status = DONE if ended else FAILED if trial.error is not None else WAITING
+        error = None if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
+
+        def write(connection: Connection) -> int | None:
+            end = int(trial.agent.repository._here(connection, trial.agent.branch_id, None).id) if ended else None
+            self._mark(connection, trial.agent.branch_id, status=status, end=end, error=error)
+            return end
+
+        trial.end = self.store.database.write(write, durable=True)
+
+    def _is_unscored(self, trial: Trial) -> bool:
+        if self.score is None or trial.end is None or not self._is_leaf(trial):
+            return False
+        with self.store.database.reading() as connection:
+            return mark_of(trial.agent._row(connection)).get("score") is None
+
+    def _judge(self, trial: Trial) -> None:
+        """Ask for the score of a leaf, while the world is as it left it."""
+        assert self.score is not None  # noqa: S101  # else nothing is unscored
+        path = {branch_name(self._called, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
+        with self.store.database.reading() as connection:
+            found = self.explorations.read(connection, self.agent._session_id, self._called, path)
+        score = float(settled(self.settle, self.score(found.branches[-1])))
+        if math.isnan(score):
+            raise InvalidInput(f"The score of {found.branches[-1].name} is not a number.")
+        self.store.database.write(lambda c: self._mark(c, trial.agent.branch_id, score=score))
+
+    def _mark(self, connection: Connection, branch_id: int, **facts: Any) -> None:
+        self.explorations.mark(connection, self.store.sessions.branch(connection, branch_id), **facts)
+
+
+def _is_ours(call: ToolInvocation, positions: Mapping[int, float]) -> bool:
+    """Tell whether a call was made by a turn of the exploration, or ran again for one of its branches."""
+    end = positions.get(call.internal_session_id)
+    return end is not None and (call.kind == invocation.REDO or call.position < end)

@@ -1,0 +1,1 @@
+"""Importing the threads of other savers."""

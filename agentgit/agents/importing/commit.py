@@ -1,0 +1,221 @@
+"""The last step of moving in: a thread that has been read and checked becomes a branch of a session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from agentgit.agents.importing.history import Past, PastCall, PastReader
+from agentgit.auth.scopes import WRITE
+from agentgit.errors import Conflict
+from agentgit.sessions.session import RUNNING
+from agentgit.store.audit.trail import note
+from agentgit.store.records.journal import Intent, Outcome
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT, SESSION
+from agentgit.store.threads import staging
+from agentgit.store.threads.graph_store import Place
+from agentgit.store.threads.staging import IMPORTED
+from agentgit.tools.effects import UNDECLARED
+from agentgit.tools.invocation import DONE
+from agentgit.values import as_object, portable
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+
+OWNER = "import"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A session that was made from a thread before.
+
+    Args:
+        branch_id: the branch that has it.
+        thread: the LangGraph thread of that branch.
+        newest: the id of the newest graph checkpoint that was imported.
+        calls: how many calls of the past are on its track.
+        moved: True if the branch went on here.
+    """
+
+    branch_id: int
+    thread: str
+    newest: str
+    calls: int
+    moved: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landed:
+    """How many checkpoints and tool calls a session got."""
+
+    checkpoints: int
+    calls: int
+
+
+class Landing:
+    """Where one thread becomes a session.
+
+    Args:
+        repository: where.
+        session_name: how the session is called.
+        thread_id: the thread in the database that it comes from.
+
+    Raises:
+        InvalidInput: no session can be called so.
+    """
+
+    def __init__(self, repository: Repository, session_name: str, thread_id: str) -> None:
+        repository.expect_name(session_name)
+        self.store = repository.store
+        self.user_id = repository.user.id
+        self.lookup = repository.lookup
+        self.session_name = session_name
+        self.thread_id = thread_id
+
+    def find(self) -> Arrival | None:
+        """Find what an earlier import made of the thread; None if there is no session, or an empty one.
+
+        Raises:
+            Conflict: the session has other content.
+        """
+        with self.store.database.reading() as connection:
+            return self._arrival(connection, self._session(connection))
+
+    def _session(self, connection: Connection) -> int | None:
+        self.lookup.expect_scope(connection, WRITE)
+        found = self.store.visible.own(connection, self.user_id, SESSION.c.session_name == self.session_name, limit=1)
+        return found[0].id if found else None
+
+    def _arrival(self, connection: Connection, session_id: int | None) -> Arrival | None:
+        branches = self.store.sessions.branches(connection, session_id) if session_id is not None else []
+        for row in branches:
+            facts = as_object(row.meta).get(IMPORTED)
+            if facts is not None and facts["thread_id"] == self.thread_id:
+                head = self.store.graphs.head(connection, row.thread_id)
+                return Arrival(
+                    branch_id=row.id, thread=row.thread_id, newest=facts["newest"], calls=facts["calls"],
+                    moved=head is None or head.checkpoint_id != facts["newest"],
+                )  # fmt: skip
+        if len(branches) > 1 or any(not self._is_empty(connection, row) for row in branches):
+            raise Conflict(
+                f"Session {self.session_name!r} exists already and was not made from thread {self.thread_id!r}. Import "
+                "it under another name: --session-prefix, or another session=."
+            )
+        return None
+
+    def _is_empty(self, connection: Connection, row: Found) -> bool:
+        return row.head_id is None and self.store.graphs.head(connection, row.thread_id) is None
+
+    def overtaken(self) -> Conflict:
+        """Say that another import of the thread, which fills up the same rows, took them away."""
+        return Conflict(
+            f"Thread {self.thread_id!r} was not imported: not all of its graph checkpoints that were read are on their "
+            "way any more. Is another import of it at work? Import it again when that has ended."
+        )
+
+    def land(self, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None) -> Landed:
+        """Make the session, or let it grow, in one transaction.
+
+        Args:
+            staged: the thread that was filled up.
+            added: how many graph checkpoints it has.
+            roots: the graph checkpoints of the whole graph, from the oldest to the newest.
+            arrival: what an earlier import made.
+
+        Raises:
+            Conflict: somebody else has made or moved the session meanwhile, or taken away what was staged.
+        """
+        with self.store.database.reading() as connection:
+            there = staging.held(connection, self.store.tenant_id, arrival.thread) if arrival else {}
+            line = [Place(arrival.thread if arrival and ("", id) in there else staged, "", id) for id in roots]
+            past = PastReader(self.store, self.user_id).read(connection, line)
+        if past is None:
+            raise self.overtaken()
+        return self.store.database.write(
+            lambda connection: self._land(connection, staged, added, roots, arrival, past), durable=True
+        )
+
+    def _land(
+        self, connection: Connection, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None, past: Past
+    ) -> Landed:
+        session_id = self._session(connection)
+        if session_id is not None:
+            self.store.sessions.lock(connection, session_id)  # before the look: no turn begins behind it
+        if self._arrival(connection, session_id) != arrival:
+            raise Conflict(
+                f"Session {self.session_name!r} has moved while thread {self.thread_id!r} was read. Try again."
+            )
+        if session_id is None:
+            session_id = self.store.sessions.create(connection, self.user_id, self.session_name)
+        branch = self._branch(connection, session_id, arrival)
+        if staging.move(connection, self.store.tenant_id, staged, branch.thread_id) != added:
+            raise self.overtaken()
+        calls = self._add_calls(connection, branch, past)
+        checkpoints = self._add_points(connection, branch, past, roots, arrival)
+        facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(past.calls)}
+        self.store.sessions.note(connection, branch.id, {IMPORTED: facts})
+        self.store.sessions.touch(connection, session_id)
+        note(
+            connection, self.store.tenant_id, "session.imported", branch_id=branch.id, user_id=self.user_id,
+            thread=self.thread_id, checkpoints=checkpoints, calls=calls,
+        )  # fmt: skip
+        return Landed(checkpoints=checkpoints, calls=calls)
+
+    def _branch(self, connection: Connection, session_id: int, arrival: Arrival | None) -> Found:
+        branches = self.store.sessions.branches(connection, session_id)
+        branch = next(row for row in branches if arrival is None or row.id == arrival.branch_id)
+        branch = self.store.recover(connection, branch)
+        if branch.status == RUNNING:
+            raise Conflict(
+                f"Session {self.session_name!r} is running. Import its thread again when its turn has ended."
+            )
+        return branch
+
+    def _add_calls(self, connection: Connection, branch: Found, past: Past) -> int:
+        """Put the calls on the track that are not there; those of an unfinished batch may have come out of turn."""
+        batches: dict[int, int] = {}
+        for call in past.calls:
+            batches.setdefault(call.message, len(batches))
+        known = Counter(one.tool_call_id for one in self.store.track(connection, branch))
+        added = 0
+        for call in past.calls:
+            if known[call.id]:
+                known[call.id] -= 1
+                continue
+            intent, outcome = self._record(branch, call, batches[call.message])
+            invocation_id = self.store.journal.intend(connection, intent)
+            self.store.journal.end(connection, invocation_id, outcome, is_past=True)
+            added += 1
+        return added
+
+    def _record(self, branch: Found, call: PastCall, batch: int) -> tuple[Intent, Outcome]:
+        key = sha256(f"{branch.id}\0{call.id}\0{call.name}\0{batch}".encode(errors="surrogatepass")).hexdigest()[:32]
+        intent = Intent(
+            session_id=branch.external_session_id, branch_id=branch.id, batch=batch, batch_index=call.index,
+            tool_name=call.name, tool_call_id=call.id, effect=UNDECLARED, undo=None, args=portable(dict(call.args)),
+            idempotency_key=key, owner=OWNER, started_at=call.asked_at,
+        )  # fmt: skip
+        if call.status == DONE:
+            return intent, Outcome(status=DONE, result=portable(call.answer), ended_at=call.answered_at)
+        return intent, Outcome(status=call.status, error=str(call.answer), ended_at=call.answered_at)
+
+    def _add_points(
+        self, connection: Connection, branch: Found, past: Past, roots: Sequence[str], arrival: Arrival | None
+    ) -> int:
+        """Make the checkpoints that are not there yet; one that a person deleted is not made again."""
+        first = roots.index(arrival.newest) if arrival else -1
+        rows = self.store.checkpoints.find(connection, CHECKPOINT.c.internal_session_id == branch.id)
+        made: set[tuple[Any, ...]] = {(row.kind, row.graph_checkpoint_id) for row in rows}
+        points = [
+            point for point in past.points
+            if point.at >= first and (point.label.kind, point.snapshot.graph_checkpoint_id) not in made
+        ]  # fmt: skip
+        for point in points:
+            self.store.checkpoints.bring(connection, branch.id, point.snapshot, point.label)
+        return len(points)

@@ -1,0 +1,225 @@
+"""The past of an imported thread: where its turns began and ended, and which tools were called.
+
+Read from what was stored, never from live objects, so that it is the same however often an import was broken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.agents import inputs
+from agentgit.sessions.history import from_stored, text_of
+from agentgit.store.objects.content import Body
+from agentgit.store.objects.plain_values import MESSAGES, show_message
+from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.store import Store, snapshot_of
+from agentgit.store.threads import pending_writes
+from agentgit.store.threads.graph_rows import is_shown
+from agentgit.store.threads.graph_store import Found, Place
+from agentgit.tools.invocation import DONE, FAILED
+
+BY_HAND = ("update", "fork")
+"""What LangGraph calls a graph checkpoint that somebody made by hand (`update_state`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastCall:
+    """A tool call of the past, as its messages tell of it.
+
+    Args:
+        message: the AI message that asked for it.
+        index: its place there.
+        name: which tool.
+        args: what it was called with.
+        id: the id of the call in the AI message.
+        asked_at: when the graph checkpoint was made that first has the AI message.
+        status: `done` or `failed`.
+        answer: what the tool's message says.
+        answered_at: when the graph checkpoint was made that first has the tool's message.
+    """
+
+    message: int
+    index: int
+    name: str
+    args: Mapping[str, Any]
+    id: str
+    asked_at: datetime
+    status: str = ""
+    answer: Any = None
+    answered_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a checkpoint of agentgit belongs: the number of its graph checkpoint on the line, -1 before the first."""
+
+    at: int
+    snapshot: Snapshot
+    label: Label
+
+
+@dataclass
+class Past:
+    """What was found: `calls` in the order in which they were answered, `points` from the oldest to the newest."""
+
+    calls: list[PastCall] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+
+
+ASKS, UNFINISHED = "asks", "unfinished"
+"""Why a graph checkpoint waits: for a person's answer, or for a batch of tool calls that was never finished."""
+
+
+class PastReader:
+    """Walks along the line of a thread.
+
+    Args:
+        store: where the thread is.
+        user_id: whose checkpoints they become.
+    """
+
+    def __init__(self, store: Store, user_id: int) -> None:
+        self.store = store
+        self.user_id = user_id
+        self.past = Past()
+        self._waiting: dict[str, PastCall] = {}
+        self._known: set[bytes] = set()
+        self._messages = 0
+        self._unnamed: int | None = None  # the place in `points` of a turn's beginning without its user's message
+
+    def read(self, connection: Connection, line: Iterable[Place]) -> Past | None:
+        """Read the past; None if one of its graph checkpoints is not there.
+
+        Args:
+            connection: any.
+            line: the graph checkpoints of the whole graph, from the oldest to the newest.
+        """
+        last: Found | None = None
+        number = -1
+        for number, place in enumerate(line):
+            at = self.store.graphs.find(connection, place)
+            if at is None:
+                return None
+            self._step(connection, number, at, last)
+            last = at
+        if last is not None:
+            self._end(connection, number, last)
+            self._take_pending(connection, last)
+        return self.past
+
+    def _step(self, connection: Connection, number: int, at: Found, last: Found | None) -> None:
+        source = at.meta.get("source")
+        if source == "input" or source in BY_HAND:
+            if last is not None:
+                self._end(connection, number - 1, last)
+            self._begin(connection, number, at, last)
+        new = self._new_messages(connection, at)
+        humans = [message for message in new if message["type"] == "human"]
+        if humans and self._unnamed is not None:
+            self._name_beginning(from_stored(humans[-1]))
+        self._take(new, _time(at))
+
+    def _new_messages(self, connection: Connection, at: Found) -> list[dict[str, Any]]:
+        hashes = self.store.graphs.message_hashes(connection, at)
+        fresh = [key for key in hashes if key not in self._known]
+        self._known.update(fresh)
+        return self.store.graphs.messages_of(connection, fresh)
+
+    def _take_pending(self, connection: Connection, at: Found) -> None:
+        """Take the calls of a batch that is not finished: what its tasks wrote lies beside the newest graph checkpoint.
+
+        In a subgraph that waits, and whose messages come to the graph only when it ends, also those before them.
+        """
+        graphs = self.store.graphs
+        places = pending_writes.below(connection, self.store.tenant_id, at.place).items()
+        nested = (graphs.find(connection, at.place._replace(ns=ns, checkpoint_id=id)) for ns, id in places)
+        for below in (at, *filter(None, nested)):
+            self._take(self._new_messages(connection, below), _time(below))
+            writes = [one for one in graphs.writes(connection, below.place) if is_shown(one.channel)]
+            bodies = graphs.content.get(connection, [one.value for one in writes])
+            self._take([m for one in writes for m in _messages(bodies[one.value])], _time(below))
+
+    # -- turns
+
+    def _begin(self, connection: Connection, number: int, at: Found, last: Found | None) -> None:
+        """Note where a user's turn begins, where nothing is missing before it and no tool waits there."""
+        self._unnamed = None
+        if at.meta.get("source") != "input" or (last is None and at.parent_id is not None):
+            return
+        if last is not None and self._waits(connection, last) == UNFINISHED:
+            return
+        self._unnamed = len(self.past.points)
+        self._add(number - 1, last, Label(kind="before", user_id=self.user_id, made_at=_time(at)))
+
+    def _name_beginning(self, message: Mapping[str, Any]) -> None:
+        """Put the user's message on the checkpoint before it."""
+        place, self._unnamed = self._unnamed or 0, None
+        point = self.past.points[place]
+        title = inputs.first_line(text_of(message))
+        label = replace(point.label, description=title, restore_point=message["id"])
+        self.past.points[place] = replace(point, label=label)
+
+    def _end(self, connection: Connection, number: int, at: Found) -> None:
+        """Note where a turn ended, if nothing waits there."""
+        if self._waits(connection, at):
+            return
+        last = self.store.last_message(connection, at)
+        title = inputs.first_line(text_of(last)) if last else None
+        self._add(number, at, Label(kind="after", user_id=self.user_id, description=title, made_at=_time(at)))
+
+    def _add(self, number: int, at: Found | None, label: Label) -> None:
+        self.past.points.append(Point(number, snapshot_of(at, len(self.past.calls)), label))
+
+    def _waits(self, connection: Connection, at: Found) -> str:
+        if self.store.is_interrupted(connection, at):
+            return ASKS
+        return UNFINISHED if self.store.is_unfinished(connection, at) else ""
+
+    # -- calls
+
+    def _take(self, messages: Sequence[Mapping[str, Any]], at: datetime) -> None:
+        for message in messages:
+            data = message["data"]
+            self._messages += 1
+            if message["type"] == "ai":
+                for index, call in enumerate(data.get("tool_calls") or ()):
+                    self._ask(index, call, at)
+            elif message["type"] == "tool":
+                self._answer(data, at)
+
+    def _ask(self, index: int, call: Mapping[str, Any], at: datetime) -> None:
+        call_id, name, args = call.get("id"), call.get("name"), call.get("args")
+        if isinstance(call_id, str) and isinstance(name, str):
+            held = args if isinstance(args, Mapping) else {}
+            self._waiting[call_id] = PastCall(
+                message=self._messages, index=index, name=name, args=held, id=call_id, asked_at=at
+            )
+
+    def _answer(self, data: Mapping[str, Any], at: datetime) -> None:
+        asked = self._waiting.pop(str(data.get("tool_call_id")), None)
+        if asked is None:
+            return
+        failed = data.get("status") == "error"
+        status = FAILED if failed else DONE
+        self.past.calls.append(replace(asked, status=status, answer=data.get("content"), answered_at=at))
+
+
+def _messages(body: Body) -> Iterator[dict[str, Any]]:
+    """Give the messages among what a task wrote, in LangChain's stored form."""
+    for part in body.values() if isinstance(body, dict) else (body,):
+        for item in part if isinstance(part, list) else (part,):
+            if item.type in MESSAGES:
+                yield show_message(item)
+
+
+def _time(at: Found) -> datetime:
+    """Tell when a graph checkpoint was made; the time when it was read in, where it does not say."""
+    try:
+        return datetime.fromisoformat(at.header["ts"]).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return datetime.now(UTC)

@@ -1,0 +1,84 @@
+"""Importing: the threads of a saver or of its database, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from sqlalchemy import URL
+
+from agentgit.agents.importing.readers import Source, open_database, source_of
+from agentgit.agents.importing.thread import OnStep, ThreadImport
+from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.sessions.imports import FAILED, ImportReport, Progress, ThreadReport
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+
+OnProgress = Callable[[Progress], None]
+
+
+def import_langgraph(
+    repository: Repository,
+    where: Any,
+    *,
+    threads: Sequence[str] | None,
+    progress: OnProgress | None,
+    session_prefix: str,
+    on_error: str,
+) -> ImportReport:
+    """Import threads; see `Repository.import_langgraph`."""
+    if on_error not in ("stop", "continue"):
+        raise InvalidInput(f"on_error={on_error!r} means nothing; give 'stop' or 'continue'.")
+    if isinstance(threads, str):
+        raise InvalidInput(f"threads is a list of thread ids; write [{threads!r}].")
+    reports: list[ThreadReport] = []
+    with _open(where) as source:
+        wanted = [str(thread) for thread in threads] if threads is not None else source.threads()
+        for number, thread in enumerate(wanted, 1):
+            step = _telling(progress, thread, number, len(wanted))
+            name = session_prefix + thread
+            try:
+                reports.append(ThreadImport(repository, source, thread, name, step).run())
+            except AgentGitError as error:
+                if on_error == "stop":
+                    raise
+                reports.append(ThreadReport(thread_id=thread, session_name=name, status=FAILED, error=error))
+    return ImportReport(reports)
+
+
+def _telling(progress: OnProgress | None, thread_id: str, number: int, threads: int) -> OnStep:
+    """Make what tells how far the import of one thread is, and tell that it begins."""
+
+    def step(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(thread_id=thread_id, number=number, threads=threads, done=done, total=total))
+
+    step(0, 0)
+    return step
+
+
+def _open(where: Any) -> Source:
+    if isinstance(where, BaseCheckpointSaver):
+        return source_of(where)
+    if isinstance(where, (str, Path, URL)):
+        return open_database(where)
+    raise InvalidInput(f"{type(where).__name__} is no saver; give a LangGraph checkpointer, or a path or URL.")
+
+
+def import_thread(repository: Repository, graph: Any, session: str, thread_id: str) -> ThreadReport:
+    """Import one thread of the saver that a graph was compiled with; see `Repository.wrap`.
+
+    Raises:
+        InvalidInput: the graph has no saver.
+        NotFound, Conflict, Corrupt, Unavailable: as `Repository.import_langgraph`.
+    """
+    if not isinstance(graph.checkpointer, BaseCheckpointSaver):
+        raise InvalidInput(
+            f"thread_id={thread_id!r} names a thread of the saver that the graph was compiled with, but it has none. "
+            "Compile it with that saver: graph.compile(checkpointer=…), or leave thread_id out."
+        )
+    with source_of(graph.checkpointer) as source:
+        return ThreadImport(repository, source, str(thread_id), session, channels=graph.channels).run()

@@ -1,0 +1,406 @@
+"""Readers of other savers: a LangGraph saver, sync or async, or the database of one. They change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
+from sqlalchemy import URL
+
+from agentgit.agents.importing.unknown_types import KeptTypes
+from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
+from agentgit.saver.config import config_of
+from agentgit.store.sql.database import read_url
+from agentgit.store.threads.graph_store import Place
+
+T = TypeVar("T")
+
+PATIENCE = 60
+"""Seconds that one answer of an async saver may take."""
+
+_LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat", "event loop")
+"""What the texts of failures say that are the database's, and not the data's."""
+
+
+class Entry(NamedTuple):
+    """A graph checkpoint in the database that is read: its namespace, its id, its parent's id."""
+
+    ns: str
+    id: str
+    parent: str | None
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn whatever a damaged or absent source raises into a failure that says where.
+
+    Args:
+        what: what is read.
+
+    Raises:
+        Unavailable: the database does not answer.
+        Corrupt: what is there cannot be read.
+    """
+    try:
+        yield
+    except AgentGitError as error:
+        if isinstance(error, InvalidInput):
+            raise InvalidInput(f"{what} cannot be read. {error}") from error
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, (OSError, TimeoutError)) or any(word in said.lower() for word in _LATER):
+            raise Unavailable(f"{what} cannot be read now ({said}). Try again; what was imported stays.") from error
+        raise Corrupt(f"{what} is damaged and was not imported ({said}).", row=what) from error
+
+
+class Source:
+    """The threads of a saver.
+
+    Args:
+        saver: any LangGraph checkpointer; it is only read.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        self.saver = saver
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what was opened to read; the saver stays open."""
+
+    def threads(self) -> list[str]:
+        """List the threads."""
+        with reading("The list of threads"):
+            return list(dict.fromkeys(str(one.config["configurable"]["thread_id"]) for one in self._list(None)))
+
+    def index(self, thread: str) -> list[Entry]:
+        """List the graph checkpoints of a thread, in any order."""
+        with reading(f"Thread {thread!r}"):
+            return [_entry(one) for one in self._list({"configurable": {"thread_id": thread}})]
+
+    def newest(self, thread: str) -> CheckpointTuple | None:
+        """Read the newest graph checkpoint of a thread; None if there is no such thread."""
+        with reading(f"Thread {thread!r}"):
+            return self._get({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+
+    def read(self, thread: str, entry: Entry) -> CheckpointTuple:
+        """Read one graph checkpoint.
+
+        Raises:
+            Corrupt: it is not there any more, or not what LangGraph writes.
+        """
+        what = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
+        with reading(what):
+            found = self._get(config_of(Place(thread, entry.ns, entry.id)))
+            if found is None or not _is_whole(found, entry):
+                raise Corrupt(f"{what} is damaged, and the thread was not imported.", row=what)
+            return found
+
+    def _list(self, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
+        return self.saver.list(config)
+
+    def _get(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return self.saver.get_tuple(config)
+
+
+class AsyncSource(Source):
+    """The threads of a saver that has only async methods, or that belongs to an event loop.
+
+    If its loop runs in another thread, it is asked there. Else it is asked from a loop in a thread of our own, because
+    the caller's loop stands still meanwhile.
+
+    Args:
+        saver: an async checkpointer; it is only read.
+
+    Raises:
+        InvalidInput: it has a pool of connections, which answers only in the loop that stands still.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        super().__init__(saver)
+        loop = getattr(saver, "loop", None)
+        self._loop: asyncio.AbstractEventLoop | None = (
+            loop if loop and loop.is_running() and not _is_here(loop) else None
+        )
+        if self._loop is None and "Pool" in type(getattr(saver, "conn", None)).__name__:
+            raise InvalidInput(
+                f"{type(saver).__name__} has a pool of connections that answers only while its event loop runs. Call "
+                "this with: await asyncio.to_thread(…); or give the URL of its database."
+            )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentgit-import")
+        self._runner = asyncio.Runner() if self._loop is None else None
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._runner is not None:
+            self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()
+
+    def _ask(self, answer: Awaitable[T]) -> T:
+        async def wait() -> T:
+            return await asyncio.wait_for(answer, PATIENCE)
+
+        asked: Coroutine[Any, Any, T] = wait()
+        if self._loop is not None:
+            return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        assert self._runner is not None  # noqa: S101  # one of the two is set, see __init__
+        return self._thread.submit(self._runner.run, asked).result()
+
+    def _list(self, config: RunnableConfig | None) -> Iterator[CheckpointTuple]:
+        found = self.saver.alist(config)
+        while (one := self._ask(_next(found))) is not None:
+            yield one
+
+    def _get(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return self._ask(self.saver.aget_tuple(config))
+
+
+def source_of(saver: BaseCheckpointSaver[Any]) -> Source:
+    """Choose how a saver is read."""
+    is_async = isinstance(getattr(saver, "loop", None), asyncio.AbstractEventLoop)
+    return AsyncSource(saver) if is_async or _lacks_sync(saver) else Source(saver)
+
+
+def _lacks_sync(saver: BaseCheckpointSaver[Any]) -> bool:
+    return type(saver).get_tuple is BaseCheckpointSaver.get_tuple or type(saver).list is BaseCheckpointSaver.list
+
+
+def _is_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+async def _next(found: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None:
+    return await anext(found, None)
+
+
+def _entry(one: CheckpointTuple) -> Entry:
+    configurable = one.config["configurable"]
+    parent = get_checkpoint_id(one.parent_config) if one.parent_config else None
+    return Entry(configurable.get("checkpoint_ns") or "", configurable["checkpoint_id"], parent)
+
+
+def _is_whole(found: CheckpointTuple, entry: Entry) -> bool:
+    """Tell whether a graph checkpoint has the parts that LangGraph writes."""
+    checkpoint: Any = found.checkpoint
+    return (
+        isinstance(checkpoint, dict)
+        and checkpoint.get("id") == entry.id
+        and isinstance(checkpoint.get("v"), int)
+        and isinstance(checkpoint.get("ts"), str)
+        and all(isinstance(checkpoint.get(p), dict) for p in ("channel_values", "channel_versions", "versions_seen"))
+        and isinstance(found.metadata, dict)
+        and all(isinstance(name, str) for name in checkpoint["channel_values"])
+        and _is_id(entry.id)
+        and (entry.parent is None or _is_id(entry.parent))
+        and all(_is_id(task) and isinstance(channel, str) for task, channel, _ in found.pending_writes or ())
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 64 and value.isascii() and value.isprintable()
+
+
+COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
+"""What the table `checkpoints` of LangGraph's savers has, on SQLite and on PostgreSQL."""
+
+
+class DatabaseSource(Source):
+    """The threads in a database of LangGraph's savers.
+
+    The names of threads and graph checkpoints come from columns; what is in them from the saver.
+
+    Args:
+        saver: one that reads from the connection.
+        connection: sqlite3's or psycopg's; it is closed at the end.
+        mark: how the driver writes a parameter.
+    """
+
+    def __init__(self, saver: Any, connection: Any, mark: str) -> None:
+        super().__init__(saver)
+        self._connection, self._mark = connection, mark
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def threads(self) -> list[str]:
+        """List the threads, in the order of their first graph checkpoints."""
+        query = "SELECT thread_id AS one, min(checkpoint_id) AS two FROM checkpoints GROUP BY thread_id ORDER BY 2, 1"
+        with reading("The list of threads"):
+            return [thread for thread, _ in self._rows(query)]
+
+    def index(self, thread: str) -> list[Entry]:
+        """List the graph checkpoints of a thread, in any order."""
+        query = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = "
+        with reading(f"Thread {thread!r}"):
+            return [Entry(ns, id, parent or None) for ns, id, parent in self._rows(query + self._mark, thread)]
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute(query, values)
+            return [tuple(row.values()) if isinstance(row, dict) else tuple(row) for row in cursor.fetchall()]
+
+
+def open_database(where: str | Path | URL) -> DatabaseSource:
+    """Open a database of LangGraph's savers for reading only.
+
+    Args:
+        where: a path or a URL of SQLite or PostgreSQL.
+
+    Raises:
+        NotFound: there is no such file.
+        SchemaMismatch: it is not a database of LangGraph's savers; the text says what it is.
+        InvalidInput: it is no such URL, or the package of its saver is missing.
+        Unavailable: it is out of reach.
+    """
+    url = _url(where)
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url)
+    if url.get_backend_name() in ("postgresql", "postgres"):
+        return _postgres(url)
+    raise InvalidInput(f"{url.drivername} is not supported; LangGraph's savers keep threads in SQLite and PostgreSQL.")
+
+
+def _url(where: str | Path | URL) -> URL:
+    if isinstance(where, URL):
+        return where
+    text = str(where)
+    if "://" not in text:
+        return URL.create("sqlite", database=text)
+    return read_url("postgresql" + text.removeprefix("postgres") if text.startswith("postgres:") else text)
+
+
+def _saver(module: str, name: str, package: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"Reading this database needs LangGraph's own saver. Run: pip install {package}") from error
+
+
+# -- SQLite
+
+
+def _sqlite(url: URL) -> DatabaseSource:
+    path = Path(url.database or "")
+    if not url.database or url.database == ":memory:" or not path.exists():
+        raise NotFound(f"There is no file {url.database}. Name the file that SqliteSaver writes.")
+    if path.is_dir():
+        raise SchemaMismatch(f"{path} is a directory. Name the file in it that SqliteSaver writes.")
+    kind = _saver("langgraph.checkpoint.sqlite", "SqliteSaver", "langgraph-checkpoint-sqlite")
+    connection = _read_only(path)
+    try:
+        tables = _sqlite_tables(connection, path)
+        _expect(tables, f"{path} is a SQLite database")
+        saver = kind(connection, serde=KeptTypes())
+        saver.is_setup = True  # its setup would write
+        saver._has_task_path = "task_path" in tables.get("writes", ())
+        return DatabaseSource(saver, connection, "?")
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """Open a file so that SQLite itself refuses to change it.
+
+    In a folder where nothing may be made, a file in WAL mode that no program has open is read as it lies there.
+    """
+    wal = path.with_name(path.name + "-wal")
+    for mode in ("mode=ro", "mode=ro&immutable=1"):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, check_same_thread=False)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            sealed = any(said in str(error) for said in ("unable to open", "readonly"))
+            if sealed and "immutable" not in mode and not wal.exists():
+                continue
+            raise _refused(path, error) from error
+        return connection
+    raise AssertionError("unreachable: the second way returns or raises")
+
+
+def _refused(path: Path, error: sqlite3.DatabaseError) -> Exception:
+    if "not a database" in str(error):
+        with path.open("rb") as file:
+            start = file.read(16)
+        return SchemaMismatch(f"{path} is not a SQLite database; it begins with {start!r}. Nothing was read.")
+    return Unavailable(f"{path} cannot be read ({error}). May this user read it, and is no other program holding it?")
+
+
+def _sqlite_tables(connection: sqlite3.Connection, path: Path) -> dict[str, set[str]]:
+    with reading(f"{path}"):
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        columns = "SELECT name FROM pragma_table_info(?)"
+        return {name: {column for (column,) in connection.execute(columns, (name,))} for name in names}
+
+
+# -- PostgreSQL
+
+
+def _postgres(url: URL) -> DatabaseSource:
+    kind = _saver("langgraph.checkpoint.postgres", "PostgresSaver", "langgraph-checkpoint-postgres")
+    psycopg = importlib.import_module("psycopg")
+    rows = importlib.import_module("psycopg.rows")
+    address = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    shown = url.set(drivername="postgresql").render_as_string(hide_password=True)
+    try:
+        connection = psycopg.connect(address, autocommit=True, prepare_threshold=0, row_factory=rows.dict_row)
+    except psycopg.Error as error:
+        raise Unavailable(f"{shown} is out of reach: {str(error).strip()}") from error
+    try:
+        with reading(shown):
+            connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")  # the server itself refuses
+            tables = _postgres_tables(connection)
+        _expect(tables, f"{shown} is a PostgreSQL database")
+        return DatabaseSource(kind(connection, serde=KeptTypes()), connection, "%s")
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _postgres_tables(connection: Any) -> dict[str, set[str]]:
+    query = (
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name"
+    )
+    tables: dict[str, set[str]] = {}
+    for row in connection.execute(query).fetchall():
+        tables.setdefault(row["table_name"], set()).add(row["column_name"])
+    return tables
+
+
+def _expect(tables: dict[str, set[str]], what: str) -> None:
+    """Refuse a database that LangGraph's savers did not make, and say what it has.
+
+    Raises:
+        SchemaMismatch: it is another one.
+    """
+    if tables.get("checkpoints", set()) >= COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
+        return
+    if "graph_checkpoint" in tables and "internal_session" in tables:
+        raise SchemaMismatch(f"{what} of agentgit's own: there is nothing to import. Open it: agentgit sessions --db …")
+    if "checkpoints" in tables:
+        missing = ", ".join(sorted(COLUMNS - tables["checkpoints"])) or "the table of pending writes"
+        raise SchemaMismatch(
+            f"{what} with a table `checkpoints` that is not SqliteSaver's or PostgresSaver's: {missing} is missing. "
+            "Nothing was read."
+        )
+    has = f"the tables {', '.join(sorted(tables)[:8])}" if tables else "no tables"
+    raise SchemaMismatch(f"{what} with {has}, not one of LangGraph's savers. Nothing was read.")

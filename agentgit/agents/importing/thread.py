@@ -1,0 +1,359 @@
+"""Moving in: a thread of another saver becomes a session, checked before anybody sees it.
+
+A thread fills up under a name of its own (`agentgit.store.threads.staging`), a few graph checkpoints in each
+transaction. When all are there and its newest state equals the source's, one transaction makes the session and moves
+them to its branch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, CheckpointTuple
+from sqlalchemy import Connection
+
+from agentgit.agents.importing.commit import Arrival, Landing
+from agentgit.agents.importing.readers import Entry, Source
+from agentgit.agents.importing.unknown_types import KeptTypes
+from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
+from agentgit.saver.codec import Codec
+from agentgit.saver.config import config_of
+from agentgit.saver.delta_reducer import Channels
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.sessions.imports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
+from agentgit.store.objects.blobs import compact
+from agentgit.store.sql.slices import slices
+from agentgit.store.store import Store
+from agentgit.store.threads import staging
+from agentgit.store.threads.graph_store import Draft, Encoded, GraphStore, Place, Task
+from agentgit.values import from_json
+
+if TYPE_CHECKING:
+    from agentgit.repository import Repository
+
+BATCH = 16
+"""Graph checkpoints in one transaction."""
+
+SECRET = re.compile(
+    r"(api[-_]?key|secret|passw|authorization|credential|(private|access)[-_]?key|cookie|bearer|(^|[-_])token$)", re.I
+)
+"""Names of metadata that is not taken over: LangGraph's savers keep a program's `configurable` there, in clear."""
+
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What of a thread is taken.
+
+    Args:
+        roots: the ids of the graph checkpoints of the newest line, oldest first.
+        entries: those and the ones of subgraphs, in the order to store them.
+        others: the ids of the whole graph's checkpoints that lie on other lines.
+    """
+
+    roots: Sequence[str]
+    entries: Sequence[Entry]
+    others: frozenset[str]
+
+
+def newest_line(index: Sequence[Entry], newest: str, what: str) -> Line:
+    """Follow the newest graph checkpoint of a thread back to its beginning.
+
+    Args:
+        index: all graph checkpoints.
+        newest: the id of the one that the thread stands at.
+        what: what is read, for the failure.
+
+    Raises:
+        Corrupt: the parents form a circle.
+
+    Example:
+        >>> index = [Entry("", "1", None), Entry("", "2", "1"), Entry("", "3", "1"), Entry("sub:x", "2", None)]
+        >>> line = newest_line(index, "3", "t")
+        >>> line.roots, line.others, len(line.entries)
+        (['1', '3'], frozenset({'2'}), 3)
+    """
+    roots = {entry.id: entry for entry in index if not entry.ns}
+    line: list[str] = []
+    at: str | None = newest
+    while at in roots and len(line) <= len(roots):
+        line.append(at)
+        at = roots[at].parent
+    if len(line) > len(roots):
+        raise Corrupt(f"{what} is damaged: its graph checkpoints are parents of each other in a circle.", row=what)
+    line.reverse()
+    below = sorted((entry for entry in index if entry.ns), key=lambda entry: (entry.id, entry.ns))
+    return Line(roots=line, entries=[*(roots[id] for id in line), *below], others=frozenset(roots) - frozenset(line))
+
+
+class _Checker(SQLModelSaver):
+    """Reads what was stored as a source is read: unknown types stay bytes, so that both sides can be compared."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+        self._kept = Codec(KeptTypes())
+
+    @property
+    def codec(self) -> Codec:
+        return self._kept
+
+
+@dataclass
+class ThreadImport:
+    """Brings one thread in.
+
+    Args:
+        repository: where to.
+        source: where from.
+        thread_id: which.
+        session_name: how the session is called.
+        on_step: told how many graph checkpoints were read, and of how many.
+        channels: those of the graph that the thread was made with, if it is known.
+    """
+
+    repository: Repository
+    source: Source
+    thread_id: str
+    session_name: str
+    on_step: OnStep = field(default=lambda done, total: None)
+    channels: Channels = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        store = self.repository.store
+        self.store = store
+        self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+        self.saver.channels = self.channels
+        # Of its own, without a memory of what was staged and taken away before under the same name.
+        self.graphs = GraphStore(store.tenant_id, store.compression)
+        self.checker = _Checker(store)
+        self.landing = Landing(self.repository, self.session_name, self.thread_id)
+        self.staged = staging.name(self.repository.user.id, self.session_name, self.thread_id)
+        self.what = f"Thread {self.thread_id!r}"
+        self._hidden: set[str] = set()
+        self._others = 0
+
+    def run(self) -> ThreadReport:
+        """Bring it in, or what is new of it.
+
+        Raises:
+            NotFound: there is no such thread.
+            InvalidInput: a session cannot be called so, or the values need the program's own serializer.
+            Conflict: the session exists with other content, or has gone on here while the thread went on there, or
+                another import of the thread is at work.
+            Corrupt: the thread is damaged, or what was stored differs from it; nothing of it is visible.
+            Unavailable: the source or the database does not answer; the next import goes on from there.
+        """
+        newest = self.source.newest(self.thread_id)
+        if newest is None:
+            raise NotFound(f"There is no thread {self.thread_id!r} in the database that is imported.")
+        arrival = self.landing.find()
+        id = str(newest.checkpoint.get("id") if isinstance(newest.checkpoint, dict) else "")
+        if arrival is not None and self._is_up_to_date(arrival, id, newest):
+            return self._report(UNCHANGED)
+        line = newest_line(self.source.index(self.thread_id), id, self.what)
+        if id not in line.roots:
+            raise Corrupt(f"{self.what} has no graph checkpoint {id!r}; it was not imported.", row=self.what)
+        if arrival is not None and arrival.newest not in line.roots:
+            raise Conflict(
+                f"{self.what} no longer continues what session {self.session_name!r} was made from. Import it under "
+                "another name: --session-prefix, or another session=."
+            )
+        try:
+            added = self._fill(line, arrival)
+            self._check(line, id, arrival, added)
+            landed = self.landing.land(self.staged, added, line.roots, arrival)
+        except Unavailable:
+            raise
+        except Exception:
+            self.store.database.write(self._drop)
+            raise
+        return replace(
+            self._report(EXTENDED if arrival else IMPORTED), graph_checkpoints=added, checkpoints=landed.checkpoints,
+            tool_calls=landed.calls, left_out=len(line.others) + self._others,
+        )  # fmt: skip
+
+    def _report(self, status: str) -> ThreadReport:
+        hidden = tuple(sorted(self._hidden))
+        return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
+
+    def _is_up_to_date(self, arrival: Arrival, newest_id: str, newest: CheckpointTuple) -> bool:
+        """Tell whether there is nothing new.
+
+        Raises:
+            Conflict: the thread went on in its own database, and the session went on here.
+        """
+        if arrival.newest == newest_id:
+            place = Place(arrival.thread, "", newest_id)
+            with self.store.database.reading() as connection:
+                count = staging.count_writes(connection, self.store.tenant_id, place)
+            if arrival.moved or count == len(newest.pending_writes or ()):
+                return True
+        elif arrival.moved:
+            raise Conflict(
+                f"{self.what} went on in its own database after session {self.session_name!r} had gone on here. Go on "
+                "here without importing it again, or import it under another name."
+            )
+        return False
+
+    # -- filling up
+
+    def _fill(self, line: Line, arrival: Arrival | None) -> int:
+        """Read what is not here yet; give the number of graph checkpoints that are on their way."""
+        there = self._held(arrival.thread) if arrival else {}
+        parent_thread = arrival.thread if arrival else None
+        staged = self._held(self.staged)
+        if not staged.keys() <= {entry[:2] for entry in line.entries}:
+            self.store.database.write(self._drop)  # the thread has changed since an import was broken off
+            staged = {}
+        known = {**there, **staged}
+        parents = {(ns, parent) for (ns, _), parent in known.items()}
+        # Only what has no successor may have got new pending writes meanwhile.
+        again = [entry for entry in line.entries if entry[:2] in known and entry[:2] not in parents]
+        fresh = [entry for entry in line.entries if entry[:2] not in known]
+        todo, done, added = [*again, *fresh], 0, len(staged)
+        versions: dict[str, Any] = {}
+        for entries in slices(todo, BATCH):
+            batch = [(entry, self.source.read(self.thread_id, entry)) for entry in entries]
+            kept = [one for one in batch if self._is_on_line(one[1], line)]
+            self._others += len(batch) - len(kept)
+            drafts = [
+                (
+                    entry,
+                    self._draft(entry, found, versions, parent_thread) if entry[:2] not in known else None,
+                    self._writes(found),
+                )
+                for entry, found in kept
+            ]
+            self.store.database.write(partial(self._put, drafts=drafts))
+            added += sum(draft is not None for _, draft, _ in drafts)
+            done += len(batch)
+            self.on_step(done, len(todo))
+        return added
+
+    def _held(self, thread: str) -> dict[tuple[str, str], str | None]:
+        with self.store.database.reading() as connection:
+            return staging.held(connection, self.store.tenant_id, thread)
+
+    def _drop(self, connection: Connection) -> None:
+        self.store.graphs.delete_thread(connection, self.staged)
+
+    @staticmethod
+    def _is_on_line(found: CheckpointTuple, line: Line) -> bool:
+        """Tell whether a subgraph's checkpoint belongs to the newest line; where it does not say, it does."""
+        parents: Any = found.metadata.get("parents")
+        root = parents.get("") if isinstance(parents, Mapping) else None
+        return root not in line.others
+
+    def _draft(
+        self, entry: Entry, found: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
+    ) -> Draft:
+        """Encode what differs from the parent, by the versions of its channels."""
+        now = found.checkpoint["channel_versions"]
+        then = versions.pop(entry.ns, (None, {}))
+        before = then[1] if then[0] == entry.parent and entry.parent else {}
+        values = found.checkpoint["channel_values"]
+        changed = {name: now.get(name, 0) for name in values if name not in now or before.get(name) != now[name]}
+        versions[entry.ns] = (entry.id, now)
+        draft = self.saver.draft(
+            {"configurable": {}}, found.checkpoint, cast(CheckpointMetadata, self._metadata(found)),
+            changed, entry.parent,
+        )  # fmt: skip
+        return replace(draft, parent_thread=parent_thread)
+
+    def _metadata(self, found: CheckpointTuple) -> dict[str, Any]:
+        secrets = {name for name in found.metadata if SECRET.search(str(name))}
+        self._hidden |= secrets
+        return {name: value for name, value in found.metadata.items() if name not in secrets}
+
+    def _writes(self, found: CheckpointTuple) -> list[tuple[Task, list[tuple[int, str, Any]]]]:
+        """Number the pending writes of each task as its saver did. Their tasks keep the order in which they came."""
+        tasks: dict[str, list[tuple[str, Any]]] = {}
+        for task_id, channel, value in found.pending_writes or ():
+            tasks.setdefault(task_id, []).append((channel, value))
+        numbered = []
+        for place, (task_id, writes) in enumerate(tasks.items()):
+            plain = [one for one in writes if one[0] not in WRITES_IDX_MAP]
+            special = [one for one in writes if one[0] in WRITES_IDX_MAP]
+            rows = [
+                (WRITES_IDX_MAP[channel], channel, self.saver.codec.encode(value).body) for channel, value in special
+            ]
+            rows += [(n, channel, self.saver.codec.encode(value).body) for n, (channel, value) in enumerate(plain)]
+            numbered.append((Task(task_id, f"{place:08}"), rows))
+        return numbered
+
+    def _put(self, connection: Connection, drafts: Sequence[tuple[Entry, Draft | None, Any]]) -> None:
+        for entry, draft, writes in drafts:
+            place = Place(self.staged, entry.ns, entry.id)
+            if draft is not None:
+                self.graphs.put(connection, place, draft)
+            for task, rows in writes:
+                self.graphs.put_writes(connection, place, task, rows)
+
+    # -- checking
+
+    def _check(self, line: Line, newest: str, arrival: Arrival | None, added: int) -> None:
+        """Compare what is here with the source.
+
+        Raises:
+            Conflict: there are not as many graph checkpoints as were read, or they went while they were compared.
+            Corrupt: the newest state is another one.
+        """
+        staged = self._held(self.staged)
+        known = {**(self._held(arrival.thread) if arrival else {}), **staged}
+        if len(staged) != added or not {("", root) for root in line.roots} <= known.keys():
+            raise self.landing.overtaken()
+        theirs = self.source.read(self.thread_id, Entry("", newest, None))
+        thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
+        ours = self.checker.get_tuple(config_of(Place(thread, "", newest)))
+        wrong = ["everything"] if ours is None else self._differences(ours, theirs)
+        if wrong and self._held(self.staged) != staged:
+            raise self.landing.overtaken()
+        if wrong:
+            raise Corrupt(
+                f"{self.what} was not imported: what was stored differs from it in {', '.join(wrong)}. If it is still "
+                "running, import it again when it has stopped; else report it.", row=self.what,
+            )  # fmt: skip
+
+    def _differences(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> list[str]:
+        a, b = ours.checkpoint["channel_values"], theirs.checkpoint["channel_values"]
+        wrong = [f"channel {name!r}" for name in sorted(a.keys() | b.keys()) if not self._same(a, b, name)]
+        heads = ("ts", "channel_versions", "versions_seen")
+        wrong += [name for name in heads if not _is_same_json(ours.checkpoint[name], theirs.checkpoint[name])]  # type: ignore[literal-required]  # the names are those of the dict
+        if not _is_same_json(ours.metadata, self._metadata(theirs)):
+            wrong.append("metadata")
+        if not self._same_writes(ours, theirs):
+            wrong.append("pending writes")
+        return wrong
+
+    def _same(self, ours: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
+        return name in ours and name in theirs and self._same_value(ours[name], theirs[name])
+
+    def _same_value(self, ours: Any, theirs: Any) -> bool:
+        return _hashes(self.saver.codec.encode(ours)) == _hashes(self.saver.codec.encode(theirs)) or bool(
+            type(ours) in (set, frozenset, dict) and ours == theirs
+        )
+
+    def _same_writes(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> bool:
+        def by_task(found: CheckpointTuple) -> list[tuple[str, str, Any]]:
+            order = {task: n for n, task in enumerate(dict.fromkeys(task for task, _, _ in found.pending_writes or ()))}
+            return sorted(found.pending_writes or (), key=lambda one: (order[one[0]], one[1] not in WRITES_IDX_MAP))
+
+        a, b = by_task(ours), by_task(theirs)
+        return [one[:2] for one in a] == [one[:2] for one in b] and all(
+            self._same_value(x[2], y[2]) for x, y in zip(a, b, strict=True)
+        )
+
+
+def _hashes(encoded: Encoded) -> Any:
+    body = encoded.body
+    parts = body.items() if isinstance(body, dict) else [("", body)]
+    return [(name, [leaf.hash for leaf in (part if isinstance(part, list) else [part])]) for name, part in parts]
+
+
+def _is_same_json(ours: Any, theirs: Any) -> bool:
+    return bool(from_json(compact(ours)) == from_json(compact(theirs)))

@@ -1,0 +1,146 @@
+"""A copy of a graph whose ToolNodes end with the last of their calls; the graph itself stays as it was.
+
+In the copy a batch one of whose calls fails, or asks a person, does not end while others run, and its calls know that
+they are of one batch. Nothing else is changed: the same tools run, with the same error handling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.cache.base import BaseCache
+from langgraph.prebuilt import ToolNode
+from langgraph.pregel import Pregel
+
+from agentgit.agents.turn.interrupts import in_batch
+from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, tool_node_functions, wrap_each_call
+
+OF_LANGCHAIN = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
+"""The packages whose functions name no tool of the user's own."""
+
+_of_batch: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
+"""The calls of the batch that a ToolNode runs here."""
+
+
+def captured(
+    graph: Pregel[Any, Any, Any, Any], cached: Callable[[BaseCache[Any]], BaseCache[Any]], **changes: Any
+) -> Pregel[Any, Any, Any, Any]:
+    """Copy a compiled graph, its subgraphs and its ToolNodes.
+
+    Args:
+        graph: stays as it is.
+        cached: makes the cache that a copy has, of the one that its graph has.
+        changes: attributes of the copy, like `checkpointer`.
+    """
+    nodes = {name: _node(node, cached) for name, node in graph.nodes.items()}
+    if graph.cache is not None:
+        changes["cache"] = cached(graph.cache)
+    return graph.copy({"nodes": nodes, **changes})
+
+
+def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
+    """Visit the tools in the ToolNodes of a graph and of the graphs that its nodes and tools call."""
+    for node in graph.nodes.values():
+        if isinstance(node.bound, ToolNode):
+            yield from node.bound.tools_by_name.values()
+        for inner in node.subgraphs:  # LangGraph also finds those that a node's function closes over
+            if isinstance(inner, Pregel):
+                yield from tools_of(inner)
+
+
+def named_in(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
+    """Visit the tools that the functions of a graph's nodes name, by themselves or in functions of their package."""
+    functions: list[Any] = []
+    for node in graph.nodes.values():
+        if not isinstance(node.bound, ToolNode):
+            functions += [getattr(node.bound, name, None) for name in ("func", "afunc")]
+        for inner in node.subgraphs:
+            if isinstance(inner, Pregel):
+                yield from named_in(inner)
+    seen: set[int] = set()
+    for function in functions:  # it grows
+        package = _package(function)
+        if id(function) in seen or package in OF_LANGCHAIN:
+            continue
+        seen.add(id(function))
+        held = getattr(getattr(function, "__self__", None), "__dict__", {})
+        for value in [*get_function_nonlocals(function), *held.values()]:
+            if isinstance(value, BaseTool):
+                yield value
+            elif callable(value) and _package(value) == package:
+                functions.append(value)
+
+
+def _package(function: Any) -> str:
+    return str(getattr(function, "__module__", None) or "").partition(".")[0]
+
+
+def _node(node: PregelNode, cached: Callable[[BaseCache[Any]], BaseCache[Any]]) -> PregelNode:
+    if isinstance(node.bound, ToolNode):
+        return node.copy({"bound": _tool_node(node.bound)})
+    if isinstance(node.bound, Pregel):
+        inner = captured(node.bound, cached)
+        return node.copy({"bound": inner, "subgraphs": [inner]})
+    return node
+
+
+def _tool_node(node: ToolNode) -> ToolNode:
+    clone = copy.copy(node)
+    # A ToolNode calls the function it was given at construction, which is bound to the original.
+    clone.func, clone.afunc = _in_batch(clone), _waiting(clone)
+    return clone
+
+
+def _config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
+    """Give the config that LangGraph gives to a node, after its input."""
+    config: RunnableConfig = kwargs["config"] if "config" in kwargs else args[1]
+    return config
+
+
+def _in_batch(node: ToolNode) -> Callable[..., Any]:
+    run, _ = tool_node_functions(node)
+
+    @functools.wraps(run)
+    def batch(*args: Any, **kwargs: Any) -> Any:
+        with in_batch(_config(args, kwargs)):
+            return run(*args, **kwargs)
+
+    return batch
+
+
+def _waiting(node: ToolNode) -> Callable[..., Awaitable[Any]]:
+    """Let a batch one of whose calls fails, or asks a person, end with the last of its calls, as without asyncio.
+
+    Else the turn would end while calls run, and nobody would know what became of them.
+    """
+    _, run = tool_node_functions(node)
+
+    def noted(run_one: Callable[..., Any]) -> Callable[..., asyncio.Future[Any]]:
+        @functools.wraps(run_one)
+        def begun(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+            call: asyncio.Future[Any] = asyncio.ensure_future(run_one(*args, **kwargs))
+            _of_batch.get().append(call)
+            return call
+
+        return begun
+
+    @functools.wraps(run)
+    async def waiting(*args: Any, **kwargs: Any) -> Any:
+        calls: list[asyncio.Future[Any]] = []
+        _of_batch.set(calls)
+        with in_batch(_config(args, kwargs)):
+            try:
+                return await run(*args, **kwargs)
+            except Exception:
+                await asyncio.gather(*calls, return_exceptions=True)
+                raise
+
+    wrap_each_call(node, noted)
+    return waiting

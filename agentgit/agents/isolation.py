@@ -1,0 +1,67 @@
+"""Running an agent apart from what it is called in: another graph, another agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+
+from agentgit.agents.turn.fence_errors import unswallowed
+from agentgit.agents.turn.recorder import Recorder
+from agentgit.errors import InvalidInput
+
+OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
+"""What LangGraph's own keys say about the run that a config comes from."""
+
+
+def expect_apart(config: RunnableConfig | None) -> None:
+    """Make sure that no turn of another wrapped graph is at work around a turn that is about to begin.
+
+    Args:
+        config: as a user gave it, or as a node of another graph got it.
+
+    Raises:
+        InvalidInput: one is; what this turn does would be in no plan of that one.
+    """
+    around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
+    handlers = [one for given in around for one in getattr(given, "handlers", given or ())]
+    if any(isinstance(one, Recorder) for one in handlers):
+        raise unswallowed(
+            InvalidInput(
+                "This agent was called in a turn of another wrapped graph, and nothing was run: what it does would be "
+                "in its own session alone, and no rollback of that turn would know of it. Call the graph itself there, "
+                "agent.graph: its calls are then recorded with that turn. Or leave one of the two unwrapped."
+            )
+        )
+
+
+def alone(config: RunnableConfig | None) -> RunnableConfig:
+    """Take from a config what belongs to a graph that is running: its place in that.
+
+    A graph that is called inside of another one takes itself for its subgraph, and keeps its state there.
+
+    Args:
+        config: as a user gave it, or as a node of another graph got it.
+    """
+    outer = var_child_runnable_config.get() or {}
+    made: RunnableConfig = {**(config or {})}
+    if made.get("callbacks") is None and outer.get("callbacks") is not None:
+        made["callbacks"] = outer["callbacks"]
+    given = made.get("configurable", {})
+    if any(key.startswith("__pregel_") for key in given):
+        given = {k: v for k, v in given.items() if not k.startswith("__pregel_") and k not in OF_A_RUN}
+    made["configurable"] = dict(given)
+    return made
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Hide the running graph, if there is one, from the graph that is called in this block."""
+    token = var_child_runnable_config.set(None)
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)

@@ -1,0 +1,168 @@
+"""What a cherry-pick chooses: messages by their ids, what a checkpoint added, or one tool call with its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from agentgit.agents.merge.merge import Coming, alone, narrowed
+from agentgit.agents.merge.side import Side
+from agentgit.checkpoints.merge import added, batch_of
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.handles.comparison import What
+from agentgit.store.records.lookup import Place
+from agentgit.store.records.sessions import Found
+from agentgit.tools import ToolInvocation
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What was chosen.
+
+    Args:
+        label: how a person calls it.
+        side: where it is.
+        places: of the messages there.
+        call_id: the tool call that comes alone, without those beside it; None for all.
+    """
+
+    label: str
+    side: Side
+    places: Sequence[int]
+    call_id: str | None = None
+
+    def come(self, coming: Coming) -> None:
+        """Let it come behind what is there.
+
+        Raises:
+            InvalidInput: where it comes to has no conversation of its own.
+        """
+        key = self.side.conversation
+        if key is None or key not in coming.ours.graph.channels or coming.ours.conversation not in (None, key):
+            raise InvalidInput("There is no list of messages here that messages could come to.")
+        if self.call_id is None:
+            coming.bring(key, self.side, self.places)
+        else:
+            self._come_alone(key, self.call_id, coming)
+
+    def _come_alone(self, key: str, call_id: str, coming: Coming) -> None:
+        """Let one tool call come with its result, as if nothing had been called beside it."""
+        asking, answer = self.places
+        shown = self.side.messages(self.places)
+        if len(shown[0]["tool_calls"]) == 1:
+            coming.bring(key, self.side, self.places)
+            return
+        asked = alone(shown[0], [call_id])
+        if asked["id"] not in coming.here and shown[1]["id"] not in coming.here:
+            coming.plan.messages.extend((asked, shown[1]))
+            coming.append(key, lambda: [narrowed(self.side.live(key)[asking], asked), self.side.live(key)[answer]])
+
+
+class Picking:
+    """Finds what is to be picked.
+
+    Args:
+        agent: whose session it is in.
+    """
+
+    def __init__(self, agent: RollbackAgent) -> None:
+        self.agent = agent
+        self.store = agent.store
+
+    def find(self, what: What) -> Picked:
+        """Find what somebody means.
+
+        Raises:
+            NotFound: there is no such message or place; or the tool call has no result in its conversation.
+            InvalidInput: it is nothing that can be picked; or the checkpoint did not only add messages.
+        """
+        if isinstance(what, ToolInvocation):
+            return self._call(what)
+        if isinstance(what, Sequence) and not isinstance(what, str):
+            return self._messages(list(what))
+        return self._place(what)
+
+    def _side(self, thread: str, checkpoint_id: str | None) -> Side:
+        return Side(self.agent._saver, self.agent.graph, thread, checkpoint_id)
+
+    # -- what a checkpoint added
+
+    def _place(self, place: Place) -> Picked:
+        with self.store.database.reading() as connection:
+            row, label = self.agent._target(connection, place)
+            before = self._before(connection, row)
+        side = self._side(row.thread_id, row.graph_checkpoint_id)
+        earlier = self._side(before.thread_id, before.graph_checkpoint_id).message_hashes if before is not None else ()
+        places = added(earlier, side.message_hashes)
+        if places is None:
+            raise InvalidInput(
+                f"{label} did not only add messages to the checkpoint before it. Choose messages by their ids: "
+                "cherry_pick([...])."
+            )
+        return Picked(label, side, places)
+
+    def _before(self, connection: Connection, row: Found) -> Found | None:
+        """Find the checkpoint before one on its path; None before the first."""
+        path = self.agent.repository.lookup.path(
+            connection, self.store.sessions.branch(connection, row.internal_session_id)
+        )
+        place = next(n for n, point in enumerate(path) if point.id == row.id)
+        return path[place - 1] if place else None
+
+    # -- messages by their ids
+
+    def _messages(self, ids: list[Any]) -> Picked:
+        if not ids or not all(isinstance(one, str) for one in ids):
+            raise InvalidInput(f"{ids!r} names no messages; give a list of their ids, as history() has them.")
+        missing = set(ids)
+        for side in self._heads():
+            shown = side.messages()
+            known = {message["id"] for message in shown}
+            missing &= set(ids) - known
+            if known.issuperset(ids):
+                chosen = [n for n, message in enumerate(shown) if message["id"] in ids]
+                return Picked(", ".join(ids), side, batch_of(shown, chosen))
+        if missing:
+            raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing))}. See history().")
+        raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick those of one branch at a time.")
+
+    def _heads(self) -> Iterable[Side]:
+        """Give where the branches of the session stand, the newest branch first."""
+        with self.store.database.reading() as connection:
+            rows = self.store.sessions.branches(connection, self.agent._session_id)
+            heads = [(row.thread_id, self.store.graphs.head(connection, row.thread_id)) for row in reversed(rows)]
+        return (self._side(thread, head.checkpoint_id) for thread, head in heads if head is not None)
+
+    # -- one tool call
+
+    def _call(self, call: ToolInvocation) -> Picked:
+        side = self._of_call(call)
+        shown = side.messages()
+        asked = [
+            n for n, message in enumerate(shown)
+            if call.tool_call_id and any(one["id"] == call.tool_call_id for one in message["tool_calls"])
+        ]  # fmt: skip
+        answered = [n for n in batch_of(shown, asked[-1:]) if shown[n]["tool_call_id"] == call.tool_call_id]
+        if not asked or not answered:
+            raise NotFound(f"The conversation of its branch has no result of {call}. Pick messages by their ids.")
+        return Picked(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
+
+    def _of_call(self, call: ToolInvocation) -> Side:
+        """Give where the branch of a call stands.
+
+        Raises:
+            NotFound: it is of another session.
+        """
+        with self.store.database.reading() as connection:
+            rows = self.store.sessions.branches(connection, self.agent._session_id)
+            of = next((row for row in rows if row.id == call.internal_session_id), None)
+            head = self.store.graphs.head(connection, of.thread_id) if of is not None else None
+        if of is None or head is None:
+            raise NotFound(f"No branch of this session has made {call}. See tool_track().")
+        return self._side(of.thread_id, head.checkpoint_id)

@@ -1,0 +1,1 @@
+"""One run of the graph on a branch: its calls, their interception, what is recorded of them."""

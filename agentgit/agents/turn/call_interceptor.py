@@ -1,0 +1,437 @@
+"""The gate: what happens to a call before its tool runs, and what happens instead.
+
+A call that is done already is answered from the record, and its tool does not run: because the turn goes on with calls
+that were begun before, because a rollback has kept what the call would do a second time (the fence), or because the
+tool happens only once. Where nobody can tell whether it is done, nothing runs. See docs/decisions, page 11.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from agentgit.agents.turn.fence_errors import expect_same, refusal, standing_already, unmatched, unreachable, unreadable
+from agentgit.agents.turn.inflight_calls import Answer, Attempt, Slot, Slots
+from agentgit.agents.turn.recorded_results import Unreadable, given_back
+from agentgit.agents.turn.task_scopes import scope_of
+from agentgit.errors import NotFound
+from agentgit.rollback import wait
+from agentgit.rollback.verification import Looks
+from agentgit.store.records.effect_fences import ANSWERS
+from agentgit.store.records.journal import Intent, Outcome, Part
+from agentgit.tools import ToolInvocation
+from agentgit.tools.effects import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED
+from agentgit.tools.identity import call_key, key_after
+from agentgit.tools.invocation import (
+    DONE,
+    FAILED,
+    INTENDED,
+    REPLAY,
+    REVERSE_UNKNOWN,
+    REVERSED,
+    REVERSING,
+    STANDING,
+    UNKNOWN,
+)
+from agentgit.tools.registry import Registry
+
+if TYPE_CHECKING:
+    from agentgit.agents.turn.outcome_buffer import Outcomes
+    from agentgit.agents.turn.turn import Turn
+
+ANSWER, REFUSE, OFF = "replay", "raise", "off"
+FENCES = (ANSWER, REFUSE, OFF)
+"""What `wrap(fence=...)` may do about a call whose effect stands already."""
+
+FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
+"""The effects that a branch made by a rollback does not make a second time."""
+
+HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
+"""The effects that may run again where the record cannot answer: nothing is lost by it, or nobody said so."""
+
+LEFT = STANDING - {FAILED}
+"""The statuses in which a call that is not made again has happened, or may have."""
+
+NOWHERE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
+"""The statuses from which a call can be neither answered nor made again."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that is about to begin.
+
+    Args:
+        intent: what would be recorded of it; its idempotency key is the gate's to make.
+        task: the task of the graph that makes it.
+        place: where it is made, the same each time: its AI message, or else the task.
+        run: the run of the task or of the tool that makes it.
+        same: the hash of what it has in common with its repetitions.
+        is_named: True if its id is the same each time: an AI message asked for it.
+        is_in_batch: True if a ToolNode makes it, beside others.
+        once: True if its tool happens at most once in a session.
+        is_reachable: True if the tool can be answered for: it runs as a copy of ours.
+    """
+
+    intent: Intent
+    task: str
+    place: str
+    run: UUID | None
+    same: str
+    is_named: bool
+    is_in_batch: bool
+    once: bool
+    is_reachable: bool
+
+    @property
+    def call_id(self) -> str | None:
+        """Its id, if that is the same each time."""
+        return self.intent.tool_call_id if self.is_named else None
+
+    @property
+    def again(self) -> tuple[str, str, int]:
+        """What is the same when LangGraph runs the call once more in this turn."""
+        return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
+
+    @property
+    def is_harmless(self) -> bool:
+        """True if it may run again where the record cannot answer."""
+        return self.intent.effect in HARMLESS and not self.once
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was let in.
+
+    Args:
+        intent: what is recorded of it.
+        id: its row, once that is on disk.
+        answer: what it gets instead of running; the row is then a replay, if there is one.
+        attempt: by which it is known again, if LangGraph runs it once more in this turn.
+        used: if it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
+        name: what tells it from the other calls of its place, the same each time.
+        scope: the name of what is called in it, the same each time.
+    """
+
+    intent: Intent
+    id: int | None
+    answer: Answer | None = None
+    attempt: Attempt | None = None
+    used: dict[str, Any] | None = None
+    name: str = ""
+    scope: str = ""
+
+
+class Gate:
+    """Stands before the calls of one turn.
+
+    Args:
+        turn: the turn.
+        outcomes: what is to be written down before the next call begins.
+    """
+
+    def __init__(self, turn: Turn, outcomes: Outcomes) -> None:
+        self.turn = turn
+        self.outcomes = outcomes
+        self.store = turn.agent.store
+        self.fence = turn.agent.rules.fence
+        self._attempts: dict[tuple[str, str, int], Attempt] = {}
+        self._slots: dict[tuple[UUID | None, str, str | None, str], Slots] = defaultdict(Slots)
+        self._runs: dict[str, set[UUID | None]] = defaultdict(set)
+        self._lock = threading.Lock()
+
+    def admit(self, asked: Asked) -> Call:
+        """Let a call begin, or answer it.
+
+        Raises:
+            Fenced: it is done already, and cannot be answered here or was not to be.
+            Conflict: nobody knows whether it is done; or this turn was taken over.
+            WorldDiverged: another branch has changed the world while this turn ran.
+        """
+        with self._lock:
+            slots = self._slots[asked.run, asked.place, asked.call_id, asked.intent.tool_name]
+            slot = slots.take(asked.call_id, asked.same)
+            asked = self._keyed(asked, slot)
+            earlier = self._attempts.get(asked.again)
+            holds = earlier is not None and not earlier.is_over(is_harmless=asked.is_harmless)
+            scope = scope_of("call", asked.place, slot.name, asked.intent.tool_name)
+            if earlier is not None and holds and self._answers(asked, slot, earlier.intent.args):
+                slot.attempt = earlier
+                return Call(asked.intent, None, earlier.answer, None, earlier.used, slot.name, scope)
+            attempt = self._attempts[asked.again] = slot.attempt = Attempt(asked.intent)
+            is_known = earlier is not None and not asked.is_harmless
+            is_begun = self._is_begun(asked, slots, slot) or is_known
+        try:
+            found = self._again(asked, slots, slot) if is_begun else asked
+            call = found if isinstance(found, Call) else self._pass(found)
+            return replace(call, attempt=attempt, name=slot.name, scope=scope)
+        except BaseException as error:
+            attempt.fail(error)
+            raise
+
+    def _keyed(self, asked: Asked, slot: Slot) -> Asked:
+        """Give a call the idempotency key of its slot."""
+        key = call_key(asked.intent.branch_id, asked.place, slot.name, asked.intent.tool_name)
+        slot.keys.add(key)
+        return replace(asked, intent=replace(asked.intent, idempotency_key=key))
+
+    def _is_begun(self, asked: Asked, slots: Slots, slot: Slot) -> bool:
+        """Tell whether a call, or one that it stands for, may have been made before."""
+        if not asked.is_named:
+            runs = self._runs[asked.place]
+            runs.add(asked.run)
+            return not asked.is_harmless and (len(runs) > 1 or not self.turn.given.is_new)
+        # Middleware may make a call with other arguments after it has raised.
+        raised = any(other.is_free for other in slots.all if other is not slot)
+        return not self.turn.given.is_new or (raised and not asked.is_harmless)
+
+    # -- a call of a batch that was begun before
+
+    def _answers(self, asked: Asked, slot: Slot, args: Any) -> bool:
+        """Tell whether a call that is done is answered; False if it runs again.
+
+        Raises:
+            Fenced: it can be neither answered nor run again.
+        """
+        if slot.name == asked.call_id:
+            expect_same(asked.intent, args)
+        if asked.is_harmless and not asked.is_named:
+            return False
+        if asked.is_reachable or asked.is_harmless:
+            return asked.is_reachable
+        raise unreachable(asked.intent)
+
+    def _again(self, asked: Asked, slots: Slots, slot: Slot) -> Asked | Call:
+        """Answer a call that was begun before; or say how it is made again."""
+        made = self._made(asked)
+        attempt, key = self._attempt(asked, slot, made)
+        asked = replace(asked, intent=replace(asked.intent, idempotency_key=key))
+        slot.keys.update({key} if attempt is None else {key, attempt.idempotency_key})
+        if attempt is not None and attempt.status == UNKNOWN and self._verified(attempt):
+            attempt, key = self._attempt(asked, slot, self._made(asked))
+        if attempt is None or attempt.may_be_repeated or attempt.status not in ANSWERS | NOWHERE | {UNKNOWN}:
+            self._expect_none_left(asked, slots, made)
+            return asked
+        if attempt.status in ANSWERS:
+            return self._from_record(asked, slot, attempt) or asked
+        if slot.name == asked.call_id:
+            expect_same(asked.intent, attempt.args)
+        if attempt.status in NOWHERE or not asked.is_harmless:
+            raise refusal(attempt, "This turn goes on with it, and it was not made again.")
+        return asked
+
+    def _expect_none_left(self, asked: Asked, slots: Slots, made: Sequence[ToolInvocation]) -> None:
+        """Make sure that a call with other arguments than before is really another one.
+
+        Raises:
+            Fenced: nobody can tell, because one that it may stand for has happened, or may have.
+        """
+        if asked.is_named:
+            raised = {key for slot in slots.all if slot.is_free for key in slot.keys}
+            for call in made:
+                unsure = call.idempotency_key in raised and call.status == UNKNOWN and not call.may_be_repeated
+                if unsure and not self._verified(call):
+                    raise refusal(call, "This would be the same call with other arguments, and it was not made.")
+        elif asked.intent.effect in FENCED and self.fence != OFF:
+            matched = {key for slot in slots.all for key in slot.keys}
+            for call in made:
+                if call.idempotency_key not in matched and call.effect == IRREVERSIBLE and call.status in LEFT:
+                    raise unmatched(call, asked.intent)
+
+    def _from_record(self, asked: Asked, slot: Slot, attempt: ToolInvocation) -> Call | None:
+        if not self._answers(asked, slot, attempt.args):
+            return None
+        try:
+            value = given_back(attempt.result, asked.intent.tool_call_id)
+        except Unreadable as error:
+            if asked.is_harmless:
+                return None
+            raise unreadable(attempt, error) from error
+        return Call(asked.intent, None, Answer.of(value), used=self._used(asked, attempt))
+
+    def _used(self, asked: Asked, attempt: ToolInvocation) -> dict[str, Any] | None:
+        """Read which numbers of its task a call has used up; a ToolNode has numbers of its own."""
+        if asked.is_in_batch:
+            return None
+        with self.store.database.reading() as connection:
+            used = self.store.fences.answers(connection, attempt.id)
+        return used if used and not used["task"] else None
+
+    def _made(self, asked: Asked) -> list[ToolInvocation]:
+        """Read what was called before in the place of a call, newest first."""
+        with self.store.database.reading() as connection:
+            path = self.store.parts(connection, self.turn.branch)
+            return self.store.fences.attempts(
+                connection, path, asked.intent.tool_name, asked.call_id, None if asked.is_named else asked.place
+            )
+
+    def _attempt(self, asked: Asked, slot: Slot, made: Sequence[ToolInvocation]) -> tuple[ToolInvocation | None, str]:
+        """Find the earlier attempt at a call that counts, and the idempotency key that the call has now."""
+        intent = asked.intent
+        with self.store.database.reading() as connection:
+            path = self.store.parts(connection, self.turn.branch)
+            for branch_id, maker in _makers(path, made):
+                first = call_key(maker, asked.place, slot.name, intent.tool_name)
+                found, key = self._counting(connection, made, first)
+                if found is not None or key != first:
+                    # What has not happened on an earlier branch may happen on each that comes from it.
+                    shared = branch_id == intent.branch_id or found is None or found.status == UNKNOWN
+                    return found, key if shared else intent.idempotency_key
+        return None, intent.idempotency_key
+
+    def _counting(
+        self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
+    ) -> tuple[ToolInvocation | None, str]:
+        """Choose among attempts, newest first, the one that is done, else the newest; what was reversed is over."""
+        same = [one for one in attempts if one.idempotency_key == key]
+        if not same:
+            return None, key
+        found = next((one for one in same if one.status in ANSWERS), same[0])
+        if found.status != REVERSED:
+            return found, key
+        redone = [one for one in self.store.world.redone(connection, found.id) if one.status not in (FAILED, REVERSED)]
+        return (redone[0], key) if redone else self._counting(connection, attempts, key_after(key))
+
+    # -- the fence
+
+    def _pass(self, asked: Asked) -> Call:
+        intent = asked.intent
+        if asked.once or (intent.effect in FENCED and self.fence != OFF and self._is_after_rollback):
+            return self._fenced(asked)
+        if intent.effect == READ_ONLY:
+            return Call(intent, None)  # what only reads may be recorded when it has ended
+        return self.outcomes.write_with(lambda c: self._begin(c, intent))
+
+    def _begin(self, connection: Connection, intent: Intent) -> Call:
+        self.turn.admit(connection, intent.effect)
+        return Call(intent, self.store.journal.intend(connection, intent))
+
+    @functools.cached_property
+    def _is_after_rollback(self) -> bool:
+        """True if a rollback made this branch or one that it comes from, or took back what it did in the world."""
+        with self.store.database.reading() as connection:
+            branches = [part.branch_id for part in self.store.parts(connection, self.turn.branch)]
+            made = self.store.operations.of_branches(connection, branches)
+        return any(row.kind == "rollback" for row in made)
+
+    def _fenced(self, asked: Asked) -> Call:
+        """Let a call begin that may stand already; looked up and written down in one step, so that only one can."""
+        found = self.outcomes.write_with(lambda c: self._look(c, asked))
+        if isinstance(found, ToolInvocation):
+            if not self._verified(found):
+                raise refusal(found, "This would be the same call again, and it was not made.")
+            return self._fenced(asked)
+        return found
+
+    def _look(self, connection: Connection, asked: Asked) -> Call | ToolInvocation:
+        """Answer a call, or let it begin; or give the invocation that stands in its way."""
+        self.store.sessions.lock(connection, asked.intent.session_id)
+        standing = self._standing(connection, asked.intent)
+        if not asked.once:
+            own = self._own(connection, standing)
+            standing = [call for call in standing if call.first_id not in own]
+        answer = next((call for call in standing if call.status in ANSWERS), None)
+        if answer is not None:
+            return self._replay(connection, asked, answer)
+        return standing[0] if standing else self._begin(connection, asked.intent)
+
+    def _standing(self, connection: Connection, intent: Intent) -> list[ToolInvocation]:
+        """Read what stands and is the same call."""
+        found = self.store.fences.standing(connection, intent.session_id, intent.identity or "")
+        running = [call for call in found if call.status == INTENDED]
+        for call in running:  # or its process has died
+            self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
+        return self.store.fences.standing(connection, intent.session_id, intent.identity or "") if running else found
+
+    def _own(self, connection: Connection, calls: Sequence[ToolInvocation]) -> set[int]:
+        """Find those of these calls that are on the path of the branch."""
+        path = self.store.parts(connection, self.turn.branch)
+        return self.store.world.on_path(connection, path, (call.first_id for call in calls))
+
+    def _replay(self, connection: Connection, asked: Asked, call: ToolInvocation) -> Call:
+        """Answer a call with the result of one that stands, and write that down with what that one called in turn."""
+        if self.fence == REFUSE or not asked.is_reachable:
+            raise standing_already(call, is_reachable=asked.is_reachable)
+        try:
+            value = given_back(call.result, asked.intent.tool_call_id)
+        except Unreadable as error:
+            raise unreadable(call, error) from error
+        self.turn.admit(connection, READ_ONLY)
+        inside = self.store.fences.inside(connection, call)
+        own = self._own(connection, inside)
+        replayed = self._take_over(connection, asked.intent, call)
+        for one in inside:
+            if one.id not in own:
+                called = replace(
+                    asked.intent, tool_name=one.tool_name, tool_call_id=None, args=one.args, identity=one.identity,
+                    idempotency_key=key_after(asked.intent.idempotency_key, str(one.id)),
+                )  # fmt: skip
+                self._take_over(connection, called, one)
+        return Call(asked.intent, replayed, Answer.of(value))
+
+    def _take_over(self, connection: Connection, intent: Intent, call: ToolInvocation) -> int:
+        """Write down that the record answered a call."""
+        taken = replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
+        outcome = Outcome(status=DONE, result=call.result, ended_at=datetime.now(UTC))
+        return self.store.journal.add(connection, [(taken, outcome)])
+
+    # -- looking at the world
+
+    def can_look(self, call: Call) -> bool:
+        """Tell whether the tool of a call can look whether it happened."""
+        if call.id is None or call.answer is not None:
+            return False
+        try:
+            return self._registry.verify(self.turn.branch.external_session_id, self._invocation(call.id)) is not None
+        except NotFound:
+            return True  # there is one; that it is not here leaves the call unknown
+
+    def look(self, call: Call) -> None:
+        """Find out what became of a call that raised: if it happened, that answers it when the graph makes it again."""
+        found = self._invocation(call.id or 0)
+        is_sure = self._verified(found)
+        if call.attempt is None:
+            return
+        call.attempt.is_unsure = not is_sure
+        if is_sure and (now := self._invocation(found.id)).status == DONE:
+            call.attempt.end(given_back(now.result, call.intent.tool_call_id))
+
+    def _invocation(self, invocation_id: int) -> ToolInvocation:
+        with self.store.database.reading() as connection:
+            found = self.store.journal.invocation(connection, invocation_id)
+        assert found is not None, "it was recorded in this turn"  # noqa: S101
+        return found
+
+    @property
+    def _registry(self) -> Registry:
+        return self.turn.agent.repository.registry
+
+    def _verified(self, call: ToolInvocation) -> bool:
+        """Let the tool's `verify` say whether a call happened that was broken off; False if it could not."""
+        if call.status != UNKNOWN:
+            return False
+        session_id = self.turn.branch.external_session_id
+        Looks(self.store, self._registry, wait).verify(session_id, call)
+        with self.store.database.reading() as connection:
+            now = self.store.journal.invocation(connection, call.id)
+        return now is not None and now.status != UNKNOWN
+
+
+def _makers(path: Sequence[Part], attempts: Sequence[ToolInvocation]) -> list[tuple[int, int]]:
+    """List the branches of a path, nearest first, each with itself and with those of which its calls were imported."""
+    made_on: dict[int, set[int]] = {part.branch_id: set() for part in reversed(path)}
+    for one in attempts:
+        if one.made_on is not None:
+            made_on[one.internal_session_id].add(one.made_on)
+    return [
+        (branch_id, maker)
+        for branch_id, origins in made_on.items()
+        for maker in (branch_id, *sorted(origins, reverse=True))
+    ]

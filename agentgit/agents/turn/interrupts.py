@@ -1,0 +1,351 @@
+"""Which of a person's answers belong to which tool call.
+
+A ToolNode runs all calls of an AI message in one task, and LangGraph numbers the answers of a task in the order in
+which `interrupt()` is called there. That order changes from one attempt to the next: calls run in parallel, and one
+that is done does not ask again. So each call gets a view of the answers: those that it took before come again, in its
+own order; a new one goes to the call whose question was shown to the person; any other call asks again.
+
+A node's own code calls one tool after the other, and asks between them. There LangGraph's numbers are right, as long as
+a call that the record answers uses up as many of them as it did when it ran: `Questions.skip`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
+from langgraph.errors import GraphInterrupt
+
+from agentgit.langgraph_internals import (
+    CONFIG_KEY_CHECKPOINT_MAP,
+    CONFIG_KEY_CHECKPOINT_NS,
+    CONFIG_KEY_SCRATCHPAD,
+    CONFIG_KEY_SEND,
+    CONFIG_KEY_TASK_ID,
+    CONFIG_KEY_THREAD_ID,
+    PregelScratchpad,
+)
+from agentgit.saver.codec import Codec
+from agentgit.store.objects.blobs import Leaf
+from agentgit.store.records.sessions import Found
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, Place
+
+
+@dataclass
+class Share:
+    """What one call has to do with the answers of its task.
+
+    Args:
+        place: of the call in its AI message.
+        taken: the numbers of the answers that it took, in the order in which it asked.
+        graphs: the numbers of the graphs that it ran, under which these find their state again.
+        question: the hash of what it waits to be told, as LangGraph stores that; None if it does not wait.
+        calls: the numbers of the `@task`s that it called.
+    """
+
+    place: int
+    taken: list[int] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)
+    question: str | None = None
+    calls: list[int] = field(default_factory=list)
+
+
+_batch: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
+"""The task whose ToolNode runs a batch of calls here."""
+
+
+@contextmanager
+def in_batch(config: RunnableConfig) -> Iterator[None]:
+    """Say that a ToolNode runs a batch of calls in this block.
+
+    Args:
+        config: what the node got.
+    """
+    token = _batch.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
+    try:
+        yield
+    finally:
+        _batch.reset(token)
+
+
+def is_in_batch(task: str) -> bool:
+    """Tell whether a call is made by the ToolNode of a task, beside others."""
+    return bool(task) and _batch.get() == task
+
+
+class TaskAnswers:
+    """The answers that one task has got.
+
+    Args:
+        shares: of each call that asked before, by its id.
+        count: how many answers the task had when this turn began; a new one gets this number.
+        shown: the hash of the question that was shown to the person; None if there was none.
+    """
+
+    def __init__(self, shares: Mapping[str, Share], count: int, shown: str | None) -> None:
+        self._shares = dict(shares)
+        self._fresh: int | None = count
+        self._is_recorded = bool(shares) or count == 0
+        same = [(share.place, call_id) for call_id, share in shares.items() if shown and share.question == shown]
+        self._asker = min(same)[1] if same else None
+        self._lock = threading.Lock()
+
+    def share(self, call_id: str, place: int) -> Share:
+        """Give the share of a call."""
+        return self._shares.setdefault(call_id, Share(place))
+
+    def number(self, call_id: str, share: Share, asked: int, pad: PregelScratchpad) -> int:
+        """Tell which answer of the task is for a question.
+
+        Args:
+            call_id: who asks.
+            share: its share.
+            asked: how many questions the call has asked before in this attempt.
+            pad: LangGraph's own view of the answers.
+        """
+        with self._lock:
+            if asked < len(share.taken):
+                return share.taken[asked]
+            number = self._new(call_id, pad)
+            if number is None:
+                return len(pad.resume)
+            share.taken.append(number)
+            share.question = None
+            return number
+
+    def _new(self, call_id: str, pad: PregelScratchpad) -> int | None:
+        """Give a call the new answer, if there is one and it is for this call."""
+        number = self._fresh
+        if not self._is_recorded:  # the calls asked before there was a record of it; then as LangGraph numbers them
+            number = pad.interrupt_counter()
+            if number < len(pad.resume):
+                return number
+        if number is None or self._asker not in (None, call_id):
+            return None
+        if number >= len(pad.resume) and pad.get_null_resume(False) is None:
+            return None
+        self._asker, self._fresh = call_id, None
+        return number
+
+    def graph(self, share: Share, run: int) -> int:
+        """Tell the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
+
+        Args:
+            share: of the call.
+            run: how many graphs the call has run before in this attempt.
+        """
+        with self._lock:
+            if run == len(share.graphs):
+                used = {number for one in self._shares.values() for number in one.graphs}
+                share.graphs.append(next(number for number in itertools.count() if number not in used))
+            return share.graphs[run]
+
+    def unnumbered(self, call_id: str, pad: PregelScratchpad, consume: bool) -> Any:
+        """Give a call the answer that came without the id of a question, if it is for this call."""
+        with self._lock:
+            if self._asker not in (None, call_id):
+                return None
+            answer = pad.get_null_resume(consume)
+            if consume and answer is not None:
+                self._asker = call_id
+            return answer
+
+
+def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Give a tool that takes the config the call's own view there too: it may hand the config to a graph.
+
+    Args:
+        kwargs: what the tool is called with, inside of `Questions.asking`.
+    """
+    given, current = kwargs.get("config"), var_child_runnable_config.get()
+    if not isinstance(given, dict) or current is None:
+        return kwargs
+    conf, seen = given.get("configurable", {}), current.get("configurable", {})
+    own = {name: seen[name] for name in (CONFIG_KEY_SCRATCHPAD, CONFIG_KEY_SEND) if name in conf and name in seen}
+    return {**kwargs, "config": {**given, "configurable": {**conf, **own}}} if own else kwargs
+
+
+class Questions:
+    """The questions that the tool calls of one turn ask.
+
+    Args:
+        store: where they are recorded.
+        branch: the row of the branch that runs.
+        codec: with which the saver stores values.
+    """
+
+    def __init__(self, store: Store, branch: Found, codec: Codec) -> None:
+        self.store = store
+        self.branch = branch
+        self._codec = codec
+        self._tasks: dict[str, TaskAnswers] = {}
+        self._shares: dict[UUID, tuple[str, str, Share]] = {}
+        self._own: dict[UUID, tuple[Share, PregelScratchpad]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def asking(self, run_id: UUID, call_id: str, place: int | None) -> Iterator[None]:
+        """Let a call see its own answers, until the block ends.
+
+        Args:
+            run_id: the run of its tool.
+            call_id: what tells it from the others of its task.
+            place: its place in the AI message; None if a node's own code makes it.
+        """
+        config = var_child_runnable_config.get()
+        view = None
+        if config is not None:
+            view = self._counted(config, run_id) if place is None else self._view(config, run_id, call_id, place)
+        token = var_child_runnable_config.set(view or config)
+        # A tool that calls tools does so by its own code.
+        batch = _batch.set(None)
+        try:
+            yield
+        finally:
+            _batch.reset(batch)
+            var_child_runnable_config.reset(token)
+
+    def _counted(self, config: RunnableConfig, run_id: UUID) -> RunnableConfig | None:
+        """Let a call of a node's own code have LangGraph's numbers, and note which it uses up."""
+        conf = config.get("configurable", {})
+        pad = conf.get(CONFIG_KEY_SCRATCHPAD)
+        if not isinstance(pad, PregelScratchpad):
+            return None
+        share = Share(0)
+        self._own[run_id] = share, pad
+
+        def noting(count: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
+            def counted() -> int:
+                numbers.append(number := count())
+                return number
+
+            return counted
+
+        view = replace(
+            pad, interrupt_counter=noting(pad.interrupt_counter, share.taken),
+            subgraph_counter=noting(pad.subgraph_counter, share.graphs),
+            call_counter=noting(pad.call_counter, share.calls),
+        )  # fmt: skip
+        return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view}}
+
+    def skip(self, used: Mapping[str, Any] | None) -> None:
+        """Use up the numbers that a call of a node's own code had, which the record answers now.
+
+        Args:
+            used: what was recorded of it; None if it used none.
+        """
+        conf = (var_child_runnable_config.get() or {}).get("configurable", {})
+        pad = conf.get(CONFIG_KEY_SCRATCHPAD)
+        if not used or not isinstance(pad, PregelScratchpad):
+            return
+        for number in used["taken"]:
+            if number < len(pad.resume):  # else LangGraph has lost that answer, and begins to count there
+                pad.interrupt_counter()
+        for count, numbers in ((pad.subgraph_counter, used["graphs"]), (pad.call_counter, used.get("calls", ()))):
+            for _ in numbers:
+                count()
+
+    def graphs(self, run_id: UUID) -> list[int]:
+        """List the numbers of the graphs that a call has run."""
+        if (own := self._own.get(run_id)) is not None:
+            return own[0].graphs
+        shared = self._shares.get(run_id)
+        return shared[2].graphs if shared is not None else []
+
+    def _view(self, config: RunnableConfig, run_id: UUID, call_id: str, place: int) -> RunnableConfig | None:
+        conf = config.get("configurable", {})
+        pad, send = conf.get(CONFIG_KEY_SCRATCHPAD), conf.get(CONFIG_KEY_SEND)
+        if not isinstance(pad, PregelScratchpad) or send is None:
+            return None
+        asked, graphs = itertools.count(), itertools.count()
+
+        def number() -> int:
+            task, share = self._of(conf, run_id, call_id, place)
+            found = task.number(call_id, share, next(asked), pad)
+            if pad.resume:
+                send([(RESUME, pad.resume)])  # else those of the calls that do not ask again would be forgotten
+            return found
+
+        def unnumbered(consume: bool) -> Any:
+            return self._of(conf, run_id, call_id, place)[0].unnumbered(call_id, pad, consume)
+
+        def whole(writes: Sequence[tuple[str, Any]]) -> None:
+            send([(channel, pad.resume if channel == RESUME else value) for channel, value in writes])
+
+        def graph() -> int:
+            task, share = self._of(conf, run_id, call_id, place)
+            return task.graph(share, next(graphs))
+
+        view = replace(pad, interrupt_counter=number, get_null_resume=unnumbered, subgraph_counter=graph)
+        return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view, CONFIG_KEY_SEND: whole}}
+
+    def _of(self, conf: Mapping[str, Any], run_id: UUID, call_id: str, place: int) -> tuple[TaskAnswers, Share]:
+        name = conf[CONFIG_KEY_CHECKPOINT_NS]
+        with self._lock:
+            if name not in self._tasks:
+                self._tasks[name] = self._read(conf)
+        task = self._tasks[name]
+        share = task.share(call_id, place)
+        self._shares[run_id] = name, call_id, share
+        return task, share
+
+    def _read(self, conf: Mapping[str, Any]) -> TaskAnswers:
+        """Read what a task was told before this turn."""
+        name, store = conf[CONFIG_KEY_CHECKPOINT_NS], self.store
+        ns = name.rpartition("|")[0]
+        place = Place(conf[CONFIG_KEY_THREAD_ID], ns, conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, ""))
+        with store.database.reading() as connection:
+            writes = store.graphs.writes(connection, place)
+            held = {write.channel: write.value for write in writes if write.task_id == conf[CONFIG_KEY_TASK_ID]}
+            bodies = store.graphs.content.get(connection, [held[RESUME]] if RESUME in held else [])
+            recorded = store.fences.shares(connection, store.parts(connection, self.branch), name)
+        answers = [answer for body in bodies.values() for answer in self._codec.decode(body)]
+        shown, count = held[INTERRUPT].hex() if INTERRUPT in held else None, len(answers)
+        shares = {one["call"]: _share(one, count, shown) for one in recorded}
+        return TaskAnswers(shares, count, shown)
+
+    def end(self, run_id: UUID, error: BaseException | None = None) -> dict[str, Any] | None:
+        """Give what is recorded of the answers of a call that ends; None if it asked nothing.
+
+        Args:
+            run_id: the run of its tool.
+            error: what it raised; an interrupt has its question.
+        """
+        own = self._own.pop(run_id, None)
+        if own is not None:
+            share, pad = own
+            # The number of a question that nobody has answered is used up by the next attempt.
+            share.taken = [number for number in share.taken if number < len(pad.resume)]
+            has_used = share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)
+            return _recorded("", "", share) if has_used else None
+        found = self._shares.pop(run_id, None)
+        if found is None:
+            return None
+        task, call_id, share = found
+        if isinstance(error, GraphInterrupt):
+            body = self._codec.encode(error.args[0]).body  # as the saver does, so that the two can be compared
+            share.question = body.hash.hex() if isinstance(body, Leaf) else None
+        return _recorded(task, call_id, share)
+
+
+def _recorded(task: str, call_id: str, share: Share) -> dict[str, Any]:
+    kept = {"task": task, "call": call_id, **asdict(share)}
+    return kept if share.calls else {name: value for name, value in kept.items() if name != "calls"}
+
+
+def _share(recorded: Mapping[str, Any], count: int, shown: str | None) -> Share:
+    """Read a share, without the answers that its task has not got: they were lost, or given on another branch.
+
+    Who took the answer that would come next is who asked what is shown now.
+    """
+    taken = recorded["taken"]
+    question = shown if count in taken else recorded["question"]
+    return Share(recorded["place"], [number for number in taken if number < count], recorded["graphs"], question)

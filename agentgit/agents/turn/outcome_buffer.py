@@ -1,0 +1,109 @@
+"""The outcomes of one turn's calls, on their way into the journal.
+
+What acts on the world is written as soon as it ended. What only reads waits for the next transaction of its turn: the
+intent of a call that acts, the save of a step, or the turn's end; so that it needs none of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from sqlalchemy import Connection
+
+from agentgit.agents.turn.call_interceptor import Call
+from agentgit.errors import Unavailable
+from agentgit.store.records.journal import Outcome
+from agentgit.tools.invocation import DONE, FAILED
+
+if TYPE_CHECKING:
+    from agentgit.agents.turn.turn import Turn
+
+T = TypeVar("T")
+
+
+class Taken(NamedTuple):
+    """Outcomes that somebody writes down.
+
+    Args:
+        number: how many.
+        write: writes them in a transaction.
+    """
+
+    number: int
+    write: Callable[[Connection], None]
+
+
+MOST_WAITING = 64
+"""How many calls wait at most; so many are lost from the record, if the process dies, of what was only read."""
+
+
+class Outcomes:
+    """What became of the calls of one turn, and is not written down yet.
+
+    Args:
+        turn: the turn.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.store = turn.agent.store
+        self._waiting: list[tuple[Call, Outcome]] = []
+        self._lock = threading.Lock()
+
+    def add(self, call: Call, outcome: Outcome) -> None:
+        """Write down how a call ended, or let that wait for the next transaction of the turn."""
+        with self._lock:
+            self._waiting.append((call, outcome))
+            is_due = len(self._waiting) >= MOST_WAITING
+        # What is asked for after this is no reason to hurry: whoever asks writes what waits.
+        if is_due or not _may_wait(call, outcome) or self.turn.counts_calls:
+            self.write()
+
+    def write(self) -> None:
+        """Write down what waits; if the database is out of reach it waits on, at most until the turn ends."""
+        try:
+            with self.joined() as taken:
+                self.store.database.write(taken.write)
+        except Unavailable:
+            return  # the tool has run, and its program must not be told otherwise
+
+    def write_with(self, work: Callable[[Connection], T]) -> T:
+        """Write down what waits and do something else, both durably or neither."""
+
+        def both(connection: Connection) -> T:
+            taken.write(connection)
+            return work(connection)
+
+        with self.joined() as taken:
+            return self.store.database.write(both, durable=True)
+
+    @contextmanager
+    def joined(self) -> Iterator[Taken]:
+        """Give what waits, to be written down in a transaction of the block; it waits on if the block raises."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        try:
+            yield Taken(len(taken), lambda connection: self._write(connection, taken))
+        except BaseException:
+            with self._lock:
+                self._waiting[:0] = taken
+            raise
+
+    def _write(self, connection: Connection, taken: Sequence[tuple[Call, Outcome]]) -> None:
+        new = [(call.intent, outcome) for call, outcome in taken if call.id is None]
+        if new and self.turn.holds(connection):  # else they belong on no track any more
+            self.store.journal.add(connection, new)
+        for call, outcome in taken:
+            if call.id is None:
+                continue
+            if call.answer is not None:
+                self.store.fences.withdraw(connection, call.id, outcome.error or outcome.status)
+            else:
+                self.store.journal.end(connection, call.id, outcome)
+
+
+def _may_wait(call: Call, outcome: Outcome) -> bool:
+    return call.id is None and outcome.status in (DONE, FAILED) and outcome.answers is None

@@ -1,0 +1,93 @@
+"""What a tool returned, in the record and back again: JSON-like; where LangGraph needs the very object, that too."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.messages import ToolMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.errors import ParentCommand
+from langgraph.types import Command
+
+from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
+from agentgit.saver.leaf_codec import type_names
+from agentgit.store.objects.plain_values import MSGPACK
+from agentgit.tools.results import PACKED
+from agentgit.values import portable
+
+_SERDE = JsonPlusSerializer(allowed_msgpack_modules=None)
+_MESSAGES = "messages"
+
+
+class Unreadable(ValueError):
+    """A recorded result cannot be given back as what it was."""
+
+
+def as_recorded(value: Any) -> Any:
+    """Give the form in which the journal keeps what a tool returned.
+
+    Args:
+        value: anything.
+
+    Example:
+        >>> as_recorded({"order": 7})
+        {'order': 7}
+        >>> sorted(as_recorded(Command(goto="seller")))
+        ['agentgit_packed', 'goto', 'graph', 'resume', 'update']
+    """
+    if isinstance(value, list) and any(isinstance(one, (Command, ToolMessage)) for one in value):
+        return {"returned": portable(value), PACKED: _packed(value)}
+    if isinstance(value, (Command, ToolMessage)):
+        return {**portable(value), PACKED: _packed(value)}
+    return portable(value)
+
+
+def handed_over(error: ParentCommand) -> Any:
+    """Give the form in which the journal keeps that a tool ended by handing over to the graph that called it.
+
+    What it says is kept. It cannot be given back: it was raised, and for that very run.
+
+    Args:
+        error: with the command; which graph it is for has another name in each run.
+    """
+    return {**portable(replace(error.args[0], graph=None)), PACKED: None}
+
+
+def given_back(result: Any, tool_call_id: str | None) -> Any:
+    """Give what a tool returned, as the answer to one call.
+
+    Args:
+        result: as it was recorded.
+        tool_call_id: the call that it answers now.
+
+    Raises:
+        Unreadable: it held objects that cannot be built again from the record.
+    """
+    if not isinstance(result, dict) or PACKED not in result:
+        return result
+    packed = result[PACKED]
+    if packed is None:
+        raise Unreadable("it returned objects of its program or of its run, which the record cannot give back")
+    return _answering(_SERDE.loads_typed((MSGPACK, base64.b64decode(packed))), tool_call_id)
+
+
+def _packed(value: Any) -> str | None:
+    """Pack an object, if all of it can be built again without running anybody's code."""
+    try:
+        kind, body = _SERDE.dumps_typed(value)
+    except Exception:  # noqa: BLE001  # the tool has returned, and must not fail because of its record
+        return None
+    return base64.b64encode(body).decode() if kind == MSGPACK and type_names(body) <= SAFE_MSGPACK_TYPES else None
+
+
+def _answering(value: Any, tool_call_id: str | None) -> Any:
+    """Address what a tool returned to another call than the one it was returned to."""
+    if isinstance(value, list):
+        return [_answering(one, tool_call_id) for one in value]
+    if isinstance(value, ToolMessage) and tool_call_id is not None and value.tool_call_id != tool_call_id:
+        return value.model_copy(update={"tool_call_id": tool_call_id, "id": None})
+    if isinstance(value, Command) and isinstance(value.update, dict) and _MESSAGES in value.update:
+        return replace(value, update={**value.update, _MESSAGES: _answering(value.update[_MESSAGES], tool_call_id)})
+    return value

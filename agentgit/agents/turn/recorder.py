@@ -1,0 +1,466 @@
+"""The recorder: writes every tool call of one turn into the journal, as it really was.
+
+It is a LangChain callback handler, so it sees tools wherever they are called from: a ToolNode, a subgraph, a task, a
+tool that calls tools. `intended` is on disk before a tool runs, the outcome as soon as it ended. What a call gets
+instead of running, and what its tool really returned, goes by way of `interception`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import BaseTool, ToolException
+from langgraph.errors import GraphBubbleUp, ParentCommand
+
+from agentgit.agents.turn.call_interceptor import Asked, Call, Gate
+from agentgit.agents.turn.fence_errors import unswallowed
+from agentgit.agents.turn.inflight_calls import Answer
+from agentgit.agents.turn.interrupts import Questions, is_in_batch
+from agentgit.agents.turn.outcome_buffer import Outcomes
+from agentgit.agents.turn.recorded_results import as_recorded, handed_over
+from agentgit.agents.turn.task_scopes import Scopes, scope_of
+from agentgit.errors import AgentGitError
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
+from agentgit.spans import NOTHING, Traced, tool_span
+from agentgit.store.records.journal import Intent, Outcome
+from agentgit.tools.declared import recorded
+from agentgit.tools.effects import READ_ONLY, Effect, declared_by_name, declared_on
+from agentgit.tools.identity import identity
+from agentgit.tools.invocation import DONE, FAILED, PAUSED, UNKNOWN
+from agentgit.tools.raised import Body
+from agentgit.tools.running import running
+from agentgit.values import portable, told
+
+if TYPE_CHECKING:
+    from agentgit.agents.turn.turn import Turn
+
+
+@dataclass(frozen=True)
+class Calling:
+    """A call that is about to be made by a copy of its tool, which can be answered for.
+
+    Args:
+        parent: the run that it is made in.
+        conf: what LangGraph has configured for the task that makes it.
+        effect: what its tool does; None if it is undeclared.
+        acts: True if its tool may change the world.
+        is_in_batch: True if a ToolNode makes it, beside others.
+    """
+
+    parent: UUID | None
+    conf: Mapping[str, Any]
+    effect: Effect | None
+    acts: bool
+    is_in_batch: bool
+
+    @property
+    def task(self) -> str:
+        """What LangGraph calls the task that makes it."""
+        return str(self.conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+
+
+class Recorder(BaseCallbackHandler):
+    """Records the tool calls of one turn.
+
+    Args:
+        turn: the turn.
+        owner: its name, as it has taken the branch.
+        batch: the number of the next batch.
+        unfinished: if the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
+    """
+
+    raise_error = True  # a call that cannot be recorded must not run
+    ignore_chat_model = True  # else LangChain writes the whole conversation as text for it, at every call of a model
+
+    def __init__(
+        self, turn: Turn, owner: str, batch: int, unfinished: tuple[str, int, Sequence[str]] | None = None
+    ) -> None:
+        self.turn = turn
+        self.branch = turn.branch
+        self.owner = owner
+        self.outcomes = Outcomes(turn)
+        self.gate = Gate(turn, self.outcomes)
+        self.questions = Questions(turn.agent.store, turn.branch, turn.agent.codec)
+        self.effects = turn.agent.rules.effects
+        self.unrecorded = turn.agent.rules.unrecorded
+        self._numbers = itertools.count(batch)
+        self.acted: list[str] = []
+        """The idempotency keys of the calls of this turn that act on the world, or were answered from the record."""
+        self._bodies: dict[UUID, Body] = {}
+        self.scopes = Scopes(turn.saves.graphs_of)
+        self._running: dict[UUID, Call] = {}
+        self._expected: dict[UUID, Calling] = {}
+        self._beside: set[UUID] = set()
+        self._returned: dict[UUID, Any] = {}
+        self._unrecorded: dict[UUID, int] = {}
+        self._places: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
+        self._batches: dict[str, int] = {}  # AI message -> its batch
+        self._spans: dict[UUID, Traced] = {}
+        self._shown: dict[UUID, tuple[str, list[Any]]] = {}  # run -> its task, the conversation that it was given
+        if unfinished is not None:
+            name, batch_of_it, calls = unfinished
+            self._batches[name] = batch_of_it
+            self._places.update((call, (name, index)) for index, call in enumerate(calls))
+        self._lock = threading.Lock()
+
+    # -- learning the order: which calls an AI message asked for
+
+    def on_llm_end(self, response: Any, **_: Any) -> None:
+        for generation in itertools.chain.from_iterable(response.generations):
+            self._learn([getattr(generation, "message", None)], is_new=True)
+
+    def on_chain_start(
+        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None, **_: Any,
+    ) -> None:  # fmt: skip
+        self.scopes.begin(run_id, parent_run_id, metadata)
+        messages = _messages(inputs)
+        if self._learn(messages):
+            self._shown[run_id] = (_task_of(metadata), messages)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+        self._shown.pop(run_id, None)
+
+    def _learn(self, messages: Sequence[Any], *, is_new: bool = False) -> bool:
+        """Note the calls of the newest AI message among these, and number their batch in the order of the messages."""
+        message = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
+        if message is None or not message.tool_calls:
+            return False
+        with self._lock:
+            name = name_of(message.id, message.tool_calls)
+            if is_new or name not in self._batches:  # some models give their calls the same ids every time
+                self._batches[name] = next(self._numbers)
+            for index, call in enumerate(message.tool_calls):
+                self._places[call["id"] or ""] = (name, index)
+        return True
+
+    def batch_of(self, name: str) -> int | None:
+        """Tell the batch of the calls that an AI message of this turn asked for; see `name_of`."""
+        with self._lock:
+            return self._batches.get(name)
+
+    def batch_in(self, run_id: UUID) -> int:
+        """Tell the batch that an unrecorded tool's run belongs to."""
+        return self._unrecorded[run_id]
+
+    # -- the calls
+
+    def expect(self, run_id: UUID, tool: BaseTool, parent: UUID | None, conf: Mapping[str, Any]) -> None:
+        """Take note of a call that a copy of its tool is about to make.
+
+        Args:
+            run_id: the run of the tool.
+            tool: which tool.
+            parent: the run that it is made in.
+            conf: what LangGraph has configured for the task that makes it.
+        """
+        is_recorded = tool.name not in self.unrecorded
+        effect = self._effect_of(tool.name, tool.metadata, declared_on(tool)) if is_recorded else None
+        acts = effect is not None and effect.kind != READ_ONLY
+        task = str(conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+        self._expected[run_id] = Calling(parent, conf, effect, acts, is_in_batch(task))
+
+    def saved(self, run_id: UUID) -> None:
+        """Wait until what the task of an expected call comes from is on disk, if the call acts on the world.
+
+        Raises:
+            Unavailable: it will not be.
+        """
+        calling = self._expected[run_id]
+        if calling.acts:
+            with self._refusing(run_id):
+                self.turn.saves.wait(self.turn.saves.needed(calling.conf))
+
+    async def asaved(self, run_id: UUID) -> None:
+        """Wait as `saved`, without blocking the event loop."""
+        calling = self._expected[run_id]
+        if calling.acts:
+            with self._refusing(run_id):
+                await self.turn.saves.come(self.turn.saves.needed(calling.conf))
+
+    @contextmanager
+    def _refusing(self, run_id: UUID) -> Iterator[None]:
+        try:
+            yield
+        except AgentGitError as error:
+            del self._expected[run_id]
+            raise unswallowed(error) from error.__cause__
+
+    def on_tool_start(
+        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None,
+        inputs: dict[str, Any] | None = None, tool_call_id: str | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
+        metadata = kwargs.get("metadata") or {}
+        calling = self._expected.pop(run_id, None)
+        parent, task = (calling.parent, calling.task) if calling else (parent_run_id, _task_of(metadata))
+        self.scopes.begin(run_id, parent, None)
+        with self._lock:
+            batch, index = self._place(tool_call_id, run_id, self._above(parent))
+        if name in self.unrecorded:
+            self._unrecorded[run_id] = batch
+            return
+        args = portable(inputs if inputs is not None else {"input": input_str})
+        effect = calling.effect if calling else self._effect_of(name, metadata, declared_by_name(name))
+        frame = self.scopes.frame(parent)
+        asking, scope = self._asking(tool_call_id, parent, task), frame.scope if frame else scope_of(task)
+        is_beside = calling is not None and calling.is_in_batch
+        is_named = tool_call_id is not None and (asking is not None or is_beside)
+        form = self.effects.in_one_form(name, args)
+        intent = Intent(
+            session_id=self.branch.external_session_id,
+            branch_id=self.branch.id,
+            batch=batch,
+            batch_index=index,
+            tool_name=name,
+            tool_call_id=tool_call_id,
+            args=args,
+            idempotency_key="",
+            owner=self.owner,
+            started_at=datetime.now(UTC),
+            task=None if is_named else scope,
+            **recorded(effect, name, form, is_named=inputs is not None),
+        )
+        counted = effect.identity_args if effect is not None and inputs is not None else None
+        asked = Asked(
+            intent, task, place=(asking or task) if is_named else scope, run=frame.run_id if frame else None,
+            same=identity(name, form, counted), is_named=is_named, is_in_batch=is_beside,
+            once=effect is not None and effect.once, is_reachable=calling is not None,
+        )  # fmt: skip
+        self._spans[run_id] = tool_span(
+            name, self.turn.span, gen__ai_tool_call_id=tool_call_id, agentgit_effect=intent.effect
+        )
+        try:
+            call = self._running[run_id] = self.gate.admit(asked)
+            if intent.effect != READ_ONLY:
+                self.acted.append(call.intent.idempotency_key)
+            self.scopes.tool(run_id, parent, call.scope, lambda: self.questions.graphs(run_id))
+            if is_beside:
+                self._beside.add(run_id)
+            if call.answer is None and intent.effect != READ_ONLY:
+                self._keep_files(run_id, name, args)
+            self._bodies[run_id] = Body(effect, is_seen=asked.is_reachable, has_begun=not asked.is_reachable)
+        except AgentGitError as error:
+            self._spans.pop(run_id, NOTHING).end(error)
+            raise unswallowed(error) from error.__cause__
+
+    def _keep_files(self, run_id: UUID, name: str, args: Mapping[str, Any]) -> None:
+        """Keep what a call is about to change; where that fails its tool does not run."""
+        try:
+            self.turn.files.before(name, args)
+        except AgentGitError as error:
+            self._failed(run_id, error, f"its tool was not run: {error}")
+            raise
+
+    def _effect_of(self, name: str, metadata: Any, decorated: Effect | None) -> Effect | None:
+        """Tell what a tool does; of one that the graph does not show, its decorator's functions are kept for later."""
+        if decorated is not None and name not in self.effects.tools:
+            self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, decorated)
+        return self.effects.get(name, metadata, decorated)
+
+    def _asking(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
+        """Name what asks for a call, if the task that makes the call was given it.
+
+        That is the AI message, and how many answers to that id are there already: some models use ids again, and some
+        programs whole messages. What other tasks were given does not count: they may not run again with this one.
+        """
+        while run_id is not None:
+            of_task, messages = self._shown.get(run_id, ("", []))
+            if of_task == task:
+                message = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
+                if message is not None and any(call["id"] == tool_call_id for call in message.tool_calls):
+                    answers = sum(isinstance(m, ToolMessage) and m.tool_call_id == tool_call_id for m in messages)
+                    return f"{name_of(message.id, message.tool_calls)} {answers}"
+            run_id = self.scopes.parent(run_id)
+        return None
+
+    def _place(self, tool_call_id: str | None, run_id: UUID, above: Intent | None) -> tuple[int, int]:
+        """Tell the batch of a call and its place there."""
+        if above is not None:
+            return above.batch, above.batch_index  # a tool that was called by a tool belongs where that one is
+        message, index = self._places.get(tool_call_id or "", (str(run_id), 0))
+        if message not in self._batches:
+            self._batches[message] = next(self._numbers)
+        return self._batches[message], index
+
+    def _above(self, run_id: UUID | None) -> Intent | None:
+        """Find the tool call that a run is inside of, if it is inside of one."""
+        while run_id is not None:
+            if run_id in self._running:
+                return self._running[run_id].intent
+            run_id = self.scopes.parent(run_id)
+        return None
+
+    def answer(self, run_id: UUID) -> Answer | None:
+        """Tell what a call gets instead of running its tool; None if it runs."""
+        call = self._running.get(run_id)
+        if call is None or call.answer is None:
+            return None
+        self.questions.skip(call.used)
+        return call.answer
+
+    @contextmanager
+    def known(self, run_id: UUID) -> Iterator[None]:
+        """Let a call know its idempotency key and see the answers that are for it, until the block ends."""
+        if run_id not in self._running:  # agentgit's own
+            yield
+            return
+        call = self._running[run_id]
+        with (
+            running(call.intent.idempotency_key),
+            self.questions.asking(run_id, call.name, call.intent.batch_index if run_id in self._beside else None),
+            self._spans.get(run_id, NOTHING).current(),
+            self._bodies[run_id].running(),
+        ):
+            yield
+
+    def returned(self, run_id: UUID, value: Any) -> None:
+        """Take what a tool really returned, before LangChain makes the text of a message of it."""
+        if run_id in self._running:
+            self._returned[run_id] = value
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
+        body = self._bodies.get(run_id)
+        raised = body.error if body is not None else None
+        if isinstance(raised, Exception) or (isinstance(output, ToolMessage) and output.status == "error"):
+            text = str(output.content if isinstance(output, ToolMessage) else output)
+            self._failed(run_id, raised if isinstance(raised, Exception) else ToolException(text), text)
+            return
+        call, value = self._running.get(run_id), self._returned.get(run_id, _value(output))
+        try:
+            self._end(run_id, Outcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
+        finally:  # somebody may be waiting for it
+            if call is not None and call.attempt is not None:
+                call.attempt.end(call.answer.wait() if call.answer else value)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        if isinstance(error, ParentCommand):
+            self._handed_over(run_id, error)
+            return
+        if isinstance(error, Exception) and (isinstance(error, AgentGitError) or not isinstance(error, GraphBubbleUp)):
+            if (body := self._bodies.get(run_id)) is not None and not body.is_seen:
+                body.raised(error, has_begun=True)
+            self._failed(run_id, error, told(error))
+            return
+        call, paused = self._running.get(run_id), isinstance(error, GraphBubbleUp)
+        try:
+            # What is no pause broke the call off (Ctrl-C), and nobody knows where.
+            self._end(
+                run_id, Outcome(status=PAUSED) if paused else Outcome(status=UNKNOWN, error=type(error).__name__), error
+            )
+        finally:
+            self._over(call, error)
+
+    def _handed_over(self, run_id: UUID, error: ParentCommand) -> None:
+        """Record that a call ended by a command of a graph that it ran: it has done its work, and never comes again."""
+        call = self._running.get(run_id)
+        try:
+            self._end(run_id, Outcome(status=DONE, result=handed_over(error), ended_at=datetime.now(UTC)))
+        finally:
+            self._over(call, error)
+
+    def _failed(self, run_id: UUID, error: Exception, text: str) -> None:
+        """Record that a call raised; it may have acted before that, and a tool that can look is asked."""
+        self._spans.get(run_id, NOTHING).fail(type(error).__name__)
+        call = self._running.get(run_id)
+        try:
+            is_open = call is not None and self._may_have_acted(run_id, call)
+            self._end(run_id, Outcome(status=UNKNOWN if is_open else FAILED, error=text, ended_at=datetime.now(UTC)))
+            if call is not None and is_open:
+                self.gate.look(call)
+        finally:
+            self._over(call, error)
+
+    def _may_have_acted(self, run_id: UUID, call: Call) -> bool:
+        """Tell whether a call that raised is `unknown`: it may have acted, and that matters or its tool can look."""
+        body = self._bodies.get(run_id)
+        if body is None:  # its tool was never called
+            return False
+        return body.may_have_acted and (body.matters or self.gate.can_look(call))
+
+    def cancelled(self, run_id: UUID, error: BaseException) -> None:
+        """Take note of a call that was cancelled, of which LangChain tells nobody; its turn's end writes it down."""
+        self._spans.pop(run_id, NOTHING).end(error)
+        self._over(self._running.get(run_id), error)
+
+    def _over(self, call: Call | None, error: BaseException) -> None:
+        """Tell whoever waits for a call that it is over, if that is not known yet."""
+        if call is not None and call.attempt is not None:
+            call.attempt.fail(error, call.id)
+
+    def _end(self, run_id: UUID, outcome: Outcome, error: BaseException | None = None) -> None:
+        answers = self.questions.end(run_id, error)
+        if answers is not None:
+            outcome = replace(outcome, answers=answers)
+        self.scopes.over(run_id)
+        self._returned.pop(run_id, None)
+        self._bodies.pop(run_id, None)
+        self._beside.discard(run_id)
+        call = self._running.pop(run_id, None)
+        if call is not None and call.attempt is not None and answers is not None and not answers["task"]:
+            call.attempt.used = answers
+        if call is not None:
+            self._end_span(run_id, call, outcome)
+        batch = call.intent.batch if call is not None else self._unrecorded.pop(run_id, None)
+        # An answer was written down when it was given.
+        if call is not None and (call.answer is None or (outcome.status != DONE and call.id is not None)):
+            self.outcomes.add(call, outcome)
+        if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
+            self.turn.ended(batch)
+
+    def _end_span(self, run_id: UUID, call: Call, outcome: Outcome) -> None:
+        traced = self._spans.pop(run_id, NOTHING)
+        traced.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
+        traced.end()
+
+    def end_spans(self) -> None:
+        """End the spans of calls of which nobody told that they ended."""
+        while self._spans:
+            traced = self._spans.popitem()[1]
+            traced.fail(UNKNOWN)
+            traced.end()
+
+
+def name_of(message_id: str | None, tool_calls: Sequence[Mapping[str, Any]]) -> str:
+    """Name an AI message: by its id, or where it has none by its first tool call."""
+    return message_id or (tool_calls[0]["id"] if tool_calls else None) or ""
+
+
+def _messages(value: Any) -> list[Any]:
+    """Find the messages in what a node got, oldest first."""
+    if isinstance(value, Mapping):
+        # A ToolNode that was sent one call gets it together with the state.
+        inner = value.get("messages")
+        return _messages(value.get("state") if inner is None else inner)
+    if not isinstance(value, list):
+        value = getattr(value, "messages", None)
+    return value if isinstance(value, list) else []
+
+
+def _task_of(metadata: Mapping[str, Any] | None) -> str:
+    """Name the task that something runs in; a task that runs again has the same name, on a fork too."""
+    return str((metadata or {}).get("langgraph_checkpoint_ns") or "")
+
+
+def _value(output: Any) -> Any:
+    """Read back from a message what a tool returned, where only the message is known."""
+    if not isinstance(output, ToolMessage):
+        return output
+    if output.artifact is not None or not isinstance(output.content, str):
+        return output.artifact if output.artifact is not None else output.content
+    if output.content[:1] not in ("{", "["):
+        return output.content  # a text that looks like a number may well be a text
+    try:
+        return json.loads(output.content)
+    except ValueError:
+        return output.content

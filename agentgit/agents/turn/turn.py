@@ -1,0 +1,382 @@
+"""A turn: one run of the graph on a branch.
+
+It takes the branch, so that nobody else runs it; makes the automatic checkpoints; records the tools; and gives the
+branch back. Beginning and end are one transaction each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from agentgit.agents import inputs
+from agentgit.agents.inputs import Given
+from agentgit.agents.turn.auto_checkpoint import Interval
+from agentgit.agents.turn.call_interceptor import ANSWER
+from agentgit.agents.turn.checkpoint_buffer import Saves
+from agentgit.agents.turn.files import TurnFiles
+from agentgit.agents.turn.recorder import Recorder, name_of
+from agentgit.errors import Conflict, Corrupt, WorldDiverged
+from agentgit.rollback import notes
+from agentgit.rollback.crash_recovery import take_back
+from agentgit.saver.saver import NOTHING_ELSE, After, Beside
+from agentgit.sessions.history import text_of
+from agentgit.spans import NOTHING, Traced
+from agentgit.store.audit.trail import foresee_notes, note
+from agentgit.store.maintenance import retention
+from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import Moment, snapshot_of
+from agentgit.store.threads.append_if_head import Fence
+from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.pending_writes import NO_WRITES
+from agentgit.tools.declared import Declared
+from agentgit.tools.effects import READ_ONLY, UNDECLARED
+from agentgit.tools.files import Keeper
+from agentgit.tools.plan import KEEP
+from agentgit.values import as_object
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What holds for every turn of an agent.
+
+    Args:
+        user_id: who runs it.
+        effects: what the tools do to the world.
+        unrecorded: names of tools that are no part of the track.
+        auto: when to make automatic checkpoints.
+        fence: what to do about a call whose effect stands already: `replay`, `raise` or `off`.
+        keeper: the workspace whose files belong to the session; None if there is none.
+    """
+
+    user_id: int
+    effects: Declared
+    unrecorded: frozenset[str]
+    auto: Interval
+    fence: str = ANSWER
+    keeper: Keeper | None = None
+
+
+class _Begun(NamedTuple):
+    """What the transaction that begins a turn has found; of an attempt that was rolled back nothing stays.
+
+    Args:
+        branch: its row, as the turn holds it.
+        given: the input, with what the model is to be told first.
+        owner_id: whose the session is.
+        batch: the number of the first batch of calls.
+        unfinished: the batch that the turn goes on with, as `Recorder` takes it.
+    """
+
+    branch: Found
+    given: Given
+    owner_id: int
+    batch: int
+    unfinished: tuple[str, int, list[str]] | None
+
+
+class _Ended(NamedTuple):
+    """What the transaction that ends a turn has found.
+
+    Args:
+        latest: the newest graph checkpoint.
+        settled: True if nothing waits.
+        head_id: where the branch's head is, if the turn was broken off.
+        thinned: how many checkpoints went, because the session keeps no more.
+    """
+
+    latest: str | None
+    settled: bool
+    head_id: int | None
+    thinned: int
+
+
+@dataclass
+class Turn:
+    """One run.
+
+    Args:
+        agent: who runs.
+        given: the input.
+        span: what traces it.
+    """
+
+    agent: RollbackAgent
+    given: Given
+    span: Traced = NOTHING
+    wanted: list[tuple[int, Label]] = field(default_factory=list)
+    """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
+    afterwards: Callable[[], Any] | None = None
+    """What a tool asked to be done when the turn has ended."""
+
+    _batches: dict[int, Label] = field(default_factory=dict)
+    """The automatic checkpoint of each finished batch."""
+
+    branch_id: int = field(init=False)
+    branch: Found = field(init=False)
+    head_id: int | None = field(init=False)
+    """Where it left the branch's head, if it was broken off."""
+    settled: bool = field(init=False)
+    recorder: Recorder = field(init=False)
+    files: TurnFiles = field(init=False)
+    saves: Saves = field(default_factory=Saves)
+
+    # -- beginning and end
+
+    def begin(self) -> None:
+        """Take the branch.
+
+        Raises:
+            Conflict: somebody else runs it, or has moved it since the agent last saw it.
+        """
+        self.branch_id = self.agent.branch_id  # the agent may be led elsewhere, a turn stays where it began
+        self._held = ExitStack()
+        owner = self._held.enter_context(self.agent.store.at_work())
+        try:
+            self.files = TurnFiles(self.agent.store, self.agent.rules.keeper, self.branch_id)
+            self.files.begin(self.given.title)
+            # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
+            begun = self.agent.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
+            self.branch, self.given = begun.branch, begun.given
+            # Who loses the right meanwhile ends the turn all the same: what its tools did has to be recorded.
+            self._held.enter_context(self.agent.store.database.seeing(begun.owner_id))
+            self.recorder = Recorder(self, owner, begun.batch, begun.unfinished)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _begin(self, connection: Connection, owner: str) -> _Begun:
+        store, session_id = self.agent.store, self.agent._session_id
+        self.agent._expect(connection)
+        store.sessions.lock(connection, session_id)
+        going_on = take_back(store, connection, session_id)
+        look = store.looking(connection, self.branch_id, self.agent._thread_id)
+        # Before it is looked at: what another turn adds in between was not seen.
+        last = store.world.lasting(connection, session_id)
+        self._foresee(connection)
+        branch = store.sessions.acquire(connection, self.branch_id, owner)
+        if going_on:
+            raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
+        moment = look(branch)
+        if moment.latest != self.agent.seen and branch.head_id not in self.agent.late:
+            raise Conflict(
+                f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
+                f"new head with agent.switch({branch.name!r}), or go your own way with agent.fork().",
+                head=branch.head_id,
+            )
+        self._see(connection, branch, last())
+        self.files.see(connection, branch)
+        begun = _Begun(
+            branch, self._noted(connection, branch), self.agent.repository.lookup.owner(connection, session_id),
+            moment.batch, self._unfinished(connection, branch, moment),
+        )  # fmt: skip
+        if self.given.is_new and self.agent.rules.auto.before_turns:
+            label = self._label("before", self.given.title, self.given.message_id)
+            self._add(connection, branch, moment.snapshot, label)
+        return begun
+
+    def _foresee(self, connection: Connection) -> None:
+        """Say what is to be written in this transaction, which has locked the session."""
+        self.agent.store.checkpoints.foresee(connection, self.branch_id)
+        foresee_notes(connection, self.agent.store.tenant_id, self.branch_id)
+
+    def _see(self, connection: Connection, branch: Found, last: int) -> None:
+        """Make sure that the world is as this branch left it.
+
+        Args:
+            connection: in a transaction that writes.
+            branch: its row as it is now.
+            last: how long the world log was before.
+
+        Raises:
+            WorldDiverged: another branch has changed it since.
+        """
+        plan = self.files.divergence(connection, branch, self.agent.planner, last)
+        if plan is not None:
+            changes = "; ".join([*map(str, (s for s in plan.steps if s.action != KEEP)), *self.files.changes(plan)])
+            raise WorldDiverged(
+                f"The world has changed since branch {branch.name} last ran, and nothing was run now: {changes}. "
+                f"Bring it back with agent.switch({branch.name!r}, sync='world'), tell the model with "
+                "sync='note', or go on all the same with sync='ignore'.",
+                plan,
+            )
+        self.agent.store.sessions.see(connection, branch, last)
+
+    def _noted(self, connection: Connection, branch: Found) -> Given:
+        """Return the input, preceded by what a switch has left the model to be told about the world."""
+        note = notes.note_of(as_object(branch.meta))
+        noted = inputs.noted(self.given, note) if note else None
+        if noted is None:
+            return self.given
+        self.agent.store.sessions.note(connection, self.branch_id, notes.TOLD)
+        return noted
+
+    def admit(self, connection: Connection, effect: str) -> None:
+        """Let a call begin, in the transaction that records its intent.
+
+        Args:
+            connection: in a transaction that writes.
+            effect: what the tool does to the world.
+
+        Raises:
+            Conflict: this turn was taken over.
+            WorldDiverged: another branch has changed the world while this turn ran.
+        """
+        store = self.agent.store
+        store.sessions.hold(connection, self.branch)
+        if effect not in (READ_ONLY, UNDECLARED):
+            last = store.world.lasting(connection, self.branch.external_session_id)
+            self._see(connection, store.sessions.branch(connection, self.branch_id), last())
+
+    def holds(self, connection: Connection) -> bool:
+        """Tell whether this turn still has its branch."""
+        return self.agent.store.sessions.holds(connection, self.branch)
+
+    def _unfinished(self, connection: Connection, branch: Found, moment: Moment) -> tuple[str, int, list[str]] | None:
+        """Find the batch that this turn goes on with, so that calls which run again stay in it."""
+        if self.given.is_new or not moment.waiting:
+            return None
+        asked = moment.waiting[0]["tool_calls"]
+        ids = [call["id"] for call in asked]
+        batch = self.agent.store.journal.last_batch(connection, branch.id, ids)
+        return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch, ids)
+
+    def end(self, *, completed: bool) -> str | None:
+        """Give the branch back; tell the newest graph checkpoint.
+
+        Args:
+            completed: False if the run raised or was broken off.
+        """
+        outcomes = self.recorder.outcomes
+        with self._held:
+            self.recorder.end_spans()
+            self.files.end()
+            try:
+                ended = outcomes.write_with(lambda connection: self._end(connection, completed))
+            except Conflict:  # somebody has taken the branch over; what was done is recorded all the same
+                outcomes.write()
+                raise
+            self.settled, self.head_id = ended.settled, ended.head_id
+            if ended.thinned:
+                self.agent.release_files()
+            return ended.latest
+
+    def _end(self, connection: Connection, completed: bool) -> _Ended:
+        store, sessions, owner = self.agent.store, self.agent.store.sessions, self.recorder.owner
+        touched = sessions.touching(connection, self.branch.external_session_id)
+        held = sessions.holding(connection, self.branch)
+        abandon = store.journal.abandoning(connection, self.branch_id, owner)
+        look = store.looking(connection, self.branch_id, self.branch.thread_id)
+        self._foresee(connection)
+        held()
+        abandon()
+        moment = look(self.branch)
+        self.files.see(connection, self.branch)
+        if moment.settled:
+            self._make_wanted(connection, moment.snapshot, until=None)
+            if completed and self._is_due(connection):
+                title = inputs.first_line(text_of(moment.last[0])) if moment.last else None
+                self._add(connection, self.branch, moment.snapshot, self._label("after", title))
+        with suppress(Corrupt):  # what is damaged is no reason to lose a turn that is done
+            store.texts.follow(connection, self.branch_id)
+        head_id = None if completed else sessions.branch(connection, self.branch_id).head_id
+        thinned = retention.automatic(connection, store, self.branch.external_session_id, touched())
+        sessions.release(connection, self.branch_id, owner)
+        how = "done" if completed and moment.settled else "waiting" if completed else "failed"
+        note(
+            connection, store.tenant_id, f"turn.{how}", branch_id=self.branch_id,
+            user_id=self.agent.rules.user_id,
+        )  # fmt: skip
+        return _Ended(moment.latest, moment.settled, head_id, thinned)
+
+    def _is_due(self, connection: Connection) -> bool:
+        every = self.agent.rules.auto.turns
+        if every <= 1:
+            return every == 1
+        return self.agent.store.sessions.count_turn(connection, self.branch_id) % every == 0
+
+    def _label(self, kind: str, description: str | None, restore_point: str | None = None) -> Label:
+        return Label(kind=kind, user_id=self.agent.rules.user_id, description=description, restore_point=restore_point)
+
+    # -- on the way
+
+    @property
+    def counts_calls(self) -> bool:
+        """True if a checkpoint may be made before the turn ends, which tells how many calls there were until then."""
+        return bool(self.wanted) or self.agent.rules.auto.calls > 0
+
+    @contextmanager
+    def on_put(self, place: Place) -> Iterator[Beside]:
+        """Do what is due when a step is saved, in the saver's own transaction: its calls, then its checkpoints."""
+
+        def before(connection: Connection) -> After:
+            held = self.agent.store.sessions.holding(connection, self.branch)
+            return lambda: due(connection, held)
+
+        def due(connection: Connection, held: After) -> None:
+            held()
+            taken.write(connection)
+            if makes:
+                self._make_due(connection, place)
+
+        if place.thread != self.branch.thread_id:
+            with self.saves.saving(place):
+                yield NOTHING_ELSE
+            return
+        makes = self.counts_calls and not place.ns
+        fence = Fence(self.branch.id, self.branch.epoch, self.branch.owner)
+        with self.saves.saving(place), self.recorder.outcomes.joined() as taken:
+            yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
+
+    def _make_due(self, connection: Connection, place: Place) -> None:
+        """Make the checkpoints that are due after a finished batch of tool calls."""
+        store = self.agent.store
+        at = store.graphs.find(connection, place)
+        asking = store.answered(connection, at) if at is not None else None
+        batch = self.recorder.batch_of(name_of(asking["id"], asking["tool_calls"])) if asking else None
+        if at is None or batch is None:
+            return
+        before, after = (store.journal.count(connection, self.branch_id, before_batch=n) for n in (batch, batch + 1))
+        snapshot = snapshot_of(at, self.branch.inherited + after, NO_WRITES)
+        self._make_wanted(connection, snapshot, until=batch)
+        if self.agent.rules.auto.is_passed(before, after):
+            label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
+            self._make(connection, snapshot, label, batch)
+
+    def want(self, batch: int, label: Label) -> None:
+        """Note a checkpoint that a tool asked for; a batch that runs again after an answer asks only once."""
+        if all((batch, label.name) != (known, one.name) for known, one in self.wanted):
+            self.wanted.append((batch, label))
+        self.recorder.outcomes.write()
+
+    def ended(self, batch: int) -> None:
+        """Take note that a call of a batch has ended, and none is running."""
+        if self.counts_calls:
+            self.files.after(batch)
+
+    def _make_wanted(self, connection: Connection, snapshot: Snapshot, until: int | None) -> None:
+        """Make what tools asked for in the batches until this one; None is all."""
+        for batch, label in self.wanted:
+            if until is None or batch <= until:
+                self._make(connection, snapshot, label, until)
+
+    def _make(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None) -> None:
+        """Make a checkpoint that has its id already, unless it was made: a transaction may run twice."""
+        if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
+            self._add(connection, self.branch, snapshot, label, batch)
+
+    def _add(
+        self, connection: Connection, branch: Found, snapshot: Snapshot, label: Label, batch: int | None = None
+    ) -> None:
+        snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, branch, batch))
+        self.agent.store.checkpoints.add(connection, self.branch_id, snapshot, label)

@@ -1,0 +1,95 @@
+"""The verbs that go one step back or forth: `undo`, `redo`, and what each would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from agentgit.auth.roles import EDITOR
+from agentgit.rollback import Settle, wait
+from agentgit.store.records.lookup import Place
+from agentgit.tools import RollbackPlan
+from agentgit.tools.files import FileChanges
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+
+
+class Steps:
+    """What `RollbackAgent` can do without being told a place."""
+
+    @property
+    def _stepping(self) -> RollbackAgent:
+        return cast("RollbackAgent", self)
+
+    def undo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
+        """Roll back to the newest checkpoint that differs from where the branch stands now.
+
+        Args:
+            steps: how many such points to go back, at least 1.
+            force: as `rollback` takes it.
+
+        Raises:
+            NotFound: there are not so many.
+            InvalidInput: `steps` is less than 1.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: as `rollback`.
+        """
+        return self._stepping.rollback(self._at(steps), force=force)
+
+    def plan_undo(self, steps: int = 1) -> RollbackPlan:
+        """Tell what `undo(steps)` would do, without doing anything.
+
+        Raises:
+            NotFound, InvalidInput: as `undo`.
+        """
+        return self._stepping.plan_rollback(self._at(steps))
+
+    def _at(self, steps: int) -> int:
+        return self._stepping.repository._previous(self._stepping.branch_id, steps)
+
+    def rewind_files(self, restore_point: Place, *, force: bool = False) -> FileChanges:
+        """Bring the files back to what they were when the user said something; the conversation stays as it is.
+
+        Args:
+            restore_point: the id of the user's message, or any place that `rollback` takes.
+            force: True to bring back files that others have changed since the last turn too.
+
+        Raises:
+            NotFound: no workspace is attached, or there is no such restore point.
+            WorkspaceChanged: somebody else has changed the files since the last turn; none was touched.
+            RollbackIncomplete: they could not be brought back; `repo.resume(operation)` goes on from there.
+            Conflict: the branch is running.
+        """
+        agent = self._stepping
+        return agent.repository.rewind_files(restore_point, agent._session_id, branch=agent.branch_id, force=force)
+
+    def redo(self, *, force: bool = False) -> RollbackAgent:
+        """Take back the last rollback: go on where the branch was that it left, with what it reversed run again.
+
+        If files alone were brought back since the last turn, these are as before that again, and the agent stays.
+
+        Args:
+            force: as `switch` takes it.
+
+        Raises:
+            NotFound: there is nothing to take back.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: as `switch`.
+        """
+        return self._redo(wait, force=force)
+
+    def plan_redo(self) -> RollbackPlan:
+        """Tell what `redo` would do, without doing anything.
+
+        Raises:
+            NotFound: there is nothing to take back.
+        """
+        agent = self._stepping
+        return agent.repository.plan_redo(agent._session_id, branch=agent.branch_id)
+
+    def _redo(self, settle: Settle, *, force: bool) -> RollbackAgent:
+        self._stepping._expect_now(EDITOR)
+        agent = self._stepping
+        if agent.repository._rewound(agent.branch_id) is not None:  # of files alone: no tool runs
+            agent.repository.redo(agent._session_id, branch=agent.branch_id, force=force)
+            return agent
+        left = agent.repository._left_by(agent.branch_id)
+        return agent._on(left)._switch(left, settle, sync="world", force=force)

@@ -1,0 +1,216 @@
+"""What is found in a module of the user: what it declares of its tools, the tools themselves, and graphs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import StateGraph
+from langgraph.pregel import Pregel
+
+from agentgit.agents.checkpoint_tools import is_ours
+from agentgit.agents.instrumentation import tools_of
+from agentgit.agents.tools import expect_fit, forward
+from agentgit.errors import Ambiguous, InvalidInput, NotFound
+from agentgit.tools.effects import KINDS, Effect, as_effect, declared_on
+from agentgit.tools.naming import MAIN
+from agentgit.tools.registry import EVERYWHERE, Registry
+from agentgit.values import told
+
+
+def trust(registry: Registry, paths: Sequence[str]) -> None:
+    """Make what modules declare known for the calls of every session.
+
+    That is what their decorators say, what their mappings of tool names to effects say, and their tools: LangChain
+    tools, lists of them, functions with a decorator, and the tools of their graphs. A module that is being run now,
+    like the program itself, is looked into when something of it is first needed, and never run a second time.
+
+    Args:
+        registry: of the repository.
+        paths: `package.module`, or `package.module:name` for one source of tools in it; a function is called for what
+            it gives.
+
+    Raises:
+        NotFound: a module cannot be imported, or a function of an effect cannot; or it declares nothing.
+        InvalidInput: it is no path, or an effect does not fit its tool.
+    """
+    later = [path for path in paths if _is_running(_expect_module(path))]
+    _take(registry, [path for path in paths if path not in later])
+    if later:
+        registry.offer(lambda: _take(registry, later))
+
+
+def _take(registry: Registry, paths: Sequence[str]) -> None:
+    found = [_found(path) for path in paths]
+    tools: dict[str, list[BaseTool]] = {}
+    for one in (one for named, _ in found for one in named if not is_ours(one)):
+        if not any(_body(one) is _body(other) for other in tools.get(one.name, ())):
+            tools.setdefault(one.name, []).append(one)
+    said: list[tuple[str, Effect, list[BaseTool]]]
+    said = [(name, effect, []) for _, effects in found for name, effect in effects.items()]
+    said += [(one.name, own, [one]) for same in tools.values() for one in same if (own := declared_on(one))]
+    for name, effect, same in said:
+        expect_fit(name, effect, same)
+    for name, effect, _ in said:
+        registry.declare(EVERYWHERE, name, effect)
+    for name, same in tools.items():
+        registry.provide(EVERYWHERE, name, forward(same))
+
+
+def _body(tool: BaseTool) -> Any:
+    """Give what tells two tools apart: of one function a module may make several."""
+    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
+
+
+def graph_in(path: str) -> Any:
+    """Give a compiled graph of a module.
+
+    Args:
+        path: `package.module:name`; a function is called for the graph; without a name it is the only graph there.
+
+    Raises:
+        NotFound: it cannot be imported, or there is no graph.
+        Ambiguous: there are several.
+    """
+    values = imported(path)
+    if ":" in path:
+        value = values[0]
+        return called(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
+    graphs = [value for value in values if isinstance(value, Pregel)]
+    if not graphs:
+        raise NotFound(f"{path} has no compiled graph. Name it, or the function that makes it: {path}:NAME")
+    if any(graph is not graphs[0] for graph in graphs):
+        raise Ambiguous(f"{path} has {len(graphs)} graphs. Name one: {path}:NAME")
+    return graphs[0]
+
+
+def called(function: Callable[[], Any], path: str) -> Any:
+    """Call the function that a path names.
+
+    Args:
+        function: it.
+        path: how it was named.
+
+    Raises:
+        InvalidInput: it needs arguments.
+    """
+    try:
+        with suppress(ValueError):  # one of C may not tell what it takes
+            inspect.signature(function).bind()
+    except TypeError as error:
+        raise InvalidInput(f"{path} cannot be called: {error}. Name a function that needs no argument.") from error
+    return function()
+
+
+def value_in(path: str) -> Any:
+    """Give one thing of a module.
+
+    Args:
+        path: `package.module:name`.
+
+    Raises:
+        InvalidInput: no name is given.
+        NotFound: it cannot be imported.
+    """
+    if ":" not in path:
+        raise InvalidInput(f"{path} names a module, and not what is meant in it. Write {path}:NAME")
+    return imported(path)[0]
+
+
+def imported(path: str) -> list[Any]:
+    """Give what a module has: the one thing that is named, or all.
+
+    Args:
+        path: `package.module`, or `package.module:name`.
+
+    Raises:
+        InvalidInput: it is no path.
+        NotFound: it cannot be imported.
+    """
+    name = path.partition(":")[2]
+    found = _module(path)
+    if name and not hasattr(found, name):
+        raise NotFound(f"{path} cannot be imported here: the module has no {name}.")
+    return [getattr(found, name)] if name else list(vars(found).values())
+
+
+def _module(path: str) -> ModuleType:
+    module = _expect_module(path)
+    if _is_main(module):
+        return sys.modules[MAIN]
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
+        raise NotFound(f"{path} cannot be imported here: {told(error)}. Is its folder in PYTHONPATH?") from error
+
+
+def _expect_module(path: str) -> str:
+    """Give the module of a path.
+
+    Raises:
+        InvalidInput: it is no path.
+    """
+    module, colon, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
+        raise InvalidInput(f"{path!r} names no module; write package.module, or package.module:NAME.")
+    return module
+
+
+def _is_running(module: str) -> bool:
+    """Tell whether a module is still being run, so that what it declares may not be there yet."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return _is_main(module) or bool(getattr(spec, "_initializing", False))
+
+
+def _is_main(module: str) -> bool:
+    """Tell whether a module is the program itself: imported under its own name, it would run once more."""
+    program = getattr(sys.modules.get(MAIN), "__file__", None)
+    if module in sys.modules or program is None:
+        return module == MAIN
+    try:
+        origin = getattr(find_spec(module), "origin", None)
+    except Exception:  # noqa: BLE001  # it imports what the module is in; importing the module says what is wrong
+        return False
+    return origin is not None and os.path.realpath(origin) == os.path.realpath(program)
+
+
+def _found(path: str) -> tuple[list[BaseTool], dict[str, Effect]]:
+    """Find the tools that are named, and what mappings of the module say of tools."""
+    named, whole = imported(path), list(vars(_module(path)).values())
+    tools = [one for value in named for one in _tools(value)]
+    effects = {name: effect for value in whole for name, effect in _effects(value)}
+    if ":" in path and not tools and not any(dict(_effects(value)) for value in named):
+        tools = [one for value in named if callable(value) for one in _tools(called(value, path))]
+        effects = effects if tools else {}
+    if not tools and not effects:
+        hint = "" if ":" in path else f" Name the list, the graph, or the function that makes it: {path}:NAME"
+        raise NotFound(f"{path} has no tools and declares no effects.{hint}")
+    return tools, effects
+
+
+def _effects(value: Any) -> Iterator[tuple[str, Effect]]:
+    """Visit what a value says of tools, if it is a mapping like the one that `wrap` takes."""
+    if not isinstance(value, Mapping) or not any(isinstance(one, Effect) for one in value.values()):
+        return
+    if all(isinstance(name, str) and (isinstance(one, Effect) or one in KINDS) for name, one in value.items()):
+        yield from ((name, as_effect(one)) for name, one in value.items())
+
+
+def _tools(value: Any) -> Iterator[BaseTool]:
+    """Visit the tools that a value is, or has."""
+    if isinstance(value, BaseTool):
+        yield value
+    elif isinstance(value, Pregel):
+        yield from tools_of(value)
+    elif isinstance(value, (list, tuple)):
+        yield from (one for one in value if isinstance(one, BaseTool))
+    elif inspect.isroutine(value) and declared_on(value) is not None:
+        yield tool(value)

@@ -1,0 +1,1 @@
+"""Every verb on one session, without a graph."""

@@ -1,0 +1,375 @@
+"""The users of a tenant, as its admins look after them, and their API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.auth import ApiKey, NewKey, User
+from agentgit.auth.devices import device_token
+from agentgit.auth.passwords import expect_password, hash_password, is_password_of
+from agentgit.auth.scopes import ADMIN, READ, widened
+from agentgit.auth.sharing import end_of
+from agentgit.auth.user import LOCAL, expect_name
+from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit.handles.context import Handle, UserRef
+from agentgit.repository.erasure import erase
+from agentgit.sessions.upkeep import Erased
+from agentgit.store.audit.trail import note
+from agentgit.store.maintenance import erasure
+from agentgit.store.sql.ids import is_id
+
+KEY_LASTS = timedelta(days=90)
+"""How long an API key holds, unless somebody says otherwise."""
+
+
+class Users:
+    """The users of a tenant. `Repository.users` is it.
+
+    Args:
+        handle: the repository, which is bound to who looks.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._users = handle.store.users
+
+    def __repr__(self) -> str:
+        return f"Users(for {self._handle.user.name!r})"
+
+    def add(self, name: str, password: str | None = None, is_admin: bool = False) -> User:
+        """Make a user; for admins.
+
+        Args:
+            name: unique in the tenant, 1 to 200 characters without a `/`.
+            password: 10 to 1,000 characters; None if they log in by keys or tokens only.
+            is_admin: True for one more admin.
+
+        Raises:
+            InvalidInput: nobody can be called so, or it can be no password.
+            Conflict: somebody is called so.
+            NotAllowed: you are no admin.
+        """
+        expect_name(name, "user")
+        stored = hash_password(expect_password(password)) if password is not None else None
+
+        def make(connection: Connection) -> User:
+            self._handle.lookup.expect_admin(connection, "users.add")
+            if self._users.named(connection, name) is not None:
+                raise Conflict(f"There is a user {name} already. Choose another name.")
+            made = self._users.add(connection, name, is_admin=is_admin, by=self._handle.user.id)
+            if stored is not None:
+                self._users.change(connection, made.id, {"password": stored})
+            return made
+
+        return self._handle._change(make)
+
+    def all(self) -> list[User]:
+        """List the users by name; for admins.
+
+        Raises:
+            NotAllowed: you are no admin.
+        """
+
+        def look(connection: Connection) -> list[User]:
+            self._handle.lookup.expect_admin(connection, "users.all")
+            return self._users.all(connection)
+
+        return self._handle._read(look)
+
+    def find(self, user: UserRef) -> User:
+        """Find a user by name or id; for admins, and oneself.
+
+        Raises:
+            NotFound: there is none.
+            NotAllowed: you are no admin, and it is not you.
+        """
+
+        me = self._handle.user
+
+        def look(connection: Connection) -> User:
+            if user not in (me, me.name, me.id):
+                self._handle.lookup.expect_admin(connection, "users.find")
+            return self._handle._find_user(connection, user)
+
+        return self._handle._read(look)
+
+    def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
+        """Set another password for a user, and end all that they are logged in by; for admins, and oneself.
+
+        Tokens and other browsers end, too; API keys stay, and are revoked one by one.
+
+        Args:
+            user: a User, a name or an id.
+            password: as `add` takes it; None takes it away.
+            current: your password until now, if it is your own that you change and you came in by a credential: a
+                browser left open, or a key, is not enough to take an account over.
+
+        Raises:
+            InvalidInput: it can be no password, or it is of the local owner, as whom nobody logs in.
+            NotFound: there is no such user.
+            NotAllowed: you are no admin, and it is not you; or `current` is missing or wrong.
+            TooManyAttempts: `current` was wrong too often.
+        """
+        stored = hash_password(expect_password(password)) if password is not None else None
+        held = self._expect_current(user, current)
+
+        def change(connection: Connection, user_id: int) -> None:
+            if held is not None and self._users.password(connection, user_id) != held:
+                raise Conflict("The password was changed meanwhile. Give the new one as the current one.")
+            self._users.set_password(connection, user_id, stored, self._handle.principal.key_id)
+
+        return self._changed(user, "set_password", "user.changed", change)
+
+    def _expect_current(self, user: UserRef, current: str | None) -> str | None:
+        """Check the password that somebody has who changes their own; return its hash, None if none is needed."""
+        handle, me = self._handle, self._handle.user
+
+        def look(connection: Connection) -> str | None:
+            is_own = self._allowed(connection, user, "users.set_password").id == me.id
+            return self._users.password(connection, me.id) if is_own and handle.principal.since is not None else None
+
+        held = handle._read(look)
+        if held is None:
+            return None
+        if current is None:
+            raise NotAllowed("To change your password, give the current one, too.")
+        subjects = handle.store.failures.subjects(me.name, None)
+        handle.store.database.write(lambda c: handle.store.failures.attempt(c, subjects))
+        if not is_password_of(current, held):
+            raise NotAllowed("The current password is another one. Nothing was changed.")
+        handle.store.database.write(lambda c: handle.store.failures.succeeded(c, subjects))
+        return held
+
+    def disable(self, user: UserRef) -> User:
+        """Shut a user out at once, with all their keys and handles; their sessions stay. For admins.
+
+        Raises:
+            InvalidInput: it is the local owner, whom nobody can shut out.
+            NotFound, NotAllowed: as `set_password`.
+        """
+        return self._set(user, "disable", "user.disabled", disabled_at=datetime.now(UTC))
+
+    def enable(self, user: UserRef) -> User:
+        """Let a user in again; for admins.
+
+        Raises:
+            InvalidInput, NotFound, NotAllowed: as `disable`.
+        """
+        return self._set(user, "enable", "user.enabled", disabled_at=None)
+
+    def _set(self, user: UserRef, verb: str, kind: str, **values: Any) -> User:
+        def change(connection: Connection, user_id: int) -> None:
+            self._users.change(connection, user_id, values)
+
+        return self._changed(user, verb, kind, change, admins_only=True)
+
+    def _changed(
+        self, user: UserRef, verb: str, kind: str, work: Callable[[Connection, int], None], *,
+        admins_only: bool = False,
+    ) -> User:  # fmt: skip
+        def change(connection: Connection) -> User:
+            found = self._allowed(connection, user, f"users.{verb}", admins_only=admins_only)
+            if found.name == LOCAL:
+                raise InvalidInput("The local owner has no credential and cannot be shut out: add a user for that.")
+            work(connection, found.id)
+            note(connection, self._handle.store.tenant_id, kind, user_id=self._handle.user.id, user=found.id)
+            return self._handle._find_user(connection, found.id)
+
+        return self._handle._change(change)
+
+    def revoke_tokens(self, user: UserRef | None = None) -> None:
+        """End all logins and tokens that were given before now, in browsers too.
+
+        API keys stay, and are revoked one by one. A key that is called `browser` is one of a browser.
+
+        Args:
+            user: of whom, for admins and oneself; None for all users of the tenant, for admins.
+
+        Raises:
+            NotFound, NotAllowed: as `set_password`.
+        """
+
+        def revoke(connection: Connection) -> None:
+            if user is None:
+                self._handle.lookup.expect_admin(connection, "users.revoke_tokens")
+            of = self._allowed(connection, user, "users.revoke_tokens").id if user is not None else None
+            self._users.revoke_tokens(connection, of)
+            note(connection, self._handle.store.tenant_id, "tokens.revoked", user_id=self._handle.user.id, user=of)
+
+        self._handle._change(revoke)
+
+    def delete(self, user: UserRef) -> Erased:
+        """Erase a user for good, with every session, key, webhook and right of theirs; their handles end at once.
+
+        For admins, and oneself. What they did in others' sessions stays there, under the id of a user who is no more.
+        Each session goes as `delete_session` tells it.
+
+        Args:
+            user: a User, a name or an id.
+
+        Returns:
+            What went, and what could not be reached.
+
+        Raises:
+            Conflict: somebody works on one of their sessions, or they are the last admin; nothing was erased.
+            InvalidInput: it is the local owner, who is there wherever the database is opened.
+            NotFound, NotAllowed: as `set_password`.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> session = repo.as_user(repo.users.add("ada")).ensure_session("support-42")
+            >>> repo.users.delete("ada").sessions, [user.name for user in repo.users.all()]
+            (1, ['local'])
+        """
+        store, me = self._handle.store, self._handle.user
+        found = self._handle._read(lambda c: self._allowed(c, user, "users.delete"))
+        if found.name == LOCAL:
+            raise InvalidInput(
+                "The local owner is whoever opens the database, and stays. Erase the sessions: repo.delete_session(...)"
+            )
+
+        def may(connection: Connection) -> None:
+            self._allowed(connection, found, "users.delete")
+            erasure.hold_user(store, connection, found.id)
+
+        return erase(
+            self._handle,
+            erasure.all_of(store, found.id),
+            may,
+            lambda c: erasure.erase_user(store, c, found, me.id),
+        )
+
+    def _allowed(self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False) -> User:
+        """Find a user who is oneself, or whom one looks after as an admin."""
+        me = self._handle.user
+        if admins_only or user not in (me, me.name, me.id):
+            self._handle.lookup.expect_admin(connection, verb)
+        self._handle.lookup.expect_scope(connection, ADMIN)
+        return self._handle._find_user(connection, user)
+
+
+class Keys:
+    """API keys of a user. `Repository.keys` is it.
+
+    Args:
+        handle: the repository, which is bound to who looks.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._keys = handle.store.keys
+
+    def __repr__(self) -> str:
+        return f"Keys(for {self._handle.user.name!r})"
+
+    def create(
+        self, name: str, scopes: str | Collection[str] = READ, expires_in: timedelta | None = KEY_LASTS,
+        user: UserRef | None = None,
+    ) -> NewKey:  # fmt: skip
+        """Make an API key.
+
+        Args:
+            name: what it is for.
+            scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
+            expires_in: how long it holds, 90 days if nothing is said; None is until it is revoked.
+            user: for whom; None is yourself, others for admins.
+
+        Returns:
+            The key; its `secret` is only here, and is not in its repr.
+
+        Raises:
+            InvalidInput: a scope or the time is none, or the key would be the local owner's, as whom nobody logs in.
+            NotFound: there is no such user.
+            NotAllowed: you are no admin and it is for somebody else; or you came by a key without the scope `admin`.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> ada = repo.users.add("ada")
+            >>> made = repo.keys.create("nightly", "read", user="ada")
+            >>> made.secret.startswith("agit_"), made.secret in repr(made)
+            (True, False)
+            >>> repo.authenticate(made.secret).user.name
+            'ada'
+        """
+        expect_name(name, "key")
+        wide, until = widened(scopes), end_of(expires_in)
+
+        def make(connection: Connection) -> NewKey:
+            of = self._of(connection, user, "keys.create")
+            if of.name == LOCAL:
+                raise InvalidInput("The local owner has no credential. Make a key for a user: keys.create(user=...).")
+            self._handle.store.users.expect(connection, of.id)
+            self._handle.lookup.stands(connection)  # whoever ended this login while it made its key has done so by now
+            return self._keys.add(connection, of.id, name, wide, until, self._handle.user.id)
+
+        return self._handle._change(make, scope=ADMIN)
+
+    def device(self) -> str:
+        """Give a token for the device from which you log in; `login(device=...)` takes it the next time.
+
+        It lets nobody in. Where it is shown, wrong passwords of others do not keep you out. It holds for a year and
+        until your password changes.
+
+        Raises:
+            InvalidInput: you have no password.
+            NotAllowed: you came in by something else than your password, which must not help anybody to guess it.
+        """
+        me = self._handle.principal
+        if me.key_id is not None or me.until is not None:
+            raise NotAllowed("Only who has just logged in with a password is known on a device: repo.login(...).")
+
+        def read(connection: Connection) -> str:
+            stored = self._handle.store.users.password(connection, self._handle.user.id)
+            if stored is None:
+                raise InvalidInput("Who has no password logs in from no device.")
+            return device_token(stored, self._handle.user.id, datetime.now(UTC))
+
+        return self._handle._read(read)
+
+    def all(self, user: UserRef | None = None) -> list[ApiKey]:
+        """List the keys of a user, also those that have ended, the oldest first.
+
+        Args:
+            user: whose; None is yourself, others for admins.
+
+        Raises:
+            NotFound: there is no such user.
+            NotAllowed: you are no admin.
+        """
+        return self._handle._read(lambda c: self._keys.all(c, self._of(c, user, "keys.all").id))
+
+    def revoke(self, key: ApiKey | int) -> ApiKey:
+        """End a key at once, also for handles that were opened with it; give it as it is then.
+
+        Args:
+            key: the key or its id; of others for admins.
+
+        Raises:
+            NotFound: there is no such key.
+            NotAllowed: you came by another key, without the scope `admin`; the one you came by, you may always end.
+        """
+        wanted = key.id if isinstance(key, ApiKey) else key
+        is_in_use = wanted == self._handle.principal.key_id
+
+        def end(connection: Connection) -> ApiKey:
+            me = self._handle.user
+            found = self._keys.find(connection, wanted) if is_id(wanted) else None
+            if found is None or (found.user_id != me.id and not me.is_admin):
+                raise NotFound(f"There is no key {wanted!r}. repo.keys.all() lists yours.")
+            self._keys.revoke(connection, found.id, me.id)
+            return self._keys.find(connection, found.id) or found
+
+        return self._handle._change(end, scope=READ if is_in_use else ADMIN)
+
+    def _of(self, connection: Connection, user: UserRef | None, verb: str) -> User:
+        me = self._handle.user
+        if user is None or user in (me, me.name, me.id):
+            return me
+        self._handle.lookup.expect_admin(connection, verb)
+        return self._handle._find_user(connection, user)

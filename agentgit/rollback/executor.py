@@ -1,0 +1,255 @@
+"""Working an operation off: each step journaled before and after, so that it can be gone on with after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import hashlib
+import inspect
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict
+from agentgit.rollback.awaiting import Settle, done, settled
+from agentgit.rollback.replay_calls import REPEATABLE
+from agentgit.rollback.verification import Looks, Raised, Sight, There
+from agentgit.spans import span, tool_span
+from agentgit.store.records.journal import Intent, Outcome
+from agentgit.store.records.sessions import Found
+from agentgit.store.store import Store
+from agentgit.tools import ToolInvocation, invocation
+from agentgit.tools.effects import Undo, takes_invocation
+from agentgit.tools.invocation import FAILED, STANDING, and_verify
+from agentgit.tools.plan import EXECUTE, REDO, REVERSE
+from agentgit.tools.raised import LASTING, NothingDone
+from agentgit.tools.registry import Registry, Run
+from agentgit.tools.results import said
+from agentgit.tools.running import idempotency_key, running
+from agentgit.values import as_object, portable, told
+
+OFF_THE_TRACK = -1
+"""The batch of what ran again: it belongs to no AI message."""
+
+CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
+"""What is raised where a function was broken off, nobody knows where."""
+
+IN_THE_WORLD = frozenset({invocation.DONE, invocation.REVERSE_FAILED})
+"""The statuses of what is known to stand."""
+
+
+class Worker:
+    """Works operations off.
+
+    Args:
+        store: where.
+        registry: what this process can do for a recorded call.
+        settle: waits for asynchronous ones.
+        looks: asks the world what became of a call or an undo that raised.
+    """
+
+    def __init__(self, store: Store, registry: Registry, settle: Settle, looks: Looks) -> None:
+        self.store = store
+        self.registry = registry
+        self.settle = settle
+        self.looks = looks
+
+    def work(self, row: Found, owner: str) -> bool:
+        """Do the steps of an operation that are not done yet, in their order; tell whether it came to the last one.
+
+        Args:
+            row: the operation.
+            owner: the piece of work that does it.
+        """
+        request = as_object(row.request)
+        for step in request["steps"]:
+            if step["action"] == REVERSE:
+                done = self._reverse(row, step["invocation"], owner)
+            elif step["action"] == REDO:
+                done = self._redo(row, step["invocation"], owner)
+                if request.get("on_drift") == "stop" and self._drifted(row, step["invocation"]):
+                    return False
+            else:
+                continue
+            if not done and request["on_error"] == "stop":
+                return False
+        return True
+
+    def _read(self, invocation_id: int) -> ToolInvocation | None:
+        with self.store.database.reading() as connection:
+            return self.store.journal.invocation(connection, invocation_id)
+
+    # -- reverse
+
+    def _reverse(self, row: Found, invocation_id: int, owner: str) -> bool:
+        """Run the undo of one invocation, unless that was done already; tell whether it is reversed now."""
+        call = self._read(invocation_id)
+        if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
+            return call is not None and call.status == invocation.REVERSED
+        if self.registry.missing(row.external_session_id, call) is not None:
+            return False
+        undo = self.registry.undo(row.external_session_id, call)
+        try:
+            self._move(row, owner, call, invocation.REVERSING)
+        except Conflict:
+            return False  # another rollback was faster; the report tells its status
+        status, problem = invocation.REVERSED, None
+        with span("agentgit.reverse", gen__ai_tool_name=call.tool_name, agentgit_effect=call.effect) as traced:
+            try:
+                self._undo(undo, call)
+            except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
+                # If it can be seen that nothing is there any more, it was reversed, whatever its undo raised.
+                seen = self.looks.sees(row.external_session_id, call)
+                if seen is not Sight.GONE:
+                    is_known = isinstance(seen, There) or not isinstance(error, CANCELLED)
+                    status = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN
+                    problem = _problem(error, seen)
+                    traced.fail(type(error).__name__)
+            traced.set(agentgit_call_status=status)
+        self._move(row, owner, call, status, operation_id=row.id, error=problem)
+        return problem is None
+
+    def _move(self, row: Found, owner: str, call: ToolInvocation, status: str, **how: Any) -> None:
+        """Write down how far a reversal has come, if the operation is still ours."""
+
+        def move(connection: Connection) -> None:
+            self.store.operations.hold(connection, row.id, owner)
+            by = owner if status == invocation.REVERSING else None
+            self.store.journal.move(connection, call.id, status, owner=by, **how)
+
+        self.store.database.write(move, durable=True)
+
+    def _undo(self, undo: Undo, call: ToolInvocation) -> None:
+        arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
+        done(self.settle, undo(*arguments))
+
+    # -- redo
+
+    def redone(self, connection: Connection, row: Found, invocation_id: int) -> ToolInvocation | None:
+        """Find what ran again in place of an invocation; None if an operation has it still to do.
+
+        It is enough that another operation has run it again, unless the world is a fresh one.
+        """
+        found = self.store.world.redone(connection, invocation_id)
+        own = [call for call in found if call.idempotency_key.startswith(_key(row, invocation_id))]
+        able = own if as_object(row.request).get("replay") == EXECUTE else found
+        return next((call for call in able if call.status in STANDING - {FAILED}), own[0] if own else None)
+
+    def _drifted(self, row: Found, invocation_id: int) -> bool:
+        """Tell whether a call that ran again returned something that somebody is to see before more is done."""
+        with self.store.database.reading() as connection:
+            original = self.store.journal.invocation(connection, invocation_id)
+            again = self.redone(connection, row, invocation_id)
+        if original is None or again is None or again.status not in IN_THE_WORLD:
+            return False
+        return stops_at(row, again) and drift(original, again) is not None
+
+    def _redo(self, row: Found, invocation_id: int, owner: str) -> bool:
+        """Run the tool of one invocation again, unless that was done already; tell whether it stands now."""
+        with self.store.database.reading() as connection:
+            original = self.store.journal.invocation(connection, invocation_id)
+            earlier = self.redone(connection, row, invocation_id)
+        if original is None or (earlier is not None and not _is_over(earlier)):
+            return earlier is not None and earlier.status in IN_THE_WORLD
+        if self.registry.cannot_run(row.external_session_id, original) is not None:
+            return False
+        if earlier is None and self.still_stands(row, original):
+            return False
+        run = self.registry.runner(row.external_session_id, original)
+        intent = _intent(row, original, owner, earlier)
+        again = self.store.database.write(lambda c: self._intend(c, row, intent), durable=True)
+        traced = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
+        with traced, traced.current(), running(intent.idempotency_key):
+            outcome = self._run(run, row, original, again)
+            traced.set(agentgit_call_status=outcome.status)
+            if outcome.status != invocation.DONE:
+                traced.fail(outcome.status)
+        self.store.database.write(lambda c: self.store.journal.end(c, again, outcome), durable=True)
+        return outcome.status == invocation.DONE
+
+    def still_stands(self, row: Found, original: ToolInvocation) -> bool:
+        """Tell whether a call of the path is in the world although it was to be reversed before it runs again."""
+        if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
+            return False
+        with self.store.database.reading() as connection:
+            return self.store.world.stands(connection, original)
+
+    def _intend(self, connection: Connection, row: Found, intent: Intent) -> int:
+        self.store.operations.hold(connection, row.id, intent.owner)
+        return self.store.journal.intend(connection, intent)
+
+    def _run(self, run: Run, row: Found, original: ToolInvocation, again: int) -> Outcome:
+        with self.store.database.reading() as connection:
+            thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
+        try:
+            value = portable(settled(self.settle, _keyed(run(original.args, thread_id), idempotency_key())))
+        except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
+            return self._raised(row, again, error)
+        return Outcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
+
+    def _raised(self, row: Found, again: int, error: BaseException) -> Outcome:
+        """Tell how a call ended that raised: it may have acted before that."""
+        call, now = self._read(again), datetime.now(UTC)
+        if call is None or self._proves_nothing_done(row, call, error):
+            return Outcome(status=FAILED, error=told(error), ended_at=now)
+        seen = self.looks.sees(row.external_session_id, call)
+        if isinstance(seen, There):
+            return Outcome(status=invocation.DONE, result=seen.result, ended_at=now)
+        problem = _problem(error, seen)
+        if isinstance(error, CANCELLED) and seen is not Sight.GONE:
+            return Outcome(status=invocation.UNKNOWN, error=problem)
+        is_known = seen is Sight.GONE or (seen is Sight.BLIND and call.effect not in LASTING)
+        return Outcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
+
+    def _proves_nothing_done(self, row: Found, call: ToolInvocation, error: BaseException) -> bool:
+        return isinstance(error, (NothingDone, *self.registry.failed_on(row.external_session_id, call)))
+
+
+def _problem(error: BaseException, seen: object) -> str:
+    """Tell what a tool or its undo raised, and what its `verify` raised after that."""
+    return and_verify(told(error), seen.error if isinstance(seen, Raised) else None) or ""
+
+
+def _is_over(call: ToolInvocation) -> bool:
+    """Tell whether a call may be made again: it did not happen, or was taken back, or can be taken back if it did."""
+    return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
+
+
+def _keyed(answer: Any, key: str) -> Any:
+    """Let an asynchronous tool ask for its key too, wherever it is waited for."""
+
+    async def keyed() -> Any:
+        with running(key):
+            return await answer
+
+    return keyed() if inspect.isawaitable(answer) else answer
+
+
+def drift(original: ToolInvocation, again: ToolInvocation) -> str | None:
+    """Tell how the result of a tool that ran again differs from the recorded one; None if it does not."""
+    now, then = said(again.result), said(original.result)
+    return None if now == then else f"it returned {now!r}; the record has {then!r}"
+
+
+def stops_at(row: Found, again: ToolInvocation) -> bool:
+    """Tell whether an operation stops at a call that returned something else; not twice: who resumes it has seen it."""
+    request = as_object(row.request)
+    return request.get("on_drift") == "stop" and again.id not in request.get("told", ())
+
+
+def _key(row: Found, invocation_id: int) -> str:
+    return hashlib.sha256(f"{row.id}\0{invocation_id}".encode()).hexdigest()[:32]
+
+
+def _intent(row: Found, original: ToolInvocation, owner: str, earlier: ToolInvocation | None) -> Intent:
+    """Say that a call will run again; after a failure it is the same attempt to whom it asks, after a reversal not."""
+    key = _key(row, original.id)
+    if earlier is not None:
+        key = f"{key}-{earlier.id}" if earlier.status == invocation.REVERSED else earlier.idempotency_key
+    return Intent(
+        session_id=row.external_session_id, branch_id=row.internal_session_id, batch=OFF_THE_TRACK, batch_index=0,
+        tool_name=original.tool_name, tool_call_id=None, effect=original.effect, undo=original.undo,
+        args=original.args, idempotency_key=key, owner=owner, started_at=datetime.now(UTC), verify=original.verify,
+        precheck=original.precheck, kind=invocation.REDO, identity=original.identity, replay_of=original.id,
+    )  # fmt: skip

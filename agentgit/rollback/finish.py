@@ -1,0 +1,162 @@
+"""The end of a rollback, a switch or a fork: its branch is opened, and what became of it is written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.rollback import notes
+from agentgit.rollback.executor import stops_at
+from agentgit.rollback.files import Files
+from agentgit.rollback.replay import Executed
+from agentgit.rollback.report import Reports
+from agentgit.rollback.resume import Stopped
+from agentgit.sessions import operation
+from agentgit.sessions.session import OPEN, PARTIAL
+from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.records.sessions import Found
+from agentgit.store.store import Store
+from agentgit.tools.effects import READ_ONLY
+from agentgit.tools.files import FileChanges, FilesAt
+from agentgit.tools.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
+from agentgit.tools.report import ReportItem
+from agentgit.values import as_object
+
+
+class Publishing:
+    """Publishes what operations have done.
+
+    Args:
+        store: where.
+        reports: tells what became of each step.
+        stopped: reads operations.
+        files: knows the files that they led to.
+        executed: gives a branch whose calls ran again their new results.
+    """
+
+    def __init__(self, store: Store, reports: Reports, stopped: Stopped, files: Files, executed: Executed) -> None:
+        self.store = store
+        self.reports = reports
+        self.stopped = stopped
+        self.files = files
+        self.executed = executed
+
+    def end(self, connection: Connection, operation_id: int, owner: str, files: FileChanges | None) -> str:
+        """Make the branch the current one, if everything was done; record the report in either case.
+
+        Raises:
+            Conflict: the operation was taken over.
+        """
+        sessions = self.store.sessions
+        sessions.lock(connection, self.stopped.find(connection, operation_id).external_session_id)
+        self.store.operations.hold(connection, operation_id, owner)
+        row = self.stopped.find(connection, operation_id)
+        groups, request = self.reports.outcome(connection, row), as_object(row.request)
+        waits = request.get("files") is not None and (files is None or bool(files.problem))
+        if request.get("give_up"):
+            row, waits = self._given_up(connection, row, groups), False
+            groups = self.reports.outcome(connection, row)
+        at = self.files.after(row, files)
+        waits |= any(stops_at(row, item.invocation) for item in groups["drifted"])
+        status = operation.PARTIAL if groups["failed"] or groups["remaining"] or waits else operation.DONE
+        if status != operation.DONE:
+            told = [item.invocation.id for item in groups["drifted"]]
+            self.store.operations.change(connection, row.id, as_object(row.request) | {"told": told})
+            sessions.set_status(connection, row.internal_session_id, PARTIAL)
+        elif row.kind == ROLLBACK and row.internal_session_id != row.source_id:
+            session = sessions.one(connection, row.external_session_id)
+            # A rollback that is finished later does not take the session away from where somebody has led it since.
+            still_here = session.current_branch_id == row.source_id
+            self.branch(connection, row.internal_session_id, row.user_id, at, current=still_here, made_by=row)
+        else:
+            current = row.kind == SWITCH and request.get("current", True)
+            # Who was told of the world, or would not look at it, knows nothing of what happened after he switched.
+            seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
+            self._open(connection, row.internal_session_id, at, current=current, seen=seen)
+        if status == operation.DONE and groups["drifted"]:
+            branch = sessions.branch(connection, row.internal_session_id)
+            notes.renote(self.store, connection, branch, notes.after_drift(as_object(branch.meta), groups["drifted"]))
+        report: dict[str, Any] = {
+            group: [{"invocation": item.invocation.id, "reason": item.reason} for item in items]
+            for group, items in groups.items()
+        }
+        report["files"] = files.to_dict() if files is not None else None
+        self.store.operations.end(connection, operation_id, status, report)
+        return status
+
+    def _given_up(self, connection: Connection, row: Found, groups: dict[str, list[ReportItem]]) -> Found:
+        """Turn the steps that could not be done into such that leave the world as it is."""
+        undone = {item.invocation.id: item.reason for item in [*groups["failed"], *groups["remaining"]]}
+        request = as_object(row.request)
+        for step in request["steps"]:
+            if step["invocation"] in undone:
+                left = KEEP if step["action"] == REVERSE else self._left(connection, row, step["invocation"])
+                step |= {"action": left, "why": f"forced: {undone[step['invocation']]}"}
+        self.store.operations.change(connection, row.id, request)
+        return self.stopped.find(connection, row.id)
+
+    def _left(self, connection: Connection, row: Found, invocation_id: int) -> str:
+        """Say what becomes of a call that was to run again and did not: the record answers for what stands."""
+        call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
+        stands = call.effect == READ_ONLY or self.store.world.stands(connection, call)
+        return ANSWER if stands and self.executed.is_of(row) else GONE
+
+    def branch(
+        self,
+        connection: Connection,
+        branch_id: int,
+        user_id: int,
+        at: FilesAt | None,
+        *,
+        current: bool,
+        made_by: Found | None = None,
+    ) -> None:
+        """Open a branch that stands at its branch point, or at what its calls came to when they ran again.
+
+        Args:
+            connection: in a transaction that writes.
+            branch_id: the branch.
+            user_id: who asked for it.
+            at: the files that it has now.
+            current: True to make the session continue on it.
+            made_by: the operation that made it; None for a fork.
+
+        Raises:
+            Corrupt: its state is not that of its branch point.
+        """
+        branch = self.store.sessions.branch(connection, branch_id)
+        point = self.store.checkpoints.one(connection, branch.branch_point_id)
+        self.store.sure(connection, branch, point.state_hash)
+        state_hash, graph_checkpoint_id = point.state_hash, point.graph_checkpoint_id
+        if made_by is not None and self.executed.is_of(made_by):
+            self.executed.take_over(connection, made_by)
+            head = self.store.graphs.head(connection, branch.thread_id)
+            if head is not None:
+                state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
+        snapshot = Snapshot(
+            graph_checkpoint_id=graph_checkpoint_id,
+            state_hash=state_hash,
+            position=point.position,
+            message_count=point.message_count,
+            workspace_snapshot_id=self.store.snapshots.see(connection, branch, at) if at is not None else None,
+            pending=self.store.pending(connection, branch, point.graph_checkpoint_id),
+        )
+        label = Label(kind="branch", user_id=user_id, description=point.name or point.description)
+        self.store.checkpoints.add(connection, branch_id, snapshot, label)
+        self._open(connection, branch_id, at, current=current)
+
+    def _open(
+        self, connection: Connection, branch_id: int, at: FilesAt | None, *, current: bool, seen: int | None = None
+    ) -> None:
+        """Let a branch be used, up to date with the world, or with an earlier point of its log."""
+        sessions = self.store.sessions
+        branch = sessions.branch(connection, branch_id)
+        if at is not None:
+            self.store.snapshots.see(connection, branch, at)
+        if seen is None:
+            seen = self.store.world.last(connection, branch.external_session_id)
+        sessions.see(connection, branch, seen)
+        sessions.set_status(connection, branch_id, OPEN)
+        if current:
+            sessions.set_current(connection, branch.external_session_id, branch_id)

@@ -1,0 +1,124 @@
+"""Operations that stopped, half done or because their process died, are taken up again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict, NotFound, RollbackBlocked
+from agentgit.rollback.crash_recovery import expect_quiet, take_back
+from agentgit.rollback.executor import Worker
+from agentgit.rollback.planner import Cannot, Planner
+from agentgit.rollback.start import Admit
+from agentgit.sessions import operation
+from agentgit.sessions.session import PARTIAL, REPLAYING
+from agentgit.store.records.sessions import Found
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan
+from agentgit.tools.plan import REDO
+from agentgit.values import as_object
+
+
+class Stopped:
+    """Takes operations up again.
+
+    Args:
+        store: where.
+        planner: makes their plans anew.
+        worker: who knows what ran again.
+        admit: refuses who may not.
+    """
+
+    def __init__(self, store: Store, planner: Planner, worker: Worker, admit: Admit) -> None:
+        self.admit = admit
+        self.store = store
+        self.planner = planner
+        self.worker = worker
+
+    def find(self, connection: Connection, operation_id: int) -> Found:
+        """Read the row of an operation.
+
+        Raises:
+            NotFound: there is none.
+        """
+        row = self.store.operations.find(connection, operation_id)
+        if row is None:
+            raise NotFound(f"There is no operation {operation_id}. repo.operations() lists those of a session.")
+        return row
+
+    def take(self, connection: Connection, operation_id: int, owner: str) -> Found | None:
+        """Take an operation up that stopped; None if there is nothing left to do.
+
+        Raises:
+            NotFound: there is no such operation.
+            Conflict: it is being worked on, or another one of its session, or a turn.
+        """
+        session_id = self.find(connection, operation_id).external_session_id
+        self.admit(connection, session_id)
+        self.store.sessions.lock(connection, session_id)
+        if operation_id in take_back(self.store, connection, session_id):
+            raise Conflict(f"Operation {operation_id} is being worked on. Wait until it ends.")
+        row = self.find(connection, operation_id)
+        if row.status == operation.DONE:
+            return None
+        expect_quiet(self.store, connection, session_id)
+        self.store.operations.take(connection, operation_id, owner)
+        self.store.sessions.set_status(connection, row.internal_session_id, REPLAYING)
+        return row
+
+    def leave(self, connection: Connection, row: Found) -> None:
+        """Put an operation down again that was taken up and could not be gone on with."""
+        self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
+        self.store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
+
+    def since(self, connection: Connection, operation_id: int, cannot: Cannot) -> RollbackPlan:
+        """Plan what happened in the world since an operation was planned.
+
+        Args:
+            connection: any.
+            operation_id: which.
+            cannot: what prechecks have said.
+        """
+        row = self.find(connection, operation_id)
+        return self._since(connection, row, as_object(row.request)["steps"], cannot)
+
+    def plan_again(self, connection: Connection, operation_id: int, cannot: Cannot, *, force: bool) -> None:
+        """Add to the steps of an operation what happened in the world since it was planned.
+
+        What is to be reversed comes first, because it is newer; what was reversed since runs again at the end.
+
+        Args:
+            connection: in a transaction that writes.
+            operation_id: which.
+            cannot: what prechecks have said.
+            force: True to leave as it is what cannot be done, now or when it is tried.
+
+        Raises:
+            RollbackBlocked: something that happened since cannot be reversed.
+        """
+        row = self.find(connection, operation_id)
+        request = as_object(row.request)
+        if request.get("sync") not in ("note", "ignore"):
+            since = self._since(connection, row, request["steps"], cannot)
+            if not since.is_admissible and not (force or request["force"]):
+                why = "; ".join(f"{step.invocation}: {step.why}" for step in since.blockers)
+                raise RollbackBlocked(
+                    f"Nothing was done. Since this was planned: {why}. repo.resume({operation_id}, force=True) keeps "
+                    "what cannot be reversed.",
+                    since,
+                )
+            steps = since.forced().as_request()
+            first = [step for step in steps if step["action"] != REDO]
+            last = [step for step in steps if step["action"] == REDO]
+            request["steps"] = [*first, *request["steps"], *last]
+        if force:
+            request |= {"on_error": "continue", "on_drift": "continue", "give_up": True}
+        self.store.operations.change(connection, row.id, request)
+
+    def _since(self, connection: Connection, row: Found, steps: list[dict[str, Any]], cannot: Cannot) -> RollbackPlan:
+        """Plan what is not among the steps, nor was made by them."""
+        known = {step["invocation"] for step in steps}
+        made = [self.worker.redone(connection, row, step["invocation"]) for step in steps if step["action"] == REDO]
+        known |= {call.id for call in made if call is not None}
+        return self.planner.again(connection, row, cannot).without(known)

@@ -1,0 +1,192 @@
+"""The beginning of a rollback or a switch: what is going to happen is written down, and then only done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
+from agentgit.rollback import notes
+from agentgit.rollback.crash_recovery import expect_quiet
+from agentgit.rollback.files import Files
+from agentgit.rollback.planner import Cannot, Planner
+from agentgit.rollback.request import Request, Switch
+from agentgit.sessions.session import REPLAYING
+from agentgit.store.records.operations import Begun
+from agentgit.store.records.sessions import Found, expect_whole
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan
+from agentgit.tools.files import FilesAt
+from agentgit.tools.plan import ROLLBACK, SWITCH
+from agentgit.values import as_object
+
+Admit = Callable[[Connection, int], None]
+"""Refuses who may not change the session of that id."""
+
+
+class Stale(Exception):
+    """Something new is to be reversed whose precheck has not been asked; plan again."""
+
+
+class Beginning:
+    """Begins operations.
+
+    Args:
+        store: where.
+        planner: makes their plans.
+        files: knows the files that they lead to.
+        admit: refuses who may not.
+    """
+
+    def __init__(self, store: Store, planner: Planner, files: Files, admit: Admit) -> None:
+        self.admit = admit
+        self.store = store
+        self.planner = planner
+        self.files = files
+
+    def rollback(
+        self, connection: Connection, request: Request, owner: str, said: dict[int, str], files: FilesAt | None
+    ) -> tuple[int, bool]:
+        """Write down what is going to happen: the operation, and the branch that is not published yet."""
+        target = request.target
+        session_id = target.external_session_id
+        self.admit(connection, session_id)
+        self.store.sessions.lock(connection, session_id)
+        if request.request_id is not None:
+            earlier = self.store.operations.requested(connection, session_id, request.request_id)
+            if earlier is not None:
+                return self._same(earlier, request, files), False
+        expect_quiet(self.store, connection, session_id)
+        self.expect_there(connection, target, request.label)
+        plan = self.planner.of(connection, request, refusals(said))
+        self._expect_asked(plan, said)
+        plan = self._admitted(connection, plan, request, refusals(said))
+        if request.conversation:
+            branch_id = self.branch(connection, target, request.name, request.source_id)
+        else:
+            branch_id = request.source_id
+            expect_whole(self.store.sessions.branch(connection, branch_id))
+            self.store.sessions.set_status(connection, branch_id, REPLAYING)
+        begun = Begun(
+            kind=ROLLBACK, session_id=session_id, user_id=request.user_id, source_id=request.source_id,
+            target_id=target.id, branch_id=branch_id, request_id=request.request_id, owner=owner,
+            request={
+                "on_error": request.on_error,
+                "on_drift": request.on_drift,
+                "tools": request.tools,
+                "replay": request.replay,
+                "force": request.force,
+                "accepted": sorted(self.planner.accepted(connection, request.source_id)),
+                **self.files.as_request(connection, session_id, files),
+                "steps": plan.as_request(),
+            },
+        )  # fmt: skip
+        return self.store.operations.begin(connection, begun), True
+
+    def switch(
+        self, connection: Connection, request: Switch, owner: str, said: dict[int, str], files: FilesAt | None
+    ) -> int:
+        """Write down what is going to happen, and that the branch is not to be used until it has."""
+        self.admit(connection, request.branch.external_session_id)
+        self.store.sessions.lock(connection, request.branch.external_session_id)
+        branch = self.store.sessions.branch(connection, request.branch.id)
+        expect_quiet(self.store, connection, branch.external_session_id)
+        expect_whole(branch)
+        plan = self.planner.switch(connection, branch, refusals(said))
+        notes.renote(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
+        if request.sync == "world":
+            self._expect_asked(plan, said)
+            plan = self._admitted(connection, plan, request, refusals(said))
+        else:
+            plan = replace(plan, steps=[])
+        self.store.sessions.set_status(connection, branch.id, REPLAYING)
+        begun = Begun(
+            kind=SWITCH, session_id=branch.external_session_id, user_id=request.user_id, source_id=request.source_id,
+            target_id=branch.head_id or 0, branch_id=branch.id, request_id=None, owner=owner,
+            request={
+                "sync": request.sync,
+                "seen": self.store.world.last(connection, branch.external_session_id),
+                "current": request.current,
+                "on_error": request.on_error,
+                "on_drift": request.on_drift,
+                "force": request.force,
+                **self.files.as_request(connection, branch.external_session_id, files),
+                "steps": plan.as_request(),
+            },
+        )  # fmt: skip
+        return self.store.operations.begin(connection, begun)
+
+    @staticmethod
+    def _expect_asked(plan: RollbackPlan, said: dict[int, str]) -> None:
+        if any(step.invocation.id not in said for step in plan.reversals):
+            raise Stale
+
+    @staticmethod
+    def _same(earlier: Found, request: Request, files: FilesAt | None) -> int:
+        asked = as_object(earlier.request)
+        conversation, brought = earlier.internal_session_id != earlier.source_id, asked.get("files")
+        was = (earlier.kind, earlier.target_id, conversation, asked.get("tools"), asked.get("replay"), brought)
+        now = (request.target.id, request.conversation, request.tools, request.replay, vars(files) if files else None)
+        if was != (ROLLBACK, *now):
+            raise InvalidInput(
+                f"request_id {request.request_id!r} was used for a {earlier.kind} to checkpoint {earlier.target_id} "
+                f"with tools={asked.get('tools')!r}, files={brought is not None}, conversation={conversation}, "
+                f"replay={asked.get('replay')!r}; take another one."
+            )
+        return int(earlier.id)
+
+    def _admitted(
+        self, connection: Connection, plan: RollbackPlan, request: Request | Switch, cannot: Cannot
+    ) -> RollbackPlan:
+        if plan.is_admissible:
+            return plan
+        if request.force:
+            return plan.forced()
+        why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+        near = self.planner.nearest(connection, request, cannot) if isinstance(request, Request) else None
+        hint = "" if near is None else f" The nearest checkpoint that can be gone back to is {_called(near)}."
+        raise RollbackBlocked(
+            f"Nothing was done. {why}.{hint} force=True keeps what cannot be reversed.",
+            plan,
+            nearest=f"{near.branch_name}#{near.number}" if near is not None else None,
+        )
+
+    def expect_there(self, connection: Connection, target: Found, label: str) -> None:
+        """Make sure that a checkpoint is still there, now that its session is locked and nobody else can delete it.
+
+        Raises:
+            NotFound: it was deleted, by hand or because the session keeps no more.
+        """
+        if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
+            raise NotFound(f"Checkpoint {label} was deleted meanwhile. List those that are there: agentgit log.")
+
+    def branch(self, connection: Connection, target: Found, name: str | None, source_id: int) -> int:
+        """Make the new branch with the state of its branch point, not to be used yet."""
+        sessions, session_id = self.store.sessions, target.external_session_id
+        source = sessions.branch(connection, source_id)
+        branch_id = sessions.create_branch(
+            connection,
+            session_id,
+            sessions.free_name(connection, session_id, name, source.name),
+            status=REPLAYING,
+            parent_id=target.internal_session_id,
+            branch_point_id=target.id,
+            inherited=target.position,
+        )
+        if target.graph_checkpoint_id is not None:
+            thread_id = sessions.branch(connection, branch_id).thread_id
+            self.store.graphs.fork(connection, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
+        return branch_id
+
+
+def refusals(said: dict[int, str]) -> dict[int, str]:
+    """Leave of what prechecks have said that which stands in the way."""
+    return {id: why for id, why in said.items() if why}
+
+
+def _called(row: Found) -> str:
+    place = f"{row.branch_name}#{row.number}"
+    return f"{row.name!r} ({place})" if row.name else place

@@ -1,0 +1,159 @@
+"""Looking at the world before it is moved: what became of calls that were broken off, and what can be undone now.
+
+What looks are the user's functions, `verify` and `precheck` of an effect. No transaction is open while they run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Conflict, NotFound
+from agentgit.rollback.awaiting import Settle, done
+from agentgit.rollback.crash_recovery import take_back_all
+from agentgit.rollback.planner import Cannot
+from agentgit.store.store import Store
+from agentgit.tools import RollbackPlan, ToolInvocation, invocation
+from agentgit.tools.invocation import and_verify
+from agentgit.tools.registry import Registry
+from agentgit.values import portable, told
+
+LOG = logging.getLogger("agentgit")
+
+Planning = Callable[[Connection, Cannot], RollbackPlan]
+"""Makes a plan, given what the prechecks have said."""
+
+
+class Sight(Enum):
+    """What a look at the world for one effect can say, besides that it is `There`."""
+
+    GONE = "not there"
+    UNSEEN = "not to be seen"
+    BLIND = "nobody can look"
+
+
+@dataclass(frozen=True)
+class There:
+    """The effect is in the world; with what the call must have returned, if that can be seen."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """It was not to be seen, because the function that looks raised; with what."""
+
+    error: str
+
+
+class Looks:
+    """Asks the functions that look.
+
+    Args:
+        store: where.
+        registry: what this process can do for a recorded call.
+        settle: waits for asynchronous ones.
+    """
+
+    def __init__(self, store: Store, registry: Registry, settle: Settle) -> None:
+        self.store = store
+        self.registry = registry
+        self.settle = settle
+
+    def checked(self, plan: Planning) -> tuple[RollbackPlan, dict[int, str]]:
+        """Make a plan, ask the prechecks of what it would reverse, and make it again with what they say.
+
+        They are the user's functions and look at the world, so that no transaction is open while they run.
+        """
+        with self.store.database.reading() as connection:
+            first = plan(connection, {})
+        said = {step.invocation.id: self._precheck(step.invocation) for step in first.reversals}
+        cannot = {id: why for id, why in said.items() if why is not None}
+        if not cannot:
+            return first, dict.fromkeys(said, "")
+        with self.store.database.reading() as connection:
+            return plan(connection, cannot), {id: why or "" for id, why in said.items()}
+
+    def _precheck(self, call: ToolInvocation) -> str | None:
+        """Ask whether one effect can be undone now; None if it can."""
+        session_id = self._session_of(call)
+        try:
+            check = self.registry.precheck(session_id, call)
+        except NotFound as error:
+            return str(error)
+        try:
+            said = done(self.settle, check(call)) if check is not None else None
+        except Exception as error:  # noqa: BLE001  # whatever a user's function raises stands in the way, and is told
+            _warn("precheck", call, "it is not reversed")
+            return f"its precheck raised {told(error)}"
+        if said is None or said is True:
+            return None
+        return f"its precheck says no{'' if said is False else f': {said}'}"
+
+    def _session_of(self, call: ToolInvocation) -> int:
+        with self.store.database.reading() as connection:
+            return int(self.store.sessions.branch(connection, call.internal_session_id).external_session_id)
+
+    def look(self, session_id: int) -> None:
+        """Take back what dead processes held, and ask the tools what became of the calls that were broken off."""
+        take_back_all(self.store, session_id)
+        with self.store.database.reading() as connection:
+            standing = self.store.world.standing(connection, session_id)
+        for call in standing:
+            if call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN, invocation.REVERSE_FAILED):
+                self.verify(session_id, call)
+
+    def verify(self, session_id: int, call: ToolInvocation) -> None:
+        """Let the `verify` of a tool say whether its effect is in the world, and write that down."""
+        seen = self.sees(session_id, call)
+        if isinstance(seen, Raised) or seen in (Sight.UNSEEN, Sight.BLIND):
+            self._note(call, seen.error if isinstance(seen, Raised) else None)
+            return
+        there = isinstance(seen, There)
+        if call.status == invocation.UNKNOWN:
+            status, error = (invocation.DONE, None) if there else (invocation.FAILED, "verified: it did not happen")
+        else:
+            status, error = (
+                (invocation.REVERSE_FAILED, "verified: it is still there") if there else (invocation.REVERSED, None)
+            )
+        learned = seen.result if isinstance(seen, There) and call.status == invocation.UNKNOWN else None
+        try:
+            self.store.database.write(
+                lambda c: self.store.journal.move(c, call.id, status, error=error, result=learned), durable=True
+            )
+        except Conflict:
+            return  # somebody else has decided meanwhile; what the journal has now holds
+
+    def _note(self, call: ToolInvocation, raised: str | None) -> None:
+        """Write down why nobody knows what became of a call: what its `verify` raised, or that it no longer does."""
+        error = and_verify(call.own_error, raised)
+        if error != call.error_message:
+            self.store.database.write(lambda c: self.store.journal.remark(c, call, error))
+
+    def sees(self, session_id: int, call: ToolInvocation) -> There | Sight | Raised:
+        """Ask the `verify` of a tool whether the effect of a call is in the world."""
+        try:
+            verify = self.registry.verify(session_id, call)
+        except NotFound as error:
+            LOG.info("Call %s of %r is not verified: %s.", call.id, call.tool_name, error)
+            return Sight.UNSEEN
+        if verify is None:
+            return Sight.BLIND
+        try:
+            seen = done(self.settle, verify(call))
+        except Exception as error:  # noqa: BLE001  # it could not see; a person decides, as without it
+            _warn("verify", call, "nobody knows what became of it")
+            return Raised(told(error))
+        if seen is None:
+            return Sight.UNSEEN
+        return Sight.GONE if seen is False else There(None if seen is True else portable(seen))
+
+
+def _warn(role: str, call: ToolInvocation, so: str) -> None:
+    """Tell the log that a function of the user raised, with its traceback."""
+    LOG.warning("The %s of %r raised for call %s: %s.", role, call.tool_name, call.id, so, exc_info=True)

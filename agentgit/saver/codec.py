@@ -1,0 +1,243 @@
+"""LangGraph's values as stored content: what is plain becomes JSON, messages LangChain's stored form, the rest a serde.
+
+A list is stored item by item, its small plain items in runs of about a kilobyte, so that appending costs what was
+appended. Plain means exactly `str`, `int`, `float`, `bool`, `None`, `list` and `dict` with `str` keys: then JSON gives
+back what was put in. Everything else goes through LangGraph's serializer (`dumps_typed`), which rebuilds only types
+that are known to be harmless.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from agentgit.errors import Corrupt, InvalidInput
+from agentgit.saver.leaf_codec import (
+    ALONE_BYTES,
+    RUN_BYTES,
+    is_data_type,
+    json_leaf,
+    message_leaf,
+    plain_leaf,
+    rebuild,
+    run_leaf,
+    stored_form,
+    type_names,
+    write,
+)
+from agentgit.saver.message_cache import KnownMessages
+from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.content import Body, Encoded, Part
+from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_MSGPACK, MESSAGES, MSGPACK, READERS, RUNS, SEALED
+
+KNOWN_BYTES = 32 * 2**20
+
+
+class Codec:
+    """Turns values into stored content and back.
+
+    Args:
+        serde: for what is not plain.
+        learns: True if LangGraph's serializer may also rebuild the data types of this program, see `is_data_type`.
+    """
+
+    def __init__(self, serde: SerializerProtocol, *, learns: bool = False) -> None:
+        self.serde = serde
+        self._reader, self._learns = serde, learns
+        self._learned: set[tuple[str, str]] = set()
+        self._known_messages = KnownMessages(self.leaf)
+
+    def encode(self, value: Any) -> Encoded:
+        """Turn a value into what is stored.
+
+        Raises:
+            InvalidInput: it cannot be stored; the text says what it is.
+        """
+        kind = type(value)
+        if kind is list:
+            return Encoded(self._part(value), len(value) if _all_messages(value) else None)
+        if kind is dict and _holds_conversation(value):
+            parts: dict[str, Part] = {name: self._part(part) for name, part in value.items()}
+            messages = value.get("messages")
+            return Encoded(parts, len(messages) if type(messages) is list and _all_messages(messages) else None)
+        return Encoded(self.leaf(value))
+
+    def _part(self, value: Any) -> Part:
+        if type(value) is not list:
+            return self.leaf(value)
+        return self._known_messages.leaves(value) if _all_messages(value) else list(self._items(value))
+
+    def leaf(self, value: Any) -> Leaf:
+        """Turn one value into one leaf."""
+        if not isinstance(value, BaseMessage):
+            return plain_leaf(value) or leaf(*_dump(self.serde, value))
+        stored = stored_form(value)
+        if stored is None:
+            return leaf(*_dump(self.serde, value))
+        return message_leaf(stored) or self._packed(stored, value)
+
+    def _packed(self, stored: dict[str, Any], message: BaseMessage) -> Leaf:
+        # The message as such would lose the types of what it holds: the serializer flattens a model with its parts.
+        kind, data = _dump(self.serde, stored)
+        return leaf(MESSAGE_MSGPACK, data) if kind == MSGPACK else leaf(*_dump(self.serde, message))
+
+    def _items(self, values: list[Any]) -> Iterator[Leaf]:
+        """Turn a list's items into leaves; where a run ends depends only on what comes before it."""
+        run: list[bytes] = []
+        length, quick = 0, True
+        for value in values:
+            written = None if isinstance(value, BaseMessage) else write(value)
+            small = written is not None and len(written[0]) < ALONE_BYTES
+            if run and (not small or length >= RUN_BYTES):
+                yield run_leaf(run, quick)
+                run, length, quick = [], 0, True
+            if written is None:
+                yield self.leaf(value)
+            elif not small:
+                yield json_leaf(*written)
+            else:
+                run.append(written[0])
+                length, quick = length + len(written[0]), quick and written[1]
+        if run:
+            yield run_leaf(run, quick)
+
+    def decode(self, body: Body) -> Any:
+        """Give back a value.
+
+        Raises:
+            InvalidInput: it was written with another serializer.
+        """
+        if isinstance(body, dict):
+            return {name: self.decode(part) for name, part in body.items()}
+        if isinstance(body, Leaf):
+            return self._value(body)
+        if all(item.type == MESSAGE for item in body):
+            return self._known_messages.messages(body)
+        items: list[Any] = []
+        for item in body:
+            items.extend(self._value(item)) if item.type in RUNS else items.append(self._value(item))
+        return items
+
+    def _value(self, stored: Leaf) -> Any:
+        read = READERS.get(stored.type)
+        value = read(stored.data) if read is not None else self._load(stored)
+        return rebuild(value) if stored.type in MESSAGES else value
+
+    def _load(self, stored: Leaf) -> Any:
+        if stored.type == SEALED:
+            raise InvalidInput(
+                "A value was written with another serializer. Open the database with it: SQLModelSaver(…, serde=…)."
+            )
+        kind = MSGPACK if stored.type == MESSAGE_MSGPACK else stored.type
+        if self._learns and kind == MSGPACK and isinstance(self._reader, JsonPlusSerializer):
+            new = {names for names in type_names(stored.data) - self._learned if is_data_type(*names)}
+            if new:
+                self._learned |= new
+                self._reader = self._reader.with_msgpack_allowlist(new)
+        return self._reader.loads_typed((kind, stored.data))
+
+
+class SealedCodec(Codec):
+    """Turns values into content that only the user's serializer can read, for example an encrypting one.
+
+    Such a serializer may write equal values differently each time. So that a list's items keep their hashes, it is
+    remembered which value became which leaf: in memory, by the hash of its plain form.
+
+    Args:
+        serde: for everything.
+    """
+
+    def __init__(self, serde: SerializerProtocol) -> None:
+        super().__init__(serde)
+        self._plain = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
+        self._known: Recent[bytes, Leaf] = Recent(KNOWN_BYTES, lambda sealed: len(sealed.data) + 256)
+
+    def _part(self, value: Any) -> Part:
+        return list(map(self.leaf, value)) if type(value) is list else self.leaf(value)
+
+    def encode(self, value: Any) -> Encoded:
+        """Turn a value into what is stored.
+
+        Raises:
+            InvalidInput: it cannot be stored; the text says what it is.
+        """
+        if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
+            return Encoded(self.leaf(value))
+        return super().encode(value)
+
+    def leaf(self, value: Any) -> Leaf:
+        """Turn one value into one leaf."""
+        name = self._name(value)
+        known = self._known.get(name) if name is not None else None
+        if known is None:
+            kind, data = _dump(self.serde, value)
+            known = leaf(SEALED, kind.encode() + b"\0" + data)
+            self._remember(name, known)
+        return known
+
+    def _value(self, stored: Leaf) -> Any:
+        if stored.type != SEALED:
+            return self._plain._value(stored)  # written before this serializer came into use
+        kind, _, data = stored.data.partition(b"\0")
+        if isinstance(self.serde, EncryptedSerializer) and b"+" not in kind:
+            # It would hand this on to the serializer below it, which calls what the bytes name: a forger's way in.
+            raise Corrupt(
+                "A value is not sealed, though the serializer of this database seals all. Do not go on here: restore "
+                "the session from a copy, or export it once more where it comes from.",
+                row=f"blob {stored.hash.hex()}",
+            )
+        value = self.serde.loads_typed((kind.decode(), data))
+        self._remember(self._name(value), stored)
+        return value
+
+    def _name(self, value: Any) -> bytes | None:
+        try:
+            return self._plain.leaf(value).hash
+        except InvalidInput:
+            return None
+
+    def _remember(self, name: bytes | None, sealed: Leaf) -> None:
+        if name is not None:
+            self._known.add([(name, sealed)])
+
+
+def make_codec(serde: SerializerProtocol, *, own: bool) -> Codec:
+    """Choose how values are stored.
+
+    Args:
+        serde: the saver's serializer.
+        own: True if the user gave none, so that it is LangGraph's.
+    """
+    if type(serde) is not JsonPlusSerializer:
+        return SealedCodec(serde)
+    strict = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "").lower() in ("1", "true", "yes")
+    return Codec(serde, learns=own and not strict)
+
+
+def _all_messages(values: list[Any]) -> bool:
+    return all(issubclass(kind, BaseMessage) for kind in set(map(type, values)))
+
+
+def _holds_conversation(value: dict[Any, Any]) -> bool:
+    return all(type(name) is str for name in value) and any(
+        type(part) is list and part and _all_messages(part) for part in value.values()
+    )
+
+
+def _dump(serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
+    try:
+        kind, data = serde.dumps_typed(value)
+        return kind, bytes(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise InvalidInput(
+            f"A value of type {kind} cannot be stored in a checkpoint ({error}). Keep it out of the state, or give "
+            "SQLModelSaver(…, serde=…) a serializer that knows it."
+        ) from error

@@ -1,0 +1,206 @@
+"""What the writes to a DeltaChannel come to: its reducer is run as LangGraph runs it, and the value encoded.
+
+Both cost what was written since the value that is at hand, apart from copying pointers. What the reducer took over as
+it was, the same object, is not encoded again; so a reducer must not change the items of the old value in place.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import is_
+from typing import Any, NamedTuple, cast
+
+from langchain_core.messages import BaseMessage, RemoveMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
+from langgraph.types import Overwrite
+
+from agentgit.langgraph_internals import DeltaSnapshot, messages_delta_reducer
+from agentgit.saver.codec import Codec
+from agentgit.saver.leaf_codec import ALONE_BYTES
+from agentgit.store.objects.blobs import Leaf
+from agentgit.store.objects.content import Body, Encoded, Part
+from agentgit.store.objects.plain_values import READERS, RUNS
+from agentgit.store.threads.graph_rows import Earlier, Fold, Made
+from agentgit.store.threads.lifecycle import DELTA_COUNTERS
+
+Channels = Mapping[str, Any]
+"""The channels of a graph by name; only those that are a DeltaChannel matter."""
+
+_MESSAGES: DeltaChannel[Any] = DeltaChannel(cast(Any, messages_delta_reducer), list)
+"""What a channel of messages is taken for where the graph is not known."""
+
+
+LEAF_BYTES = 256
+"""About how many bytes a leaf takes beside its data."""
+
+
+class Live(NamedTuple):
+    """A value at hand.
+
+    Args:
+        value: as the reducer made it; nobody may change it.
+        ends: of a list, how many items lie before the end of each leaf.
+        parts: of a dict, how each value is stored, and about how many bytes it takes.
+        ids: of a conversation, the ids of its messages, and perhaps of some that other values have which began alike.
+    """
+
+    value: Any
+    ends: Sequence[int] = ()
+    parts: Mapping[str, tuple[Part, int]] = {}
+    ids: set[str | None] | None = None
+
+
+def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: CheckpointMetadata) -> dict[str, Fold]:
+    """Find the channels of a graph checkpoint whose value is spread over the writes of earlier ones.
+
+    Args:
+        codec: how values are stored.
+        channels: those of the graph, as far as it is known.
+        checkpoint: LangGraph's.
+        metadata: LangGraph's.
+    """
+    counted: Any = metadata.get(DELTA_COUNTERS)
+    if not counted:
+        return {}
+    return {
+        name: _fold(codec, channels.get(name))
+        for name in counted
+        if name not in checkpoint["channel_values"] and name in checkpoint["channel_versions"]
+    }
+
+
+def _fold(codec: Codec, known: Any) -> Fold:
+    """Make what folds one channel, as its own reducer or else as LangGraph's reducer of messages does."""
+    channel = known if isinstance(known, DeltaChannel) else _MESSAGES
+
+    def fold(before: Made | None, new: Sequence[Body], earlier: Earlier) -> Made | None:
+        made_of = (None, ()) if before is not None else earlier()
+        if made_of is None:
+            return None
+        seed, old = made_of
+        try:
+            writes = [codec.decode(body) for body in (*old, *new)]
+            if before is None:
+                start = channel.typ() if seed is None else whole(codec.decode(seed))
+            elif channel.reducer is messages_delta_reducer and (longer := _append(codec, before, writes)) is not None:
+                return longer
+            else:
+                start = copy.copy(before.live.value)
+            if channel is _MESSAGES and not _are_messages(start if before is None else [], writes):
+                return None
+            made = channel.from_checkpoint(DeltaSnapshot(start))
+            made.replay_writes([("", "", write) for write in writes])
+            return encode(codec, made.value, before)
+        except Exception:  # noqa: BLE001  # the user's reducer or types: what is only shown must not break the run
+            return None
+
+    return fold
+
+
+def _append(codec: Codec, before: Made, writes: Sequence[Any]) -> Made | None:
+    """Append messages that LangGraph's reducer surely takes for new ones, without looking at the old ones."""
+    value, ids = before.live.value, before.live.ids
+    new = [message for write in writes for message in (write if isinstance(write, list) else [write])]
+    fresh = {one.id for one in new if isinstance(one, BaseMessage) and one.id and not isinstance(one, RemoveMessage)}
+    encoded = codec.encode(new)
+    kept = before.encoded.body
+    if not (isinstance(kept, list) and isinstance(encoded.body, list)) or encoded.messages is None:
+        return None
+    if ids is None or len(fresh) < len(new) or not ids.isdisjoint(fresh):
+        return None
+    ids.update(fresh)
+    body, longer = [*kept, *encoded.body], [*value, *new]
+    live = Live(longer, range(1, len(longer) + 1), ids=ids)
+    return Made(Encoded(body, len(longer)), live, before.weight + _size(encoded.body))
+
+
+def whole(value: Any) -> Any:
+    """Unwrap what LangGraph stores of a DeltaChannel when it stores the value in full."""
+    return value.value if isinstance(value, DeltaSnapshot) else value
+
+
+def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
+    """Tell whether LangGraph's reducer of messages surely is the right one, or one that does the same."""
+    parts = [start, *(write.value if isinstance(write, Overwrite) else write for write in writes)]
+    return all(
+        isinstance(message, BaseMessage) for part in parts for message in (part if isinstance(part, list) else [part])
+    )
+
+
+# -- encoding
+
+
+def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
+    """Encode the value of a DeltaChannel, so that equal values are stored under the same hash.
+
+    Args:
+        codec: how values are stored.
+        value: what a reducer made, or LangGraph's full value.
+        before: an earlier value whose parts may be found in this one.
+    """
+    if before is not None and type(before.live.value) is not type(value):
+        before = None
+    if type(value) is dict and all(type(name) is str for name in value):
+        return _encode_dict(codec, value, before)
+    return (_encode_list(codec, value, before) if type(value) is list else None) or _encode_whole(codec, value)
+
+
+def _encode_whole(codec: Codec, value: Any) -> Made:
+    encoded = codec.encode(value)
+    ends = _ends(encoded.body, 0) if isinstance(encoded.body, list) else ()
+    return Made(encoded, Live(value, ends, ids=_ids(encoded, value)), _size(encoded.body))
+
+
+def _encode_list(codec: Codec, value: list[Any], before: Made | None) -> Made | None:
+    """Encode what comes after the items that an earlier list has too; None if that is not possible."""
+    if before is None or not isinstance(before.encoded.body, list):
+        return None
+    same = list(map(is_, before.live.value, value))
+    kept = same.index(False) if False in same else len(same)
+    # A leaf may be a run of small items; where it ends depends on the item after it, which must be the same too.
+    leaves = bisect_left(before.live.ends, kept)
+    start = before.live.ends[leaves - 1] if leaves else 0
+    rest = codec.encode(value[start:])
+    if not isinstance(rest.body, list) or (leaves and (before.encoded.messages is None) is not (rest.messages is None)):
+        return None
+    body = [*before.encoded.body[:leaves], *rest.body]
+    ends = [*before.live.ends[:leaves], *_ends(rest.body, start)]
+    encoded = Encoded(body, None if rest.messages is None else len(value))
+    return Made(encoded, Live(value, ends, ids=_ids(encoded, value)), before.weight + _size(rest.body))
+
+
+def _ids(encoded: Encoded, value: Any) -> set[str | None] | None:
+    return {message.id for message in value} if encoded.messages is not None and type(value) is list else None
+
+
+def _ends(leaves: Sequence[Leaf], start: int) -> list[int]:
+    sizes = [len(READERS[one.type](one.data)) if one.type in RUNS else 1 for one in leaves]
+    return list(accumulate(sizes, initial=start))[1:]
+
+
+def _encode_dict(codec: Codec, value: dict[str, Any], before: Made | None) -> Made:
+    """Encode a dict; one of large values (the files of an agent, say) as a record, so that each is stored once."""
+    held, old = (before.live.parts, before.live.value) if before is not None else ({}, {})
+    parts = {
+        name: held[name] if name in held and old[name] is one else _part(codec, one) for name, one in value.items()
+    }
+    weight = sum(size for _, size in parts.values())
+    if weight < len(parts) * (ALONE_BYTES + LEAF_BYTES) or not parts:
+        return Made(codec.encode(value), Live(value, parts=parts), weight)
+    return Made(Encoded({name: part for name, (part, _) in parts.items()}), Live(value, parts=parts), weight)
+
+
+def _part(codec: Codec, value: Any) -> tuple[Part, int]:
+    body = codec.encode(value).body
+    part = codec.leaf(value) if isinstance(body, dict) else body
+    return part, _size(part)
+
+
+def _size(body: Body) -> int:
+    if isinstance(body, Leaf):
+        return len(body.data) + LEAF_BYTES
+    return sum(map(_size, body.values() if isinstance(body, dict) else body))

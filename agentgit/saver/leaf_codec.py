@@ -1,0 +1,228 @@
+"""Single values as leaves: which are plain, how messages are written, and which types may be rebuilt."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from enum import Enum
+from itertools import repeat
+from typing import Any
+
+import orjson
+import ormsgpack
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import Runnable
+from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_NUMPY_ARRAY
+from pydantic import BaseModel
+
+from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY, RUN, RUN_PY
+
+MESSAGE_TYPES: dict[str, type[BaseMessage]] = {
+    "human": HumanMessage,
+    "ai": AIMessage,
+    "system": SystemMessage,
+    "tool": ToolMessage,
+}
+_FIELDS = {kind: frozenset(kind.model_fields) for kind in MESSAGE_TYPES.values()}
+
+_new: Callable[[type[BaseMessage]], BaseMessage] = object.__new__
+_set_dict, _set_fields_set, _set_extra, _set_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
+
+RUN_BYTES = 1024
+"""A run of small items of a list is closed when it is as long as this."""
+
+ALONE_BYTES = 256
+"""An item of a list that is as long as this is no small one."""
+
+DEEPEST = 250
+"""Levels of nesting that JSON is trusted with; what is deeper goes to the serializer."""
+
+_EXACT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def is_plain(value: Any, *, finite: bool = True) -> bool:
+    """Tell whether JSON gives back exactly this value.
+
+    Args:
+        value: anything that does not contain itself.
+        finite: False if the JSON at hand knows NaN and the infinities.
+
+    Example:
+        >>> is_plain({"a": [1, None, "x"]}), is_plain({"a": (1,)}), is_plain({1: 2}), is_plain(float("nan"))
+        (True, False, False, False)
+    """
+    level = [value]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is str or kind is int or kind is bool or item is None:
+                continue
+            if kind is list:
+                below.extend(item)
+            elif kind is dict:
+                if not all(type(key) is str for key in item):
+                    return False
+                below.extend(item.values())
+            elif kind is not float or (finite and not math.isfinite(item)):
+                return False
+        if not below:
+            return True
+        level = below
+    return False
+
+
+def _quick(value: Any) -> bytes | None:
+    """Write JSON with orjson; None if it refuses."""
+    try:
+        return orjson.dumps(value, option=_EXACT)
+    except TypeError:
+        return None
+
+
+def _slow(value: Any) -> bytes | None:
+    """Write what orjson refuses or changes: lone surrogates, integers beyond 64 bits, NaN. None if it is not plain."""
+    try:
+        text = json.dumps(value, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text.encode() if is_plain(value, finite=False) else None
+
+
+def write(value: Any) -> tuple[bytes, bool] | None:
+    """Write a plain value as JSON, and tell whether orjson can read it; None if it is not plain."""
+    data = _quick(value)
+    if data is not None and is_plain(value):
+        return data, True
+    data = _slow(value)
+    return (data, False) if data is not None else None
+
+
+def plain_leaf(value: Any) -> Leaf | None:
+    """Turn a plain value into a leaf; None if it is not plain."""
+    written = write(value)
+    return json_leaf(*written) if written is not None else None
+
+
+def json_leaf(data: bytes, quick: bool) -> Leaf:
+    """Make a leaf of what `write` gave."""
+    return leaf(JSON if quick else JSON_PY, data)
+
+
+def stored_form(message: BaseMessage) -> dict[str, Any] | None:
+    """Give LangChain's stored form (`messages_to_dict`) of a message that can be made again from it, else None."""
+    fields, held, more = _FIELDS.get(type(message)), message.__dict__, message.__pydantic_extra__
+    if fields is None or held.keys() != fields or message.__pydantic_private__:
+        return None
+    if more and not fields.isdisjoint(more):
+        return None
+    return {"type": message.type, "data": {**held, **more} if more else held}
+
+
+def message_leaf(stored: dict[str, Any]) -> Leaf | None:
+    """Write a message's stored form as JSON, if that gives it back exactly."""
+    quick = _quick(stored)
+    # Nearly all fields are texts or empty; only the others need a look inside.
+    parts = stored["data"].values()
+    if quick is not None and all(type(part) is str or _is_empty(part) or is_plain(part) for part in parts):
+        return leaf(MESSAGE, quick)
+    slow = _slow(stored)
+    return leaf(MESSAGE_PY, slow) if slow is not None else None
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (not value and type(value) in (dict, list))
+
+
+def rebuild(stored: dict[str, Any]) -> BaseMessage:
+    """Make a message of its stored form.
+
+    Without validation, which would change what was stored: it fills `tool_calls` again from `additional_kwargs`.
+    """
+    return rebuild_all([stored])[0]
+
+
+def rebuild_all(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+    """Make messages of their stored forms, see `rebuild`."""
+    kinds = [MESSAGE_TYPES[one["type"]] for one in stored]
+    data = [one["data"] for one in stored]
+    if all(map(fits, kinds, data)):
+        return assemble(kinds, data)
+    # One has more, or another release of LangChain wrote it.
+    return [kind.model_construct(None, **held) for kind, held in zip(kinds, data, strict=True)]
+
+
+def assemble(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+    """Make messages of their fields, all of them and no others; each message keeps its dict.
+
+    What pydantic's own `__setstate__` does, without Python's steps between: a long conversation has thousands.
+    """
+    messages = list(map(_new, kinds))
+    # Messages of one call share the set of fields that were set: it has them all, so that pydantic adds nothing to it.
+    were_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}
+    for fill, values in (
+        (_set_dict, fields),
+        (_set_fields_set, [were_set[kind] for kind in kinds]),
+        (_set_extra, [{} for _ in kinds]),
+        (_set_private, repeat(None)),
+    ):
+        deque(map(fill, messages, values), maxlen=0)
+    return messages
+
+
+def fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
+    """Tell whether this is every field of such a message and nothing else."""
+    return data.keys() == _FIELDS[kind]
+
+
+def type_names(data: bytes) -> set[tuple[str, str]]:
+    """List the types that LangGraph's msgpack names (module and name), building nothing."""
+    names: set[tuple[str, str]] = set()
+
+    def visit(code: int, payload: bytes) -> None:
+        if code == EXT_NUMPY_ARRAY:
+            return
+        value = ormsgpack.unpackb(payload, ext_hook=visit, option=ormsgpack.OPT_NON_STR_KEYS)
+        if code != EXT_DELTA_SNAPSHOT:
+            names.add((value[0], value[1]))
+
+    ormsgpack.unpackb(data, ext_hook=visit, option=ormsgpack.OPT_NON_STR_KEYS)
+    return names
+
+
+def is_data_type(module: str, name: str) -> bool:
+    """Tell whether this program has a type of that name which only holds data.
+
+    That is a dataclass, an enum, a named tuple or a pydantic model that is no Runnable, in a module that is imported
+    already: stored bytes must never decide what gets imported or called.
+
+    Args:
+        module: the name of its module.
+        name: its own name.
+
+    Example:
+        >>> is_data_type("agentgit.auth.user", "User"), is_data_type("os", "system"), is_data_type("antigravity", "x")
+        (True, False, False)
+    """
+    found = sys.modules.get(module)
+    kind = vars(found).get(name) if found is not None else None  # `getattr` would have some modules import more
+    if not isinstance(kind, type) or issubclass(kind, Runnable):
+        return False
+    return (
+        is_dataclass(kind)
+        or issubclass(kind, (BaseModel, Enum))
+        or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    )
+
+
+def run_leaf(items: list[bytes], quick: bool) -> Leaf:
+    """Make one leaf of several items of a list, each as JSON."""
+    return leaf(RUN if quick else RUN_PY, b"[%b]" % b",".join(items))

@@ -1,0 +1,161 @@
+"""Messages that were written or read before: a long conversation is not encoded and parsed again at every step."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, eq, or_
+from typing import Any, NamedTuple, cast
+
+import orjson
+from langchain_core.messages import BaseMessage
+
+from agentgit.saver.leaf_codec import MESSAGE_TYPES, assemble, fits, rebuild_all
+from agentgit.store.objects.blobs import Leaf
+from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.plain_values import MESSAGE
+
+KNOWN_BYTES = 64 * 2**20
+
+_EXACT = frozenset(MESSAGE_TYPES.values())
+_fields = attrgetter("__dict__")
+_extra = attrgetter("__pydantic_extra__")
+_private = attrgetter("__pydantic_private__")
+_all = attrgetter("__dict__", "__pydantic_extra__", "__pydantic_private__")
+"""All that a leaf is made of, if the message is of one of these classes."""
+
+_FORMAT = 2
+"""Marshal's last format in which equal bytes mean equal values whatever else refers to them."""
+
+
+class _Known(NamedTuple):
+    """A message and its leaf.
+
+    Args:
+        leaf: what is stored.
+        kind: its class.
+        fields: its fields, which nobody else holds.
+        nested: those of them that are lists or dicts, as JSON: each message that is made gets its own.
+        dump: Python's own dump of all that it holds; None if comparing its fields tells as much, which is quicker.
+    """
+
+    leaf: Leaf
+    kind: type[BaseMessage]
+    fields: dict[str, Any]
+    nested: bytes
+    dump: bytes | None
+
+    @classmethod
+    def of(cls, leaf: Leaf, kind: type[BaseMessage], fields: dict[str, Any], dump: Callable[[], bytes]) -> _Known:
+        """Remember a message.
+
+        Args:
+            leaf: what is stored; its type is that of plain JSON.
+            kind: the class of the message.
+            fields: its own fields, which are copied.
+            dump: gives the dump of all that it holds.
+        """
+        nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
+        written = orjson.dumps(nested)
+        # A text and a constant equal nothing that would be stored otherwise; 1 equals True and 1.0.
+        easy = not any(nested.values()) and all(
+            name in nested or value is None or type(value) in (str, bool) for name, value in fields.items()
+        )
+        return cls(leaf, kind, fields | orjson.loads(written), written, None if easy else dump())
+
+
+class KnownMessages:
+    """Which message became which leaf, and the way back.
+
+    A message is found by its id, or by its text if it has none, and then compared by all that it holds: one that was
+    edited in place is another one. What is not plain JSON is encoded every time.
+
+    Args:
+        encode: turns a message into a leaf.
+    """
+
+    def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
+        self._encode = encode
+        self._by_name: Recent[str, _Known] = Recent(KNOWN_BYTES, _weight)
+        self._by_leaf: Recent[bytes, _Known] = Recent(KNOWN_BYTES, _weight)
+
+    def leaves(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
+        """Turn messages into leaves.
+
+        Raises:
+            InvalidInput: one cannot be stored; the text says what it is.
+        """
+        if not _EXACT.issuperset(map(type, messages)):
+            return list(map(self._encode, messages))
+        held = list(map(_fields, messages))
+        found = self._by_name.lookup(_names(held))
+        if any(map(_extra, messages)) or any(map(_private, messages)):
+            same = [False] * len(held)
+        else:
+            same = list(map(eq, held, [known and known.fields for known in found]))
+        if all(same) and not any(known and known.dump for known in found):
+            return [cast(_Known, known).leaf for known in found]
+        return [
+            known.leaf if known and alike and not known.dump else self._leaf(message, known)
+            for message, known, alike in zip(messages, found, same, strict=True)
+        ]
+
+    def _leaf(self, message: BaseMessage, known: _Known | None) -> Leaf:
+        try:
+            dump = _dump(_all(message))
+        except ValueError:  # it holds an object of the user's
+            return self._encode(message)
+        if known is not None and known.dump == dump:
+            return known.leaf
+        value = self._encode(message)
+        # Nothing else: marshal writes an array like the bytes it holds, and JSON has neither.
+        if value.type == MESSAGE:
+            fresh = _Known.of(value, type(message), message.__dict__, lambda: dump)
+            self._by_name.add(zip(_names([message.__dict__]), [fresh], strict=True))
+            if not message.__pydantic_extra__:
+                self._by_leaf.add([(value.hash, fresh)])
+        return value
+
+    def messages(self, leaves: Sequence[Leaf]) -> list[BaseMessage]:
+        """Make the messages of leaves, all of them plain JSON."""
+        found = self._by_leaf.lookup([leaf.hash for leaf in leaves])
+        if not all(found):
+            read = self._read([leaf for leaf, known in zip(leaves, found, strict=True) if known is None])
+            found = [known or read.get(leaf.hash) for leaf, known in zip(leaves, found, strict=True)]
+        if not all(found):
+            return rebuild_all(_loads([leaf.data for leaf in leaves]))
+        known_all = cast("list[_Known]", found)
+        nested = _loads([known.nested for known in known_all])
+        return assemble(
+            [known.kind for known in known_all], list(map(or_, [known.fields for known in known_all], nested))
+        )
+
+    def _read(self, leaves: Sequence[Leaf]) -> dict[bytes, _Known]:
+        """Read leaves, and remember those that are whole messages of this release of LangChain."""
+        read: dict[bytes, _Known] = {}
+        for leaf, stored in zip(leaves, _loads([leaf.data for leaf in leaves]), strict=True):
+            kind, data = MESSAGE_TYPES[stored["type"]], stored["data"]
+            if fits(kind, data):
+                read[leaf.hash] = _Known.of(leaf, kind, data, partial(_dump, (data, {}, None)))
+        self._by_leaf.add(read.items())
+        self._by_name.add(zip(_names([known.fields for known in read.values()]), read.values(), strict=True))
+        return read
+
+
+def _dump(parts: Any) -> bytes:
+    return marshal.dumps(parts, _FORMAT)
+
+
+def _names(held: Sequence[dict[str, Any]]) -> list[str]:
+    """Name messages by their ids, those without one by their text."""
+    names = [fields.get("id") or fields.get("content") for fields in held]
+    return [name if type(name) is str else "" for name in names]
+
+
+def _loads(parts: Sequence[bytes]) -> list[Any]:
+    return cast("list[Any]", orjson.loads(b"[%b]" % b",".join(parts)))
+
+
+def _weight(known: _Known) -> int:
+    return 2 * len(known.leaf.data) + 1024

@@ -1,0 +1,475 @@
+"""The saver: a LangGraph checkpointer on SQL, sync and async in one class (row W14)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from sqlalchemy import URL, Connection
+
+from agentgit.auth.keyring import Keyring
+from agentgit.errors import Conflict, InvalidInput
+from agentgit.langgraph_internals import DeltaSnapshot
+from agentgit.saver.async_api import AsyncTwins
+from agentgit.saver.codec import Codec, make_codec
+from agentgit.saver.config import address, config_of, continues, scope
+from agentgit.saver.delta_reducer import Channels
+from agentgit.saver.pending_checkpoint import PENDING_SENDS, SNAPSHOTS, make_draft
+from agentgit.store.objects.blobs import compact
+from agentgit.store.objects.compression import Compression
+from agentgit.store.objects.content import Body
+from agentgit.store.schema import schema
+from agentgit.store.schema.tenants import ensure_tenant
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.encryption import keyring_from
+from agentgit.store.sql.unlock import unlock
+from agentgit.store.threads.append_if_head import Fence
+from agentgit.store.threads.graph_store import Draft, Found, GraphStore, Pending, Place, Task
+from agentgit.values import from_json
+
+After = Callable[[], None]
+Before = Callable[[Connection], After]
+"""Called with the connection before a put, in its transaction; gives what is called after it there."""
+
+
+class Beside(NamedTuple):
+    """What is done in the transaction of a put.
+
+    Args:
+        before: does it.
+        is_alone: True if it writes nothing; then all of it is that the fence holds.
+        fence: by what the run holds its branch, if it does.
+    """
+
+    before: Before
+    is_alone: bool = False
+    fence: Fence | None = None
+
+
+OnPut = Callable[[Place], AbstractContextManager[Beside]]
+
+OnRead = Callable[[str, str, Place | None], None]
+
+PAGE = 16
+"""How many checkpoints `list` reads at once; each of them may hold large values."""
+
+
+class SQLModelSaver(AsyncTwins):
+    """A LangGraph checkpointer that keeps its data in agentgit's tables.
+
+    Sync and async methods may be mixed on one instance, from many threads. Values are stored by content, so that a
+    conversation costs what is new in it. The protocol is LangGraph's `BaseCheckpointSaver`.
+
+    Args:
+        database: where.
+        tenant_id: whose; None for the first tenant of the database, which is made if there is none.
+        graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
+        serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
+            enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
+        compression: how new values are packed: `zstd`, `zlib` (bigger and slower) or `none`.
+        sessions: True to reach the threads of sessions, too; whoever changes these past their session breaks it.
+
+    Example:
+        >>> from langgraph.graph import START, StateGraph
+        >>> builder = StateGraph(int)
+        >>> _ = builder.add_node("double", lambda n: 2 * n).add_edge(START, "double")
+        >>> with SQLModelSaver.from_conn_string(":memory:") as saver:
+        ...     graph = builder.compile(checkpointer=saver)
+        ...     graph.invoke(21, {"configurable": {"thread_id": "t"}})
+        42
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        tenant_id: int | None = None,
+        graphs: GraphStore | None = None,
+        serde: SerializerProtocol | None = None,
+        compression: str = "zstd",
+        sessions: bool = False,
+    ) -> None:
+        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
+        self._shared = _Shared(database, tenant_id, graphs, Compression(compression).name)
+        self._sessions = sessions
+        self._own_serde = serde is None
+        self._codec: Codec = make_codec(self.serde, own=self._own_serde)
+
+    @classmethod
+    def from_conn_string(
+        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zstd",
+        keyring: Keyring | None = None, sessions: bool = False,
+    ) -> Self:  # fmt: skip
+        """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
+
+        Args:
+            where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
+            serde: see the class.
+            compression: see the class.
+            keyring: what the contents are encrypted with, as `agentgit.open` takes them.
+            sessions: see the class.
+
+        Raises:
+            InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
+            SchemaMismatch: the database is not agentgit's, or it is newer than this library.
+        """
+        database = Database(where, keyring=keyring_from(keyring))
+        saver = cls(database, serde=serde, compression=compression, sessions=sessions)
+        saver._shared.owns_database = True
+        if saver.database.is_sqlite:
+            saver.setup()
+        return saver
+
+    def setup(self) -> None:
+        """Bring the tables of the database up to date; an up-to-date database is left alone."""
+        schema.upgrade(self.database)
+
+    @property
+    def database(self) -> Database:
+        """Where it is; what it reads and writes is its tenant's alone."""
+        return self._shared.database
+
+    @property
+    def store(self) -> GraphStore:
+        """The graph checkpoints of this saver's tenant."""
+        shared = self._shared
+        if shared.store is None:
+            if shared.tenant_id is None:
+                schema.ready(self.database)
+                shared.tenant_id = ensure_tenant(self.database)
+                shared.database = shared.database.bound(shared.tenant_id)
+                unlock(self.database, shared.tenant_id)
+            shared.store = GraphStore(shared.tenant_id, shared.compression)
+        return shared.store
+
+    @property
+    def sessions(self) -> bool:
+        """Whether this saver reaches the threads of sessions."""
+        return self._sessions
+
+    @property
+    def on_put(self) -> OnPut:
+        """Called around each put, with its place; gives what takes part in its transaction.
+
+        Copies of the saver, which LangGraph makes when a graph is compiled, share it.
+        """
+        return self._shared.on_put
+
+    @on_put.setter
+    def on_put(self, call: OnPut) -> None:
+        self._shared.on_put = call
+
+    @property
+    def on_read(self) -> OnRead:
+        """Called when a graph looks for a checkpoint: with its thread, its namespace, and what was found."""
+        return self._shared.on_read
+
+    @on_read.setter
+    def on_read(self, call: OnRead) -> None:
+        self._shared.on_read = call
+
+    @property
+    def is_carried(self) -> Callable[[], bool]:
+        """Tells whether a later transaction brings to the disk what is put now, so that nobody need wait for it."""
+        return self._shared.is_carried
+
+    @is_carried.setter
+    def is_carried(self, tells: Callable[[], bool]) -> None:
+        self._shared.is_carried = tells
+
+    @property
+    def channels(self) -> Channels:
+        """The channels of the graph that is run, so that a DeltaChannel's value can be made with its own reducer.
+
+        LangGraph does not tell a saver. Where nobody else does, writes that are messages are taken for a conversation.
+        """
+        return self._shared.channels
+
+    @channels.setter
+    def channels(self, channels: Channels) -> None:
+        self._shared.channels = channels
+
+    @property
+    def codec(self) -> Codec:
+        """How values are stored; it follows the serializer, which LangGraph replaces on copies of the saver."""
+        if self._codec.serde is not self.serde:
+            self._codec = make_codec(self.serde, own=self._own_serde)
+        return self._codec
+
+    def _address(self, config: RunnableConfig) -> tuple[str, str, str | None]:
+        thread, ns, checkpoint_id = address(config)
+        return self._reached(thread), ns, checkpoint_id
+
+    # -- reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read the checkpoint that the config names, or the newest of its namespace; None if there is none."""
+        thread, ns, checkpoint_id = self._address(config)
+        store = self.store
+        with self.database.reading() as connection:
+            read = store.with_writes(connection, thread, ns, checkpoint_id or None)
+            self.on_read(thread, ns, read[0].place if read else None)
+            if read is None:
+                return None
+            store.seen.add(read[0].place)
+            return next(self._tuples(connection, store, [read]))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """List checkpoints, newest first.
+
+        Args:
+            config: which thread, and if given which namespace and checkpoint; None for all threads that this saver
+                reaches.
+            filter: metadata that must be equal, all of it.
+            before: only those older than the checkpoint that this config names.
+            limit: the greatest number of them.
+        """
+        which = scope(config)
+        if which.thread is not None:
+            self._reached(which.thread)
+        wanted = from_json(compact(filter or {}))
+        older = get_checkpoint_id(before) if before else None
+        last: Found | None = None
+        left = limit if limit is not None else -1
+        store = self.store
+        while left != 0:
+            with self.database.reading() as connection:
+                page = store.page(connection, which, before=older, after=last, limit=PAGE, sessions=self.sessions)
+                chosen = [found for found in page if all(found.meta.get(k) == v for k, v in wanted.items())]
+                chosen = chosen if left < 0 else chosen[:left]
+                tuples = self._tuples(connection, store, [(one, store.writes(connection, one.place)) for one in chosen])
+            yield from tuples
+            left -= len(chosen) if left > 0 else 0
+            if len(page) < PAGE:
+                return
+            last = page[-1]
+
+    def _tuples(
+        self, connection: Connection, store: GraphStore, chosen: Sequence[tuple[Found, Sequence[Pending]]]
+    ) -> Iterator[CheckpointTuple]:
+        """Read the values all at once, and build one by one: each has a conversation of its own, in Python."""
+        hashes = {key for found, _ in chosen for key in found.channels.values()}
+        bodies = store.content.get(connection, hashes.union(write.value for _, each in chosen for write in each))
+        return (self._tuple(found, writes, bodies) for found, writes in chosen)
+
+    def _tuple(self, found: Found, writes: Sequence[Pending], bodies: Mapping[bytes, Body]) -> CheckpointTuple:
+        values = {name: self._value(found, name, bodies[key]) for name, key in found.channels.items()}
+        checkpoint = {
+            "v": found.header["v"],
+            "id": found.place.checkpoint_id,
+            "ts": found.header["ts"],
+            "pending_sends": values.pop(PENDING_SENDS, []),
+            "channel_values": values,
+            "channel_versions": found.header["versions"],
+            "versions_seen": found.header["seen"],
+            "updated_channels": found.header["updated"],
+        }
+        parent = found.place._replace(checkpoint_id=found.parent_id) if found.parent_id else None
+        return CheckpointTuple(
+            config_of(found.place),
+            cast(Checkpoint, checkpoint),
+            cast(CheckpointMetadata, found.meta),
+            config_of(parent) if parent else None,
+            [self._pending(write, bodies[write.value]) for write in writes],
+        )
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Read what LangGraph rebuilds the value of a DeltaChannel from, in a few statements for the whole way back.
+
+        Args:
+            config: the checkpoint.
+            channels: which channels.
+
+        Returns:
+            For each channel the writes since its last full value, oldest first, and that value as `seed` if any.
+        """
+        thread, ns, id = self._address(config)
+        store = self.store
+        with self.database.reading() as connection:
+            at = store.find(connection, Place(thread, ns, id)) if id else store.newest(connection, thread, ns)
+            writes, seeds = store.spread.history(connection, at, channels) if at else ({}, {})
+            hashes = {write.value for each in writes.values() for write in each}
+            hashes.update(seed.channels[name] for name, seed in seeds.items())
+            bodies = store.content.get(connection, hashes)
+        found: dict[str, DeltaChannelHistory] = {}
+        for name in channels:
+            found[name] = {"writes": [self._pending(write, bodies[write.value]) for write in writes.get(name, ())]}
+            if name in seeds:
+                found[name]["seed"] = self._value(seeds[name], name, bodies[seeds[name].channels[name]])
+        return found
+
+    def _value(self, found: Found, name: str, body: Any) -> Any:
+        value = self.codec.decode(body)
+        return DeltaSnapshot(value) if name in found.header.get(SNAPSHOTS, ()) else value
+
+    def _pending(self, write: Pending, body: Any) -> tuple[str, str, Any]:
+        return write.task_id, write.channel, self.codec.decode(body)
+
+    # -- writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; the config names its parent.
+
+        Args:
+            config: thread, namespace and the parent's id.
+            checkpoint: what to store.
+            metadata: facts about it; of the config's `configurable` only harmless keys are added.
+            new_versions: the channels that changed since the parent.
+
+        Returns:
+            The config that names the stored checkpoint.
+
+        Raises:
+            InvalidInput: a value cannot be stored.
+            Conflict: the thread was deleted meanwhile, or a second run moved it.
+        """
+        thread, ns, parent_id = self._address(config)
+        place = Place(thread, ns, checkpoint["id"])
+        store = self.store
+
+        def work(connection: Connection) -> None:
+            after = beside.before(connection)
+            store.put(connection, place, draft)
+            after()
+
+        try:
+            with self.on_put(place) as beside:
+                draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
+                draft = replace(draft, continues=continues(config, metadata))
+                if not (beside.is_alone and self._put_after_known(place, draft, beside.fence)):
+                    self.database.write(work, carried=self.is_carried())
+        except Conflict:
+            self.database.write(lambda connection: store.refuse(connection, place))
+            raise
+        store.seen.add(place)
+        return config_of(place)
+
+    def _put_after_known(self, place: Place, draft: Draft, fence: Fence | None) -> bool:
+        """Store a checkpoint on a server that goes on from one that is known, if nobody has overtaken that."""
+        store = self.store
+        parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)
+        if parent is None or self.database.is_sqlite:
+            return False
+        stored = self.database.write(
+            lambda connection: store.put_after(connection, parent, place, draft, fence), carried=self.is_carried()
+        )
+        return stored.count() == 1
+
+    def draft(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+        parent_id: str | None,
+    ) -> Draft:
+        """Encode a checkpoint, so that it can be stored in a transaction with others; see `put`."""
+        return make_draft(self.codec, self.channels, config, checkpoint, metadata, new_versions, parent_id)
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store what a task wrote on top of the checkpoint that the config names.
+
+        Args:
+            config: thread, namespace and checkpoint id.
+            writes: channel and value of each, in order.
+            task_id: who wrote.
+            task_path: its place among the tasks of its step.
+
+        Raises:
+            InvalidInput: a value cannot be stored.
+            Conflict: that checkpoint was deleted meanwhile.
+        """
+        thread, ns, checkpoint_id = self._address(config)
+        if not checkpoint_id:
+            raise InvalidInput(
+                "put_writes needs a checkpoint_id in the config: the checkpoint that the task belongs to."
+            )
+        rows = [
+            (WRITES_IDX_MAP.get(channel, index), channel, self.codec.encode(value).body)
+            for index, (channel, value) in enumerate(writes)
+        ]
+        place, task, store = Place(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
+        self.database.write(
+            lambda connection: store.put_writes(connection, place, task, rows), carried=self.is_carried()
+        )
+
+    def get_next_version(self, current: float | str | None, channel: None) -> float:
+        """Give the version after `current`: the next whole number, with a random fraction.
+
+        The fraction tells the versions of two checkpoints apart that were made from the same one. A thread that was
+        begun by another saver goes on with that saver's kind of versions.
+        """
+        if isinstance(current, str):
+            number = int(current.split(".")[0]) + 1
+            return cast(float, f"{number:032}.{random.random():016}")  # noqa: S311  # not a secret
+        return int(current or 0) + 1 + random.randrange(1_000_000) / 1_000_000  # noqa: S311  # not a secret
+
+    # -- closing
+
+    def close(self) -> None:
+        """Close the database if this saver opened it."""
+        if self._shared.owns_database:
+            self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+NOTHING_ELSE = Beside(before=lambda connection: lambda: None, is_alone=True)
+"""Nothing is done beside a put."""
+
+
+class _Shared:
+    """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
+
+    def __init__(self, database: Database, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
+        bound = tenant_id is None or database.tenant_id == tenant_id
+        self.database = database if bound else database.bound(tenant_id)
+        self.tenant_id, self.store, self.compression = tenant_id, store, compression
+        self.on_put: OnPut = lambda place: nullcontext(NOTHING_ELSE)
+        self.on_read: OnRead = lambda thread, ns, found: None
+        self.is_carried: Callable[[], bool] = lambda: False
+        self.channels: Channels = {}
+        self.owns_database = False

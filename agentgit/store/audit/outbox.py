@@ -1,0 +1,328 @@
+"""The outbox: events that webhooks want, written with the events themselves, and kept until they are sent.
+
+Who sends takes some of them: their `next_at` moves into the future, so that nobody else takes them until that time is
+over. What was sent goes; what failed comes again later, and after many tries it is dead until somebody wants it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, or_, select, update
+
+from agentgit.errors import InvalidInput
+from agentgit.sessions.events import NOWHERE, Event, chosen
+from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
+from agentgit.store.audit.trail import note
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import (
+    SESSION_MEMBER,
+    USER,
+    WEBHOOK,
+    WEBHOOK_DELIVERY,
+)
+from agentgit.values import from_json, to_json
+
+LEASE = timedelta(seconds=60)
+"""How long what somebody took to send is his."""
+
+TRIES = 12
+"""How often an event is sent before it is given up: for about six hours."""
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=2)
+"""What lies between tries: twice as much each time, with some chance in it."""
+
+HELD = timedelta(minutes=1)
+"""How long, at most, the other events of a webhook wait when one could not be sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """An event that somebody is about to send.
+
+    Args:
+        id: of the delivery.
+        owner: who took it.
+        webhook_id: whose it is.
+        url: where to.
+        secret: as the webhook has it.
+        session_id: the session of the event.
+        number: its number there.
+        attempts: how often it was tried, with this time.
+    """
+
+    id: int
+    owner: str
+    webhook_id: int
+    url: str
+    secret: str = field(repr=False)
+    session_id: int
+    number: int
+    attempts: int
+
+
+def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None:
+    """Keep events for the webhooks that want them, in the transaction in which they happen."""
+    now, rows = datetime.now(UTC), []
+    for hook in _HOOKS.all(connection, {"tenant": tenant_id}):
+        kinds = _kinds(hook.kinds)
+        for event in events:
+            wanted = event.kind in kinds and hook.external_session_id in (None, event.session_id)
+            if wanted and (event.owner_id == hook.user_id or _is_shared(connection, tenant_id, event, hook.user_id)):
+                rows.append(
+                    {
+                        "tenant_id": tenant_id, "id": new_id(), "webhook_id": hook.id,
+                        "external_session_id": event.session_id or NOWHERE, "seq": event.number, "status": PENDING,
+                        "attempts": 0, "next_at": now, "created_at": now, "owner": None, "last_error": None,
+                    }
+                )  # fmt: skip
+    if rows:
+        _ADD.run(connection, *rows)
+
+
+def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: int) -> bool:
+    """Tell whether the session of an event is shared with a user now."""
+    asked = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
+    return event.session_id is not None and bool(
+        row_codes.authentic(connection, SESSION_MEMBER, _SHARED.all(connection, asked))
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(stored: bytes) -> frozenset[str]:
+    found: set[str] = set()
+    for pattern in from_json(stored):
+        with suppress(InvalidInput):  # a kind of a newer version; who writes here is not to be stopped by it
+            found |= chosen(pattern)
+    return frozenset(found)
+
+
+def pause(attempts: int) -> timedelta:
+    """Choose how long to wait after so many tries.
+
+    Example:
+        >>> timedelta(seconds=2) < pause(1) <= timedelta(seconds=5)
+        True
+        >>> pause(100) <= LONGEST_PAUSE
+        True
+    """
+    longest: timedelta = min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(attempts - 1, 20)))
+    return longest * random.uniform(0.5, 1)  # noqa: S311  # only spreads the tries
+
+
+class Outbox:
+    """The webhooks of one tenant, and what is to be sent to them.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    # -- webhooks
+
+    def add(
+        self, connection: Connection, user_id: int, url: str, kinds: Sequence[str], secret: str, session_id: int | None
+    ) -> int:
+        """Add a webhook; give its id."""
+        webhook_id = new_id()
+        connection.execute(
+            insert(WEBHOOK),
+            {
+                "tenant_id": self.tenant_id, "id": webhook_id, "user_id": user_id, "external_session_id": session_id,
+                "url": url, "kinds": to_json(list(kinds)), "secret": secret, "created_at": datetime.now(UTC),
+            },
+        )  # fmt: skip
+        note(
+            connection, self.tenant_id, "webhook.added", session_id=session_id, user_id=user_id, webhook=webhook_id,
+            kinds=list(kinds),
+        )  # fmt: skip
+        return webhook_id
+
+    def all(self, connection: Connection, user_id: int) -> list[Webhook]:
+        """List a user's webhooks, the oldest first."""
+        of = and_(WEBHOOK_DELIVERY.c.tenant_id == WEBHOOK.c.tenant_id, WEBHOOK_DELIVERY.c.webhook_id == WEBHOOK.c.id)
+        last = (
+            select(WEBHOOK_DELIVERY.c.last_error)
+            .where(of, WEBHOOK_DELIVERY.c.last_error.is_not(None))
+            .order_by(WEBHOOK_DELIVERY.c.id.desc())
+            .limit(1)
+        )
+        query = (
+            select(
+                WEBHOOK,
+                func.count(case((WEBHOOK_DELIVERY.c.status == PENDING, 1))).label("pending"),
+                func.count(case((WEBHOOK_DELIVERY.c.status == DEAD, 1))).label("dead"),
+                last.correlate(WEBHOOK).scalar_subquery().label("last_error"),
+            )
+            .select_from(WEBHOOK.outerjoin(WEBHOOK_DELIVERY, of))
+            .where(WEBHOOK.c.tenant_id == self.tenant_id, WEBHOOK.c.user_id == user_id)
+            .group_by(*WEBHOOK.c)
+            .order_by(WEBHOOK.c.id)
+        )
+        return [
+            Webhook(
+                id=row.id, url=shown(row.url), kinds=tuple(from_json(row.kinds)), session_id=row.external_session_id,
+                created_at=row.created_at, pending=row.pending, dead=row.dead, last_error=row.last_error,
+            )
+            for row in connection.execute(query)
+        ]  # fmt: skip
+
+    def remove(self, connection: Connection, user_id: int, webhook_id: int) -> bool:
+        """Remove a webhook with what is still to be sent to it; tell whether it was there."""
+        mine = (WEBHOOK.c.tenant_id == self.tenant_id, WEBHOOK.c.user_id == user_id, WEBHOOK.c.id == webhook_id)
+        found = connection.execute(select(WEBHOOK.c.external_session_id).where(*mine)).first()
+        if found is None:
+            return False
+        connection.execute(delete(WEBHOOK_DELIVERY).where(*self._of(webhook_id)))
+        if not connection.execute(delete(WEBHOOK).where(*mine)).rowcount:  # somebody else was faster
+            return False
+        note(
+            connection, self.tenant_id, "webhook.removed", session_id=found.external_session_id, user_id=user_id,
+            webhook=webhook_id,
+        )  # fmt: skip
+        return True
+
+    def retry(self, connection: Connection, webhook_id: int) -> int:
+        """Let the dead events of a webhook be sent again, and those that wait at once; tell how many."""
+        again = update(WEBHOOK_DELIVERY).where(*self._of(webhook_id), WEBHOOK_DELIVERY.c.owner.is_(None))
+        now = datetime.now(UTC)
+        fresh = case((WEBHOOK_DELIVERY.c.status == DEAD, 0), else_=WEBHOOK_DELIVERY.c.attempts)
+        return int(connection.execute(again.values(attempts=fresh, status=PENDING, next_at=now)).rowcount)
+
+    def _of(self, webhook_id: int) -> tuple[Any, ...]:
+        return WEBHOOK_DELIVERY.c.tenant_id == self.tenant_id, WEBHOOK_DELIVERY.c.webhook_id == webhook_id
+
+    # -- sending
+
+    def take(self, connection: Connection, most: int) -> list[Taken]:
+        """Take some events that are due; for a while nobody else can take them.
+
+        Args:
+            connection: in a transaction that writes.
+            most: how many at most.
+        """
+        now, owner = datetime.now(UTC), secrets.token_hex(16)
+        due = connection.execute(_DUE.limit(most), {"tenant": self.tenant_id, "now": now}).all()
+        for row in due:
+            connection.execute(_TAKE, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE})
+        return [
+            Taken(
+                id=row.id, owner=owner, webhook_id=row.webhook_id, url=row.url, secret=row.secret,
+                session_id=row.external_session_id, number=row.seq, attempts=row.attempts + 1,
+            )
+            for row in due
+        ]  # fmt: skip
+
+    def settle(self, connection: Connection, taken: Taken, problem: str | None, *, for_good: bool = False) -> str:
+        """Note how a try ended; give `sent`, `failed` or `dead`.
+
+        Nothing happens if somebody else has taken it since, or its session went with it: then it is `gone`.
+
+        Args:
+            connection: in a transaction that writes.
+            taken: what was sent.
+            problem: why it failed; None if it did not.
+            for_good: True if it need not be tried again.
+        """
+        this = {"tenant": self.tenant_id, "delivery": taken.id, "by": taken.owner}
+        if problem is None:
+            connection.execute(_SENT, this)
+            return "sent"
+        is_dead = for_good or taken.attempts >= TRIES
+        status, next_at = (DEAD if is_dead else PENDING), datetime.now(UTC) + pause(taken.attempts)
+        if not connection.execute(_FAILED, {**this, "now": status, "next": next_at, "error": problem}).rowcount:
+            return "gone"
+        # A receiver that is down does not hold those of others up by one event after the other.
+        hold = {"tenant": self.tenant_id, "webhook": taken.webhook_id, "until": min(next_at, datetime.now(UTC) + HELD)}
+        connection.execute(_HOLD, hold)
+        return DEAD if is_dead else "failed"
+
+    def waiting(self, connection: Connection) -> int:
+        """Count what is still to be sent."""
+        pending = and_(WEBHOOK_DELIVERY.c.tenant_id == self.tenant_id, WEBHOOK_DELIVERY.c.status == PENDING)
+        return int(connection.execute(select(func.count()).select_from(WEBHOOK_DELIVERY).where(pending)).scalar_one())
+
+
+def report_of(ends: Sequence[str], waiting: int) -> Delivered:
+    """Count how tries ended."""
+    return Delivered(sent=ends.count("sent"), failed=ends.count("failed"), dead=ends.count(DEAD), waiting=waiting)
+
+
+_HOOKS = Prepared(
+    select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id, WEBHOOK.c.kinds)
+    .select_from(WEBHOOK.outerjoin(USER, and_(USER.c.tenant_id == WEBHOOK.c.tenant_id, USER.c.id == WEBHOOK.c.user_id)))
+    .where(WEBHOOK.c.tenant_id == bindparam("tenant"), USER.c.disabled_at.is_(None))
+)
+_SHARED = Prepared(
+    select(SESSION_MEMBER)
+    .where(
+        SESSION_MEMBER.c.tenant_id == bindparam("tenant"),
+        SESSION_MEMBER.c.external_session_id == bindparam("session"),
+        SESSION_MEMBER.c.user_id == bindparam("user"),
+        or_(
+            SESSION_MEMBER.c.expires_at.is_(None),
+            SESSION_MEMBER.c.expires_at > bindparam("now", type_=SESSION_MEMBER.c.expires_at.type),
+        ),
+    )
+    .limit(1)
+)
+_ADD = Prepared(insert(WEBHOOK_DELIVERY))
+_DUE = (
+    select(
+        WEBHOOK_DELIVERY.c.id,
+        WEBHOOK_DELIVERY.c.webhook_id,
+        WEBHOOK_DELIVERY.c.external_session_id,
+        WEBHOOK_DELIVERY.c.seq,
+        WEBHOOK_DELIVERY.c.attempts,
+        WEBHOOK.c.url,
+        WEBHOOK.c.secret,
+    )
+    .select_from(
+        WEBHOOK_DELIVERY.join(
+            WEBHOOK,
+            and_(WEBHOOK.c.tenant_id == WEBHOOK_DELIVERY.c.tenant_id, WEBHOOK.c.id == WEBHOOK_DELIVERY.c.webhook_id),
+        )
+    )
+    .where(
+        WEBHOOK_DELIVERY.c.tenant_id == bindparam("tenant"),
+        WEBHOOK_DELIVERY.c.status == PENDING,
+        WEBHOOK_DELIVERY.c.next_at <= bindparam("now"),
+    )
+    .order_by(WEBHOOK_DELIVERY.c.next_at, WEBHOOK_DELIVERY.c.id)
+    .with_for_update(skip_locked=True, of=WEBHOOK_DELIVERY)
+)
+_this = (WEBHOOK_DELIVERY.c.tenant_id == bindparam("tenant"), WEBHOOK_DELIVERY.c.id == bindparam("delivery"))
+_TAKE = (
+    update(WEBHOOK_DELIVERY)
+    .where(*_this)
+    .values(owner=bindparam("by"), next_at=bindparam("until"), attempts=WEBHOOK_DELIVERY.c.attempts + 1)
+)
+_owned = WEBHOOK_DELIVERY.c.owner == bindparam("by")
+_SENT = delete(WEBHOOK_DELIVERY).where(*_this, _owned)
+_FAILED = (
+    update(WEBHOOK_DELIVERY)
+    .where(*_this, _owned)
+    .values(status=bindparam("now"), next_at=bindparam("next"), last_error=bindparam("error"), owner=None)
+)
+_HOLD = (
+    update(WEBHOOK_DELIVERY)
+    .where(
+        WEBHOOK_DELIVERY.c.tenant_id == bindparam("tenant"),
+        WEBHOOK_DELIVERY.c.webhook_id == bindparam("webhook"),
+        WEBHOOK_DELIVERY.c.status == PENDING,
+        WEBHOOK_DELIVERY.c.owner.is_(None),
+        WEBHOOK_DELIVERY.c.next_at < bindparam("until"),
+    )
+    .values(next_at=bindparam("until"))
+)

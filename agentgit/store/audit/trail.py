@@ -1,0 +1,425 @@
+"""The audit trail: what happened, written in the transaction in which it happens, and never changed.
+
+Each session has a chain of its own, so that sessions do not wait for each other. A transaction notes what it does while
+it works; the notes become rows just before it commits, in two statements for each session that it touched.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, and_, bindparam, exists, func, insert, literal, select
+
+from agentgit.errors import Corrupt, NotFound
+from agentgit.sessions.events import NOWHERE, Event, Tip, chained
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import (
+    AUDIT_EVENT,
+    BRANCH,
+    SESSION,
+    WEBHOOK,
+)
+from agentgit.values import as_object, to_json
+
+_NOTES = "agentgit_notes"
+"""Where a connection has the notes of its transaction."""
+
+_WRITTEN = "agentgit_written"
+"""Where it has what became rows of these."""
+
+_SESSION_NAME, _BRANCH_NAME = "session", "branch"
+"""Where the detail of a row has the names; they are told also when session and branch are gone."""
+
+
+class Note(NamedTuple):
+    """Something that a transaction does."""
+
+    tenant_id: int
+    kind: str
+    session_id: int | None
+    branch_id: int | None
+    user_id: int | None
+    at: datetime
+    detail: Mapping[str, Any]
+
+
+@dataclass
+class _Chain:
+    """The end of the trail of one session, as it grows.
+
+    Args:
+        session_id: the session; `NOWHERE` for none.
+        name: how the session is called.
+        owner_id: whose it is.
+        seq: the number of the last event.
+        last_id: its id.
+        hash: its hash.
+        has_hooks: True if the tenant has webhooks.
+    """
+
+    session_id: int
+    name: str | None
+    owner_id: int | None
+    seq: int
+    last_id: int
+    hash: bytes
+    has_hooks: bool
+
+    @classmethod
+    def of(cls, session_id: int, row: Any) -> _Chain:
+        """Read it from a row of the statements below.
+
+        Raises:
+            Corrupt: somebody has changed the last row so that nothing can follow it.
+        """
+        last = (row.seq or 0, row.id or 0, row.hash or b"")
+        if not all(isinstance(one, int) for one in last[:2]) or not isinstance(last[2], bytes):
+            raise _damaged(session_id, row.seq)
+        return cls(session_id, row.session_name, row.user_id, *last, bool(row.hooks))
+
+
+def begin_notes(connection: Connection) -> None:
+    """Begin the notes of a transaction that writes."""
+    connection.info[_NOTES], connection.info[_WRITTEN] = [], Written()
+
+
+def end_notes(connection: Connection) -> Written:
+    """Write what a transaction has noted and not written yet, just before it commits, and give all that it wrote."""
+    write_notes(connection)
+    del connection.info[_NOTES]
+    written: Written = connection.info.pop(_WRITTEN)
+    return written
+
+
+def note(
+    connection: Connection, tenant_id: int, kind: str, *, session_id: int | None = None, branch_id: int | None = None,
+    user_id: int | None = None, **detail: Any,
+) -> None:  # fmt: skip
+    """Note that something happens in this transaction; the trail has it when that commits.
+
+    Args:
+        connection: in `Database.write`.
+        tenant_id: whose.
+        kind: one of `agentgit.sessions.events.KINDS`.
+        session_id: the session, if the branch does not say which.
+        branch_id: the branch, if it is about one.
+        user_id: who does it; None is agentgit itself.
+        detail: ids, names and counts, JSON-like.
+    """
+    made = Note(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
+    connection.info[_NOTES].append(made)
+
+
+def foresee_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
+    """Say that notes of a branch, whose session is locked, come next: the end of its trail comes along with others."""
+    _END_OF_BRANCH.foresee(connection, {"tenant": tenant_id, "branch": branch_id})
+
+
+def write_notes(connection: Connection) -> None:
+    """Add what a transaction has noted so far to the trail."""
+    notes: list[Note] = connection.info[_NOTES]
+    if not notes:
+        return
+    chains: dict[tuple[int, int], _Chain] = {}
+    of_branch: dict[int, tuple[_Chain, str | None]] = {}
+    rows: list[dict[str, Any]] = []
+    for one in notes:
+        if one.branch_id is None:
+            chain, branch_name = _chain_of_session(connection, one, chains), None
+        else:
+            if one.branch_id not in of_branch:
+                of_branch[one.branch_id] = _chain_of_branch(connection, one, chains)
+            chain, branch_name = of_branch[one.branch_id]
+        rows.append(_next(chain, one, branch_name))
+    _ADD.run(connection, *rows)
+    notes.clear()
+    written: Written = connection.info[_WRITTEN]
+    written.rows += rows
+    written.has_hooks |= any(chain.has_hooks for chain in chains.values())
+
+
+class Written:
+    """What a transaction added to the trail."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        """As they were added."""
+        self.has_hooks = False
+        """True if there are webhooks that may want them."""
+
+    @property
+    def tenant_id(self) -> int:
+        """Whose they are, if there are any."""
+        return int(self.rows[0]["tenant_id"])
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """The events; made only where somebody wants them."""
+        return [_value(row) for row in self.rows]
+
+
+def _chain_of_session(connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]) -> _Chain:
+    """Find the end of the trail of a session, or of what belongs to none."""
+    key = (one.tenant_id, one.session_id or NOWHERE)
+    if key not in chains:
+        row = _END.first(connection, {"tenant": one.tenant_id, "session": key[1]})
+        assert row is not None  # noqa: S101  # what is selected from is a constant
+        if one.session_id is not None and row.session_name is None:
+            raise NotFound("This session was deleted meanwhile. List those that are there: repo.sessions().")
+        chains[key] = _Chain.of(key[1], row)
+    return chains[key]
+
+
+def _chain_of_branch(
+    connection: Connection, one: Note, chains: dict[tuple[int, int], _Chain]
+) -> tuple[_Chain, str | None]:
+    """Find the end of the trail that a branch's events belong to, and how the branch is called."""
+    row = _END_OF_BRANCH.first(connection, {"tenant": one.tenant_id, "branch": one.branch_id})
+    if row is None:
+        return _chain_of_session(connection, one, chains), None
+    key = (one.tenant_id, int(row.external_session_id))
+    if key not in chains:
+        chains[key] = _Chain.of(key[1], row)
+    return chains[key], row.branch_name
+
+
+def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
+    """Make the next row of a trail, which ends with it then."""
+    chain.seq += 1
+    # Also when another process has a faster clock; not always the next number, which a neighbour may have taken.
+    chain.last_id = max(new_id(), chain.last_id + 1 + random.getrandbits(10))  # no secret
+    said = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **one.detail}
+    row = {
+        "tenant_id": one.tenant_id, "external_session_id": chain.session_id, "seq": chain.seq, "id": chain.last_id,
+        "internal_session_id": one.branch_id, "owner_id": one.user_id if chain.owner_id is None else chain.owner_id,
+        "user_id": one.user_id, "kind": one.kind,
+        "detail": _json({name: value for name, value in said.items() if value is not None}), "created_at": one.at,
+    }  # fmt: skip
+    row["hash"] = chain.hash = hash_of(chain.hash, row)
+    return row
+
+
+def _json(detail: dict[str, Any]) -> bytes:
+    """Write plain JSON at once, which nearly all of it is; `to_json` first looks at every value."""
+    try:
+        return orjson.dumps(detail)
+    except TypeError:
+        return to_json(detail)
+
+
+def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
+    """Give the hash that a row must have behind another one."""
+    return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
+
+
+_FACTS = (
+    "tenant_id",
+    "external_session_id",
+    "seq",
+    "id",
+    "internal_session_id",
+    "owner_id",
+    "user_id",
+    "kind",
+)
+
+
+def _damaged(session_id: Any, seq: Any) -> Corrupt:
+    name = f"audit_event {session_id}/{seq}"
+    return Corrupt(f"{name} cannot be read: somebody changed the trail. agentgit audit verify tells more.", row=name)
+
+
+def _tip(row: Any) -> Tip:
+    if not isinstance(row.hash, bytes) or not isinstance(row.seq, int):
+        raise _damaged(row.external_session_id, row.seq)
+    return Tip(session_id=row.external_session_id, number=row.seq, hash=row.hash.hex())
+
+
+def _value(row: Any) -> Event:
+    """Make the value of a row, by the names of its columns.
+
+    Raises:
+        Corrupt: somebody has changed it.
+    """
+    try:
+        return _event(row)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _damaged(row["external_session_id"], row["seq"]) from error
+
+
+def _event(row: Any) -> Event:
+    detail = as_object(row["detail"])
+    return Event(
+        id=row["id"], kind=row["kind"], number=row["seq"], session_id=row["external_session_id"] or None,
+        session_name=detail.pop(_SESSION_NAME, None), branch_id=row["internal_session_id"],
+        branch_name=detail.pop(_BRANCH_NAME, None), owner_id=row["owner_id"], user_id=row["user_id"],
+        created_at=row["created_at"], detail=detail, hash=bytes(row["hash"]).hex(),
+    )  # fmt: skip
+
+
+class Whose(NamedTuple):
+    """Which events are read.
+
+    Args:
+        user_id: those of this user's own sessions.
+        shared: and those of these sessions of others.
+        session_id: only those of this session; whoever asks may see it.
+    """
+
+    user_id: int
+    shared: Collection[int] = ()
+    session_id: int | None = None
+
+
+def _by_id(row: Any) -> int:
+    return int(row["id"])
+
+
+class Trail:
+    """The trail of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def read(
+        self, connection: Connection, of: Whose, *, after: int = 0, kinds: Collection[str] | None = None,
+        since: datetime | None = None, limit: int,
+    ) -> list[Event]:  # fmt: skip
+        """Read a part of the trail, the oldest first.
+
+        Args:
+            connection: any.
+            of: whose, or of which sessions.
+            after: only those with a greater id.
+            kinds: only these.
+            since: only those that happened then or later.
+            limit: how many at most.
+        """
+        found: list[Any] = []
+        for query in self._queries(of, kinds, since):
+            one = query.order_by(AUDIT_EVENT.c.id)
+            if of.session_id is None:
+                one = one.where(AUDIT_EVENT.c.id > after)
+            elif after:  # along its chain, back to where it is known: its numbers are what is indexed
+                chain = and_(
+                    AUDIT_EVENT.c.tenant_id == self.tenant_id, AUDIT_EVENT.c.external_session_id == of.session_id
+                )
+                known = (
+                    select(AUDIT_EVENT.c.seq)
+                    .where(chain, AUDIT_EVENT.c.id <= after)
+                    .order_by(AUDIT_EVENT.c.seq.desc())
+                    .limit(1)
+                )
+                one = one.where(AUDIT_EVENT.c.seq > func.coalesce(known.scalar_subquery(), 0))
+            found += connection.execute(one.limit(limit)).mappings()
+        return [_value(row) for row in sorted(found, key=_by_id)[:limit]]
+
+    def newest(
+        self, connection: Connection, of: Whose, *, kinds: Collection[str] | None = None,
+        since: datetime | None = None, limit: int,
+    ) -> list[Event]:  # fmt: skip
+        """Read the newest events, the oldest of these first; see `read`."""
+        found: list[Any] = []
+        for query in self._queries(of, kinds, since):
+            found += connection.execute(query.order_by(AUDIT_EVENT.c.id.desc()).limit(limit)).mappings()
+        return [_value(row) for row in sorted(found, key=_by_id)[-limit:]]
+
+    def _queries(self, of: Whose, kinds: Collection[str] | None, since: datetime | None) -> list[Any]:
+        """Make one query for what is their own, and one for what is shared: each has an index."""
+        places = (
+            [AUDIT_EVENT.c.external_session_id == of.session_id]
+            if of.session_id is not None
+            else [
+                AUDIT_EVENT.c.owner_id == of.user_id,
+                *([AUDIT_EVENT.c.external_session_id.in_(of.shared)] if of.shared else []),
+            ]
+        )
+        more: list[Any] = [AUDIT_EVENT.c.kind.in_(sorted(kinds))] if kinds is not None else []
+        if since is not None:
+            more.append(AUDIT_EVENT.c.created_at >= since)
+        return [select(AUDIT_EVENT).where(AUDIT_EVENT.c.tenant_id == self.tenant_id, place, *more) for place in places]
+
+    def last_id(self, connection: Connection, of: Whose) -> int:
+        """Tell the id of the newest event; 0 if there is none."""
+        newest = self.newest(connection, of, limit=1)
+        return newest[-1].id if newest else 0
+
+    def tips(self, connection: Connection) -> list[Tip]:
+        """Give the last event of each trail.
+
+        Raises:
+            Corrupt: somebody has changed one of them.
+        """
+        mine = (AUDIT_EVENT.c.tenant_id == self.tenant_id,)
+        last = select(AUDIT_EVENT.c.external_session_id, func.max(AUDIT_EVENT.c.seq).label("seq")).where(*mine)
+        ends = last.group_by(AUDIT_EVENT.c.external_session_id).subquery()
+        of = and_(AUDIT_EVENT.c.external_session_id == ends.c.external_session_id, AUDIT_EVENT.c.seq == ends.c.seq)
+        query = (
+            select(AUDIT_EVENT.c.external_session_id, AUDIT_EVENT.c.seq, AUDIT_EVENT.c.hash).join(ends, of).where(*mine)
+        )
+        return [_tip(row) for row in connection.execute(query.order_by(AUDIT_EVENT.c.external_session_id))]
+
+    def at(self, connection: Connection, places: Iterable[tuple[int, int]]) -> Iterator[Event]:
+        """Read the events at some places, each the session and the number; what is not there is left out."""
+        for session_id, seq in places:
+            row = _AT.first(connection, {"tenant": self.tenant_id, "session": session_id, "number": seq})
+            if row is not None:
+                yield _value(row._asdict())
+
+
+_ADD = Prepared(insert(AUDIT_EVENT))
+_in_chain = and_(
+    AUDIT_EVENT.c.tenant_id == bindparam("tenant"), AUDIT_EVENT.c.external_session_id == bindparam("session")
+)
+_columns = (
+    SESSION.c.session_name,
+    SESSION.c.user_id,
+    AUDIT_EVENT.c.seq,
+    AUDIT_EVENT.c.id,
+    AUDIT_EVENT.c.hash,
+    exists().where(WEBHOOK.c.tenant_id == bindparam("tenant")).label("hooks"),
+)
+
+
+def _is_last(session_id: Any) -> Any:
+    """Tell whether a row is the last one of the trail of a session."""
+    one = AUDIT_EVENT.alias("one")
+    of = (one.c.tenant_id == bindparam("tenant"), one.c.external_session_id == session_id)
+    last = select(func.max(one.c.seq)).where(*of).correlate(BRANCH).scalar_subquery()
+    return and_(
+        AUDIT_EVENT.c.tenant_id == bindparam("tenant"),
+        AUDIT_EVENT.c.external_session_id == session_id,
+        AUDIT_EVENT.c.seq == last,
+    )
+
+
+# One statement for all that the next event needs. It has a row also if the session is gone, or there is none.
+_END = Prepared(
+    select(*_columns).select_from(
+        select(literal(1).label("one"))
+        .subquery()
+        .outerjoin(SESSION, and_(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session")))
+        .outerjoin(AUDIT_EVENT, _is_last(bindparam("session")))
+    )
+)
+_END_OF_BRANCH = Prepared(
+    select(BRANCH.c.external_session_id, BRANCH.c.name.label("branch_name"), *_columns)
+    .select_from(
+        BRANCH.join(
+            SESSION, and_(SESSION.c.tenant_id == BRANCH.c.tenant_id, SESSION.c.id == BRANCH.c.external_session_id)
+        ).outerjoin(AUDIT_EVENT, _is_last(BRANCH.c.external_session_id))
+    )
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+)
+_AT = Prepared(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))

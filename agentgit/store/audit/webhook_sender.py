@@ -1,0 +1,131 @@
+"""Sending what is in the outbox, several at a time; each try ends before anybody else may make one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from agentgit.errors import InvalidInput, Unavailable
+from agentgit.sessions.events import Event
+from agentgit.sessions.webhooks import Delivered, message_of, signed
+from agentgit.store.audit.outbox import LEASE, Taken, report_of
+from agentgit.values import told
+
+if TYPE_CHECKING:
+    import httpcore
+
+    from agentgit.store.store import Store
+
+AT_ONCE = 8
+"""How many are sent at the same time."""
+
+SECONDS = 10.0
+"""How long one try takes at most, whatever the other side does."""
+
+GONE = 410
+"""What a receiver answers that never wants anything more."""
+
+PROBLEM_LIMIT = 200
+"""Characters of what is kept of a failure."""
+
+
+class _End(NamedTuple):
+    """How a try ended."""
+
+    problem: str | None
+    for_good: bool = False
+
+
+def deliver(store: Store) -> Delivered:
+    """Send what is due, of all users of the tenant, until nothing is.
+
+    Raises:
+        Unavailable: httpcore is not installed.
+    """
+    try:
+        # Not httpx above it: redirects, cookies, .netrc and the proxies of the environment are not there to be turned
+        # off, and its connections can be made by `CheckedNetwork`.
+        import httpcore
+
+        from agentgit.store.audit.checked_network import CheckedNetwork
+    except ModuleNotFoundError as error:
+        raise Unavailable('Webhooks are sent with httpcore. Run: pip install "agentgit[webhooks]"') from error
+
+    stopped = threading.Event()
+
+    async def work() -> Delivered:
+        ends: list[str] = []
+        network = CheckedNetwork(store.webhook_hosts, SECONDS)
+        async with httpcore.AsyncConnectionPool(network_backend=network) as client:
+            while not stopped.is_set() and (taken := await asyncio.to_thread(_take, store)):
+                until = time.monotonic() + LEASE.total_seconds() - SECONDS
+                tries = await asyncio.gather(*(_try(client, one, event, until) for one, event in taken))
+                ends += await asyncio.to_thread(_settle, store, taken, tries)
+        waiting = await asyncio.to_thread(_waiting, store)
+        return report_of(ends, waiting)
+
+    with ThreadPoolExecutor(1) as apart:  # a loop of its own, also where the caller has one
+        try:
+            return apart.submit(lambda: asyncio.run(work())).result()
+        except BaseException:  # Ctrl-C: what is being sent is finished, and no more is taken
+            stopped.set()
+            raise
+
+
+def _take(store: Store) -> list[tuple[Taken, Event | None]]:
+    taken = store.database.write(lambda c: store.outbox.take(c, AT_ONCE), durable=True)
+    with store.database.reading() as connection:
+        return [(one, next(store.trail.at(connection, [(one.session_id, one.number)]), None)) for one in taken]
+
+
+def _settle(store: Store, taken: list[tuple[Taken, Event | None]], tries: list[_End]) -> list[str]:
+    pairs = list(zip(taken, tries, strict=True))
+    return store.database.write(
+        lambda c: [store.outbox.settle(c, one, end.problem, for_good=end.for_good) for (one, _), end in pairs],
+        durable=True,
+    )
+
+
+def _waiting(store: Store) -> int:
+    with store.database.reading() as connection:
+        return store.outbox.waiting(connection)
+
+
+async def _try(client: httpcore.AsyncConnectionPool, taken: Taken, event: Event | None, until: float) -> _End:
+    """Send one event; what goes wrong is told, and never raised."""
+    if event is None:
+        return _End("its event is not in the trail; run: agentgit audit verify", for_good=True)
+    if time.monotonic() > until:
+        return _End("there was no time left to send it")
+    try:
+        message_id, body = message_of(event)
+        headers = signed(taken.secret, message_id, body)
+        async with asyncio.timeout(SECONDS):
+            status = await _post(client, taken.url, headers, body)
+    except Exception as error:  # noqa: BLE001  # whatever the network or the other side does
+        return _End(_problem(error)[:PROBLEM_LIMIT], for_good=isinstance(error, InvalidInput))
+    return _End(None if 200 <= status < 300 else f"the receiver answered {status}", for_good=status == GONE)
+
+
+def _problem(error: Exception) -> str:
+    """Tell why a try failed, and nothing of what the other side answered, which may not be the user's to read."""
+    is_answer = type(error).__name__ == "RemoteProtocolError"
+    return "RemoteProtocolError: the receiver did not answer in HTTP" if is_answer else told(error)
+
+
+async def _post(client: httpcore.AsyncConnectionPool, url: str, headers: dict[str, str], body: bytes) -> int:
+    """Send a message; the answer's text is not read."""
+    import httpcore
+
+    parts = urlsplit(url)
+    target = httpcore.URL(
+        scheme=parts.scheme, host=parts.hostname or "", port=parts.port,
+        target=f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/",
+    )  # fmt: skip
+    more = {"host": parts.netloc.rpartition("@")[2], "content-type": "application/json", "user-agent": "agentgit"}
+    async with client.stream("POST", target, headers=[*headers.items(), *more.items()], content=body) as answer:
+        return int(answer.status)

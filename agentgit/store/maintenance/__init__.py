@@ -1,0 +1,1 @@
+"""Garbage collection, retention, erasure, statistics, key rotation, and fsck."""

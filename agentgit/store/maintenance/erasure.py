@@ -1,0 +1,260 @@
+"""Erasing a session or a user: every row of theirs goes, and every stored value that nobody else needs.
+
+It is one transaction, so that nothing is half erased. What the trail has of a session goes with it; a row of the table
+`erasure`, and an event in the trail of what belongs to no session, say that it was there, and how its trail ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, Table, and_, delete, insert, or_, select, text
+
+from agentgit.auth import User
+from agentgit.errors import Conflict
+from agentgit.sessions.events import NOWHERE
+from agentgit.sessions.session import RUNNING
+from agentgit.store.audit.trail import note, write_notes
+from agentgit.store.records import templates
+from agentgit.store.search.index import forget_words
+from agentgit.store.sql.tables import (
+    AUDIT_EVENT,
+    BRANCH,
+    ERASURE,
+    METADATA,
+    SEARCH_TEXT,
+    SESSION,
+    USER,
+    WEBHOOK,
+    WEBHOOK_DELIVERY,
+)
+from agentgit.store.store import Store
+from agentgit.values import as_object
+
+STAYS = {AUDIT_EVENT.name, ERASURE.name}
+"""What is treated by itself."""
+
+AUTHORED = {"checkpoint", "tag", "operation", SESSION.name, *STAYS}
+"""Tables that name a user as the author of something that is somebody else's; the id stays there, and no name."""
+
+
+Which = Select[int]
+"""A query that gives the ids of sessions."""
+
+
+class Gone(NamedTuple):
+    """What went in a transaction: rows by their tables, the values with their size, events of trails."""
+
+    rows: Mapping[str, int]
+    values: int
+    bytes: int
+    events: int
+
+
+def only(store: Store, session_id: int) -> Which:
+    """Give the query for one session."""
+    return select(SESSION.c.id).where(SESSION.c.tenant_id == store.tenant_id, SESSION.c.id == session_id)
+
+
+def all_of(store: Store, user_id: int) -> Which:
+    """Give the query for all sessions of a user."""
+    mine = and_(SESSION.c.tenant_id == store.tenant_id, SESSION.c.user_id == user_id)
+    return select(SESSION.c.id).where(mine).order_by(SESSION.c.id)
+
+
+def expect_idle(store: Store, connection: Connection, session_id: int) -> None:
+    """Make sure that nobody works on a session; runs whose process has died are taken back.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        session_id: which.
+
+    Raises:
+        Conflict: somebody does.
+    """
+    store.sessions.lock(connection, session_id)
+    for branch in store.sessions.branches(connection, session_id):
+        if store.recover(connection, branch).status == RUNNING:
+            raise Conflict(
+                f"Branch {branch.name} is running. Wait for its turn to end; if it died on another machine: "
+                "repo.recover(session, branch). Nothing was erased."
+            )
+    for row in store.operations.running(connection, session_id).all():
+        if not store.sessions.is_abandoned(connection, row):
+            raise Conflict(f"The {row.kind} {row.id} is being done. Wait for it to end. Nothing was erased.")
+
+
+def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> Gone:
+    """Erase a session: its rows in all tables, its trail, its words, and the values that only it needed.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        session_id: which.
+        user_id: who wants it.
+
+    Raises:
+        Conflict: somebody works on it.
+    """
+    _expect_alone(connection)
+    rows = _session(store, connection, session_id)
+    return _finish(store, connection, {session_id: rows}, user_id, rows)
+
+
+def hold_user(store: Store, connection: Connection, user_id: int) -> None:
+    """Let nobody make a session for a user until the transaction ends, if this is not the last admin.
+
+    Raises:
+        Conflict: it is.
+    """
+    store.users.hold(connection, user_id, admins=True)  # else two last ones could go at once, each beside the other
+    admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}
+    if admins == {user_id}:
+        raise Conflict("This is the last admin, without whom nobody could add users. Make another one an admin first.")
+
+
+def erase_user(store: Store, connection: Connection, user: User, by: int | None) -> Gone:
+    """Erase a user: every session of theirs, and what else is theirs. What they made in others' sessions stays.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        user: who goes.
+        by: who wants it.
+
+    Raises:
+        Conflict: somebody works on one of the sessions, or there would be no admin any more.
+    """
+    hold_user(store, connection, user.id)
+    _expect_alone(connection)
+    user_id = user.id
+    sessions = {
+        session_id: _session(store, connection, session_id)
+        for session_id in connection.execute(all_of(store, user_id)).scalars().all()
+    }
+    rows = sum(sessions.values(), Counter[str]())
+    hooks = select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == store.tenant_id, WEBHOOK.c.user_id == user_id)
+    rows += _deleted(
+        connection,
+        WEBHOOK_DELIVERY,
+        WEBHOOK_DELIVERY.c.tenant_id == store.tenant_id,
+        WEBHOOK_DELIVERY.c.webhook_id.in_(hooks),
+    )
+    for table in reversed(METADATA.sorted_tables):
+        if table.name not in AUTHORED and "user_id" in table.c:
+            rows += _deleted(connection, table, table.c.tenant_id == store.tenant_id, table.c.user_id == user_id)
+    rows += _deleted(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
+    store.failures.forget(connection, user.name)
+    store.users.note_erased_name(connection, user.name)
+    gone = _finish(store, connection, sessions, by, rows)
+    note(connection, store.tenant_id, "user.erased", user_id=by, erased=user_id, rows=rows.total())
+    return gone
+
+
+def erased_users(connection: Connection, tenant_id: int) -> list[int]:
+    """List the ids of the users who were erased, which what they made in others' sessions still has."""
+    told = select(AUDIT_EVENT.c.detail).where(
+        AUDIT_EVENT.c.tenant_id == tenant_id,
+        AUDIT_EVENT.c.external_session_id == NOWHERE,
+        AUDIT_EVENT.c.kind == "user.erased",
+    )
+    found = []
+    for detail in connection.execute(told).scalars():
+        with suppress(ValueError, TypeError, LookupError, AttributeError):  # the check of the trail names it
+            found.append(int(as_object(detail)["erased"]))
+    return found
+
+
+def _expect_alone(connection: Connection) -> None:
+    """Keep other writers out first, as a collection of values does: later it would wait for those who wait for it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
+
+
+def _session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
+    """Delete the rows of a session, but its trail; tell how many."""
+    expect_idle(store, connection, session_id)
+    templates.forget(store, connection, session_id)
+    return _rows(connection, store.tenant_id, session_id)
+
+
+def _rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
+    """Delete what belongs to a session, in all tables: those that refer to others before these."""
+    mine = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
+    branches, threads = select(BRANCH.c.id).where(*mine), select(BRANCH.c.thread_id).where(*mine)
+    own = and_(WEBHOOK.c.tenant_id == tenant_id, WEBHOOK.c.external_session_id == session_id)
+    rows = _deleted(
+        connection,
+        WEBHOOK_DELIVERY,
+        WEBHOOK_DELIVERY.c.tenant_id == tenant_id,
+        or_(
+            WEBHOOK_DELIVERY.c.external_session_id == session_id,
+            WEBHOOK_DELIVERY.c.webhook_id.in_(select(WEBHOOK.c.id).where(own)),
+        ),
+    )
+    by: Mapping[str, Any] = {
+        "external_session_id": [session_id], "internal_session_id": branches, "thread_id": threads
+    }  # fmt: skip
+    # Threads and branches are told by the rows of the branches, which go last but the session itself.
+    for table in reversed(METADATA.sorted_tables):
+        if table.name in {*STAYS, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
+            continue
+        conditions = [table.c[name].in_(ids) for name, ids in by.items() if name in table.c]
+        if conditions:
+            rows += _deleted(connection, table, table.c.tenant_id == tenant_id, or_(*conditions))
+    rows += _deleted(connection, BRANCH, *mine)
+    return rows + _deleted(connection, SESSION, SESSION.c.tenant_id == tenant_id, SESSION.c.id == session_id)
+
+
+def _deleted(connection: Connection, table: Table, *conditions: Any) -> Counter[str]:
+    gone = connection.execute(delete(table).where(*conditions)).rowcount
+    return Counter({table.name: gone} if gone else {})
+
+
+def _trail(
+    connection: Connection, tenant_id: int, session_id: int, user_id: int | None, rows: Mapping[str, int]
+) -> int:
+    """Say in the trail of what belongs to no session how that of a session ended, and let that go."""
+    of_session = (AUDIT_EVENT.c.tenant_id == tenant_id, AUDIT_EVENT.c.external_session_id == session_id)
+    last = connection.execute(
+        select(AUDIT_EVENT).where(*of_session).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
+    ).first()
+    seq, digest = (int(last.seq), bytes(last.hash)) if last is not None else (0, b"")
+    note(
+        connection, tenant_id, "session.erased", user_id=user_id, erased=session_id, rows=sum(rows.values()),
+        events=seq, hash=digest.hex(),
+    )  # fmt: skip
+    write_notes(connection)  # the triggers take the row only right after the event, and then let the others go
+    connection.execute(
+        insert(ERASURE),
+        {
+            "tenant_id": tenant_id, "external_session_id": session_id, "user_id": user_id, "last_seq": seq,
+            "last_hash": digest, "created_at": datetime.now(UTC),
+        },
+    )  # fmt: skip
+    return connection.execute(delete(AUDIT_EVENT).where(*of_session)).rowcount
+
+
+def _finish(
+    store: Store, connection: Connection, sessions: Mapping[int, Mapping[str, int]], by: int | None, rows: Counter[str]
+) -> Gone:
+    """Collect the values that nobody needs any more, forget the words that SQLite keeps apart, and let the trails go.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        sessions: how many rows of each session went.
+        by: who wants it.
+        rows: all that went.
+    """
+    if rows[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
+        forget_words(connection, store.tenant_id)
+    collected = store.graphs.collect(connection)
+    # Last: who writes what belongs to no session, like a login, waits from now on.
+    events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
+    return Gone(rows, collected.values, collected.bytes, events)

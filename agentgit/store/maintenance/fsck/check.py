@@ -1,0 +1,199 @@
+"""Checking a database: what refers to what, what the hashes say, and whether the state of every head can be made.
+
+Three levels, each with those before it: 1 references, 2 hashes, 3 heads. Nothing is changed. It sees one moment of the
+database, so it may run beside turns and other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy.exc import DBAPIError
+
+from agentgit.errors import Corrupt
+from agentgit.sessions.events import Tip, Verified
+from agentgit.sessions.upkeep import Checked, Finding, Progress
+from agentgit.store.maintenance.fsck.cells import Cells, any_text, suspicious
+from agentgit.store.maintenance.fsck.heads import check_heads
+from agentgit.store.maintenance.fsck.rights import check_rights
+from agentgit.store.maintenance.fsck.rows import Rows
+from agentgit.store.maintenance.fsck.states import check_pending, check_states
+from agentgit.store.maintenance.fsck.trail import check_outbox, check_trail
+from agentgit.store.maintenance.fsck.values import RESTORE, Report, check_values
+from agentgit.store.maintenance.fsck.world import check_world
+from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.driver_errors import is_a
+from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, METADATA
+from agentgit.store.store import Store
+
+REFERENCES, HASHES, HEADS = 1, 2, 3
+"""How deep to look."""
+
+MOST = 1000
+"""How many findings are told one by one; a database whose file is torn could have millions."""
+
+TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
+
+
+def fsck(store: Store, level: int, progress: Progress | None = None) -> Checked:
+    """Check all rows of a tenant.
+
+    Args:
+        store: which tenant, in which database.
+        level: 1 to 3.
+        progress: told how many rows are done, and of how many.
+    """
+    began = time.perf_counter()
+    fresh = Store(store.database, store.tenant_id, store.compression)  # what is read is read anew, from no cache
+    report = _Counting(progress)
+    try:
+        with store.database.reading(one_moment=True) as connection, any_text(connection):
+            _check(connection, fresh, level, report)
+    except Corrupt as error:  # the database itself cannot read its file
+        report.add(error.row or "the database", str(error).split(". ")[0], RESTORE)
+    return Checked(
+        level=level,
+        objects=report.objects,
+        seconds=time.perf_counter() - began,
+        findings=tuple(report.findings),
+        more=report.more,
+    )
+
+
+def _check(connection: Connection, store: Store, level: int, report: _Counting) -> None:
+    report.total = _count(connection, store.tenant_id)
+    if level >= HASHES and store.database.is_sqlite:
+        for (said,) in connection.execute(text("PRAGMA quick_check(20)")):
+            if said != "ok":
+                report.add("the database file", f"SQLite says: {said}", RESTORE)
+    if level >= HASHES:
+        for row, what in Rotation(store.database, store.tenant_id).damaged(connection, store.database.seal):
+            report.add(row, what, RESTORE)
+        report.attempt("the database", lambda: _check_cells(connection, store, report))
+        report.attempt("the database", lambda: _check_macs(connection, store, report))
+    for part in (_check_stored, _check_rows, _check_trail):
+        # What no part foresees must not keep the others from being checked.
+        report.attempt("the database", lambda part=part: part(connection, store, level, report))  # type: ignore[misc]  # mypy cannot infer it
+    if level >= HEADS:
+        report.attempt("the database", lambda: check_heads(connection, store, report))
+
+
+def _check_cells(connection: Connection, store: Store, report: Report) -> None:
+    """Check that each cell of each table holds what its column is for."""
+    for table in METADATA.sorted_tables:
+        query = suspicious(table, is_sqlite=store.database.is_sqlite)
+        for page in Cells(connection, query, {"tenant": store.tenant_id}).pages():
+            for one in page:
+                for what in one.wrong:
+                    report.add(one.name, what, RESTORE)
+
+
+def _check_macs(connection: Connection, store: Store, report: Report) -> None:
+    """Check that the rows of an encrypted database are as somebody with a key wrote them."""
+    seal = store.database.seal
+    if seal is None:
+        return
+    for table in row_codes.tables():
+        for page in Cells(connection, select(table).where(table.c.tenant_id == store.tenant_id)).pages():
+            for one in page:
+                if not one.wrong and not row_codes.is_authentic(seal, table, one.row):
+                    report.add(one.name, "it was changed by somebody without the key", RESTORE)
+
+
+def _check_stored(connection: Connection, store: Store, level: int, report: Report) -> None:
+    """Check the values, and the graph checkpoints and writes that hold them."""
+    there = check_values(connection, store, report, hashes=level >= HASHES)
+    check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
+    check_pending(connection, store.tenant_id, there, report)
+
+
+def _check_rows(connection: Connection, store: Store, level: int, report: Report) -> None:
+    """Check the rows of sessions, what tools did, and who may."""
+    check = Rows(connection, store, report, hashes=level >= HASHES)
+    for part in (check.check, lambda: check_world(check), lambda: check_rights(check)):
+        report.attempt("the database", part)
+
+
+def _check_trail(connection: Connection, store: Store, level: int, report: Report) -> None:
+    """Check the audit trail, and what is to be sent of it."""
+    check_trail(connection, store.tenant_id, report, hashes=level >= HASHES)
+    check_outbox(connection, store.tenant_id, report)
+
+
+def verify_trail(store: Store, known: Collection[Tip] = (), progress: Progress | None = None) -> Verified:
+    """Check the audit trail alone.
+
+    Args:
+        store: which tenant, in which database.
+        known: the ends of the trails, as an earlier look has given them.
+        progress: told how many rows are done, and of how many.
+    """
+    report = _Counting(progress)
+    with store.database.reading() as connection, any_text(connection):
+        report.total = _count(connection, store.tenant_id, [AUDIT_EVENT, ERASURE])
+        ends = check_trail(connection, store.tenant_id, report, known, hashes=True)
+    more = [Finding(row="audit_event", what=f"and {report.more} more", todo=RESTORE)] if report.more else []
+    return Verified(events=report.objects, tips=ends.tips, findings=(*report.findings, *more), erased=ends.erased)
+
+
+def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TABLES) -> int:
+    counts = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in tables)
+    return sum(int(connection.execute(query).scalar_one()) for query in counts)
+
+
+class _Counting(Report):
+    """Takes what is found, and tells how far it is."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.findings: list[Finding] = []
+        self._told: set[tuple[str, str]] = set()
+        self.more = 0
+        self.objects = 0
+        self.total = 0
+        self._progress = progress
+        self._of_callback: Exception | None = None
+
+    def add(self, row: str, what: str, todo: str) -> None:
+        if (row, what) in self._told:  # two levels may look at the same cell
+            return
+        if len(self.findings) < MOST:
+            self._told.add((row, what))
+            self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
+        else:
+            self.more += 1
+
+    def did(self, count: int) -> None:
+        self.objects += count
+        if self._progress is not None:
+            try:
+                self._progress(min(self.objects, self.total), self.total)
+            except Exception as error:
+                self._of_callback = error  # no finding, wherever it comes by
+                raise
+
+    def attempt(self, row: str, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except Exception as error:  # a damaged row may make anything raise; the others are checked all the same
+            if error is self._of_callback or (_is_of_database(error) and not _is_of_driver(error)):
+                raise  # nor is it a finding that the database itself cannot read something
+            said = str(error).split(" Run: ")[0].rstrip(".") or type(error).__name__
+            self.add(row, f"it cannot be read: {said}", RESTORE)
+
+
+def _is_of_database(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) or is_a(error, "DatabaseError")
+
+
+def _is_of_driver(error: Exception) -> bool:
+    """Tell whether the driver cannot make a value of what the server gave, like the time `-infinity`."""
+    cause = getattr(error, "orig", error)
+    return is_a(cause, "DataError") and getattr(cause, "sqlstate", None) is None
+
+
+def _printable(text: str) -> str:
+    """Write what no terminal can show as its escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,192 @@
+"""Checking what LangGraph saved: values are there, hashes are those of the values, and no way back is a circle.
+
+Nothing of a row is kept, so a database with millions of them takes no more memory than one with a few.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, select
+
+from agentgit.errors import Corrupt
+from agentgit.store.maintenance.fsck.cells import shown
+from agentgit.store.maintenance.fsck.values import RESTORE, Report, missing_from, raw_rows, rows
+from agentgit.store.objects.blobs import unpack
+from agentgit.store.objects.chunks import HASH_BYTES, split_hashes
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads import pending_writes
+from agentgit.store.threads.graph_rows import KEY, conversation, hash_state, is_shown
+from agentgit.values import from_json
+
+_COUNT = struct.Struct(">I")
+
+
+class Shape(NamedTuple):
+    """Which names a state has: `end` is where its hashes end, `shown` what is hashed of it, in the order of the names.
+
+    Each of these is the beginning of what is hashed, and where in the row the value's hash begins.
+    """
+
+    names: frozenset[str]
+    end: int
+    shown: tuple[tuple[bytes, int], ...]
+
+
+@lru_cache(4096)
+def _shape(names_json: bytes) -> Shape:
+    """Read the names of a state; nearly all states of a graph have the same."""
+    names = [str(name) for name in from_json(names_json)]
+    named = {name: _COUNT.size + n * HASH_BYTES for n, name in enumerate(names)}
+    shown = sorted((name.encode(errors="surrogatepass"), at) for name, at in named.items() if is_shown(name))
+    end = _COUNT.size + len(names) * HASH_BYTES
+    return Shape(frozenset(named), end, tuple((name + b"\0", at) for name, at in shown))
+
+
+def check_states(connection: Connection, tenant_id: int, there: set[bytes], report: Report, *, hashes: bool) -> None:
+    """Check the graph checkpoints and the pending writes.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        there: the hashes of the values that are stored.
+        report: takes what is found.
+        hashes: True to also hash each state.
+    """
+    check = _States(there, report)
+    c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
+    light = (c.thread_id, c.ns, c.checkpoint_id, c.channels)
+    query = select(*light, *((c.message_count, c.state_hash, c.header, c.meta) if hashes else ()))
+    for place, ns, id, channels, *said in rows(connection, query.where(c.tenant_id == tenant_id), report):
+        check.state((place, ns, id), channels, said)
+    _check_ways(connection, tenant_id, report)
+    query = select(w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value).where(w.tenant_id == tenant_id)
+    for *key, value in raw_rows(connection, query, report):
+        check.write(key, value)
+
+
+def check_pending(connection: Connection, tenant_id: int, there: set[bytes], report: Report) -> None:
+    """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of subgraphs below them.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        there: the hashes of the values that are stored.
+        report: takes what is found.
+    """
+    kept = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
+    its_branch = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    query = select(CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id).join_from(CHECKPOINT, BRANCH, its_branch)
+    for id, data, thread in rows(connection, query.where(kept), report, counted=False):
+        name = f"checkpoint {id}"
+        try:
+            found = pending_writes.unpack(data, name) or ()
+        except Corrupt:
+            report.add(name, "its pending writes cannot be read", RESTORE)
+            continue
+        if missing := [key for key in pending_writes.hashes(data, name) if key not in there]:
+            report.add(name, f"a pending write's value {missing[0].hex()} is not there", RESTORE)
+        for at in found:
+            key = (tenant_id, thread, at.ns, at.checkpoint_id)
+            same = (GRAPH_CHECKPOINT.c[column] == value for column, value in zip(KEY, key, strict=True))
+            if at.ns and connection.execute(select(GRAPH_CHECKPOINT.c.seq).where(*same)).first() is None:
+                report.add(name, f"the graph checkpoint {at.checkpoint_id} below it is not there", RESTORE)
+
+
+class _States:
+    """One check of the states of a tenant."""
+
+    def __init__(self, there: set[bytes], report: Report) -> None:
+        self.there = there
+        self.report = report
+
+    def state(self, place: Sequence[str], channels: bytes, said: Sequence[Any]) -> None:
+        """Check a graph checkpoint: its values are stored, and its hash is that of the values.
+
+        Args:
+            place: its thread, namespace and id, as stored.
+            channels: its values, as stored.
+            said: what it says of them: how many messages, the hash, its header and its metadata; or nothing.
+        """
+        try:
+            end = _COUNT.size + _COUNT.unpack_from(channels)[0] * HASH_BYTES
+            shape = _shape(channels[end:])
+            if shape.end != end:
+                raise ValueError
+            if not self.there.issuperset(split_hashes(channels[_COUNT.size : end])):
+                self._wrong(place, missing_from(self.there, unpack(channels)))
+        except (ValueError, TypeError, struct.error):
+            self._wrong(place, "its channels cannot be read")
+            return
+        if said:
+            try:
+                self._hashed(place, channels, shape, *said)
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+                self._wrong(place, "its channels, header or metadata cannot be read")
+
+    def _hashed(
+        self, place: Sequence[str], channels: bytes, shape: Shape, messages: int, state_hash: bytes, header: bytes,
+        meta: bytes,
+    ) -> None:  # fmt: skip
+        """Compare what a graph checkpoint says of its state with its values."""
+        told = from_json(header)
+        from_json(meta)
+        if not shape.names.issuperset(told.get("folded", ())):
+            raise KeyError
+        if told.get("digests"):  # something stands for a value that is not known
+            digests = {name: bytes.fromhex(digest) for name, digest in told["digests"].items()}
+            made = hash_state({**unpack(channels), **digests})
+        else:
+            parts = [part for name, at in shape.shown for part in (name, channels[at : at + HASH_BYTES])]
+            made = sha256(b"".join(parts)).digest()
+        if made != state_hash:
+            self._wrong(place, "its state_hash is not that of its values")
+        counts = told["counts"]
+        count = counts.get(conversation(counts) or "", 0)
+        if count != messages:
+            self._wrong(place, f"it says {messages} messages, and its header {count}")
+
+    def write(self, place: Sequence[Any], value: Any) -> None:
+        """Check a pending write: its values are stored. Its checkpoint may still be on its way."""
+        missing = [held for held in split_hashes(value) if held not in self.there] if isinstance(value, bytes) else []
+        if missing or not isinstance(value, bytes):
+            said = f"its value {missing[0].hex()} is not there" if missing else "its value is no bytes"
+            self.report.add(f"graph_write {'/'.join(map(shown, place))}", said, RESTORE)
+
+    def _wrong(self, place: Sequence[str], what: str) -> None:
+        self.report.add(f"graph_checkpoint {'/'.join(place)}", what, RESTORE)
+
+
+def _check_ways(connection: Connection, tenant_id: int, report: Report) -> None:
+    """Find graph checkpoints whose way back leads to themselves.
+
+    What was made later has a greater `seq`, so only where a parent's is not smaller there can be a circle.
+    """
+    parent = GRAPH_CHECKPOINT.alias("parent")
+    same = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
+    odd = (
+        select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
+        .join_from(GRAPH_CHECKPOINT, parent, and_(same, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
+        .where(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
+    )
+    for thread, ns, id in connection.execute(odd).all():
+        if _returns(connection, tenant_id, thread, ns, id):
+            said = "its way back leads in a circle"
+            report.add(f"graph_checkpoint {thread}/{ns}/{id}", said, RESTORE)
+
+
+def _returns(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
+    """Tell whether the way back from a graph checkpoint comes to it again."""
+    c = GRAPH_CHECKPOINT.c
+    here = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
+    parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(here)}
+    seen: set[str] = set()
+    at = parents.get(start)
+    while at is not None and at != start and at not in seen:
+        seen.add(at)
+        at = parents.get(at)
+    return at == start

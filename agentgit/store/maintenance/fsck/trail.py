@@ -1,0 +1,195 @@
+"""Looking whether the audit trail is as it was written: no row changed, none missing in between, none moved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Table, select
+
+from agentgit.sessions.events import NOWHERE, Tip
+from agentgit.store.audit.trail import hash_of
+from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
+from agentgit.store.maintenance.fsck.values import RESTORE, Report, rows
+from agentgit.store.objects.chunks import HASH_BYTES
+from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION, WEBHOOK, WEBHOOK_DELIVERY
+from agentgit.values import as_object
+
+LOST = "Somebody changed the trail past its triggers. Compare it with a copy of the database; nothing can mend it."
+
+
+class Ends(NamedTuple):
+    """How the trails of a tenant end.
+
+    Args:
+        tips: the last event of each.
+        erased: the sessions that were erased, as the trail tells.
+    """
+
+    tips: Sequence[Tip]
+    erased: Sequence[int]
+
+
+def check_trail(
+    connection: Connection, tenant_id: int, report: Report, known: Collection[Tip] = (), *, hashes: bool
+) -> Ends:
+    """Check every chain of a tenant; give their ends.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        report: takes what is found.
+        known: ends that earlier looks have given; the trails must still lead through these.
+        hashes: False to look at the numbers alone.
+    """
+    rows_of = select(*_columns(ERASURE, connection)).where(ERASURE.c.tenant_id == tenant_id)
+    gone = {row.external_session_id: _end_of(row) for row in rows(connection, rows_of, report)}
+    chains = _Chains(report, gone, hashes=hashes, wanted={(tip.session_id, tip.number) for tip in known})
+    query = select(*_columns(AUDIT_EVENT, connection))
+    query = query.where(AUDIT_EVENT.c.tenant_id == tenant_id).order_by(
+        AUDIT_EVENT.c.external_session_id, AUDIT_EVENT.c.seq
+    )
+    for page in Cells(connection, query).pages():
+        for one in page:
+            report.attempt(one.name, lambda one=one: chains.take(one))  # type: ignore[misc]  # mypy cannot infer it
+        report.did(len(page))
+    erased = {session_id: end for session_id, end in gone.items() if end in chains.told}
+    _check_erased(connection, tenant_id, gone, erased, report)
+    chains.met.update({(end.session_id, end.number): end.hash for end in erased.values()})
+    _check_known(known, chains.met, erased, report)
+    return Ends(list(chains.tips.values()), sorted(erased))
+
+
+class _Chains:
+    """The chains of a tenant, as far as they were followed.
+
+    Args:
+        report: takes what is found.
+        erased: the sessions whose trail was erased with them.
+        hashes: False to look at the numbers alone.
+        wanted: the sessions and numbers whose hashes are compared with what was known before.
+    """
+
+    def __init__(
+        self, report: Report, erased: Collection[int], *, hashes: bool, wanted: Collection[tuple[int, int]]
+    ) -> None:
+        self.report, self.erased, self.hashes, self.wanted = report, erased, hashes, wanted
+        self.told: set[Tip] = set()
+        """How the trails of erased sessions ended, as that of no session tells."""
+        self.tips: dict[int, Tip] = {}
+        """The end of each chain."""
+        self.met: dict[tuple[int, int], str] = {}
+        """The hashes of what was wanted and is there."""
+        self._last_ids: dict[int, int] = {}
+        self._unsure: set[int] = set()
+        """The chains whose last row has no hash that another one could be checked against."""
+
+    def take(self, one: Read) -> None:
+        """Check a row against the one before it, and go on from it."""
+        row, session_id = one.row, one.row.external_session_id
+        for what in one.wrong:
+            self._wrong(one, what)
+        if not one.has_key:
+            return  # nobody knows which chain it belongs to
+        before = self.tips.get(session_id, Tip(session_id=session_id, number=0, hash=""))
+        if row.seq <= before.number:
+            self._wrong(one, f"its number does not follow {before.number}, that of the event before it")
+            return
+        is_whole = self._is_whole(one, before)
+        if is_whole and row.id <= self._last_ids.get(session_id, 0):
+            self._wrong(one, "its id is not greater than that of the event before it")
+        if session_id in self.erased:
+            self._wrong(one, "its session was erased, with its trail")
+        if row.kind == "session.erased" and session_id == NOWHERE and is_whole:
+            self._take_erasure(one)
+        if is_whole:
+            self._last_ids[session_id] = row.id
+        self._unsure.discard(session_id)
+        if len(row.hash) != HASH_BYTES:
+            self._unsure.add(session_id)
+        tip = self.tips[session_id] = Tip(session_id=session_id, number=row.seq, hash=bytes(row.hash).hex())
+        if (session_id, row.seq) in self.wanted:
+            self.met[session_id, row.seq] = tip.hash
+
+    def _is_whole(self, one: Read, before: Tip) -> bool:
+        """Tell whether a row is as it was written, as far as that can be seen."""
+        row = one.row
+        if row.seq != before.number + 1:
+            self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are not there")
+            return not one.wrong
+        if one.wrong or not self.hashes or row.external_session_id in self._unsure:
+            return not one.wrong
+        if hash_of(bytes.fromhex(before.hash), row._asdict()) != row.hash:
+            self._wrong(one, "its hash does not match it and the event before it")
+            return False
+        return True
+
+    def _take_erasure(self, one: Read) -> None:
+        """Note what the trail tells of a session that was erased."""
+        try:
+            said = as_object(one.row.detail)
+            self.told.add(Tip(session_id=int(said["erased"]), number=int(said["events"]), hash=str(said["hash"])))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            self._wrong(one, "its detail cannot be read")
+
+    def _wrong(self, one: Read, what: str) -> None:
+        self.report.add(one.name, what, LOST)
+
+
+def _end_of(erasure: Any) -> Tip:
+    """Give the end that the trail of an erased session had."""
+    return Tip(
+        session_id=erasure.external_session_id, number=erasure.last_seq, hash=bytes(erasure.last_hash).hex()
+    )  # fmt: skip
+
+
+def _check_known(
+    known: Collection[Tip], met: Mapping[tuple[int, int], str], erased: Mapping[int, Tip], report: Report
+) -> None:
+    """Check that the trails lead through the ends that were known; of an erased one only its last is known for sure."""
+    for tip in known:
+        name, found = f"audit_event {tip.session_id}/{tip.number}", met.get((tip.session_id, tip.number))
+        if found is None and not (tip.session_id in erased and tip.number < erased[tip.session_id].number):
+            report.add(name, "it was there when these tips were written down, and is not there now", LOST)
+        elif found not in (None, tip.hash):
+            report.add(name, "it had another hash when these tips were written down", LOST)
+
+
+def _check_erased(
+    connection: Connection, tenant_id: int, gone: Collection[int], erased: Collection[int], report: Report
+) -> None:
+    """Check that the trail tells of each erasure, and that what was erased is gone."""
+    for session_id in gone:
+        if session_id not in erased:
+            report.add(f"erasure {session_id}", "the trail does not tell that this session was erased so", LOST)
+    query = select(SESSION.c.id).where(SESSION.c.tenant_id == tenant_id)
+    for (session_id,) in rows(connection, query, report, counted=False):
+        if session_id in gone:
+            report.add(f"erasure {session_id}", "this session is still there", "Run repo.delete_session again.")
+
+
+def _columns(table: Table, connection: Connection) -> list[Any]:
+    """Return the columns of a table so that each time can be read, whatever was written there."""
+    return [readable(column, is_sqlite=connection.dialect.name == "sqlite") for column in table.c]
+
+
+def check_outbox(connection: Connection, tenant_id: int, report: Report) -> None:
+    """Check that what is to be sent has a webhook and an event."""
+    hooks = {row.id for row in rows(connection, select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == tenant_id), report)}
+    query = (
+        select(WEBHOOK_DELIVERY.c.id, WEBHOOK_DELIVERY.c.webhook_id, AUDIT_EVENT.c.seq)
+        .select_from(
+            WEBHOOK_DELIVERY.outerjoin(
+                AUDIT_EVENT,
+                (AUDIT_EVENT.c.tenant_id == WEBHOOK_DELIVERY.c.tenant_id)
+                & (AUDIT_EVENT.c.external_session_id == WEBHOOK_DELIVERY.c.external_session_id)
+                & (AUDIT_EVENT.c.seq == WEBHOOK_DELIVERY.c.seq),
+            )
+        )
+        .where(WEBHOOK_DELIVERY.c.tenant_id == tenant_id)
+    )
+    for row in rows(connection, query, report):
+        if row.webhook_id not in hooks:
+            report.add(f"webhook_delivery {row.id}", f"its webhook {row.webhook_id} is not there", RESTORE)
+        if row.seq is None:
+            report.add(f"webhook_delivery {row.id}", "its event is not in the trail", LOST)

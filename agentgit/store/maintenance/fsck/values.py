@@ -1,0 +1,188 @@
+"""Checking the stored values: what they are made of is there, and each has the hash that it is stored under."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, Protocol
+
+from sqlalchemy import ColumnElement, Connection, case, func, or_, select
+
+from agentgit.errors import AgentGitError, Corrupt, KeyMissing
+from agentgit.store.maintenance.fsck.cells import Cells, shown
+from agentgit.store.objects.blobs import FULL, LIST, RECORD, continued, link_of, unpack
+from agentgit.store.objects.chunks import CHUNK, HASH_BYTES, split_hashes
+from agentgit.store.objects.compression import CHUNKED, RAW, ZLIB, ZSTD, unpacked
+from agentgit.store.objects.list_hashing import walk
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.encryption import as_given, seal_of
+from agentgit.store.sql.tables import BLOB
+from agentgit.store.store import Store
+
+RESTORE = "Restore the database from a copy."
+
+
+class Report(Protocol):
+    """Takes what is found."""
+
+    def add(self, row: str, what: str, todo: str) -> None:
+        """Take one thing that is wrong; see `Finding`."""
+
+    def did(self, count: int) -> None:
+        """Take note that so many rows were looked at."""
+
+    def attempt(self, row: str, look: Callable[[], None]) -> None:
+        """Look at something; that it raises is a finding."""
+
+
+def rows(connection: Connection, query: Any, report: Report, *, counted: bool = True) -> Iterator[Any]:
+    """Read many rows a part at a time, and count them; what is wrong with their cells is told. See `Cells`."""
+    for page in Cells(connection, query).pages():
+        for one in page:
+            for what in one.wrong:
+                report.add(one.name, what, RESTORE)
+            if one.has_key:
+                yield one.row
+        report.did(len(page) if counted else 0)
+
+
+def raw_rows(connection: Connection, query: Any, report: Report) -> Iterator[Any]:
+    """Read many rows as the driver gives them, and count them; see `Prepared.pages`."""
+    for page in Prepared(query).pages(connection, raw=True):
+        yield from page
+        report.did(len(page))
+
+
+def check_values(connection: Connection, store: Store, report: Report, *, hashes: bool) -> set[bytes]:
+    """Check the values; give the hashes of those that are stored.
+
+    Args:
+        connection: any.
+        store: whose.
+        report: takes what is found.
+        hashes: True to also unpack each value and hash it.
+    """
+    mine = BLOB.c.tenant_id == store.tenant_id
+    pages = Prepared(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
+    there = {key for page in pages for (key,) in page}
+    check = _Values(connection, store, there, report, hashes=hashes)
+    data: ColumnElement[Any] = BLOB.c.data
+    seal = seal_of(connection)
+    # Only what refers to other values is read; of a sealed one also the rest, because it has to open.
+    if not hashes and seal is None:
+        refers = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
+        data = case((refers, data), else_=func.substr(data, 1, 0))
+    query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held")).where(mine)
+    for row in raw_rows(connection, query, report):
+        key, type_, codec, size, stored = row
+        if [type(cell) for cell in row] != [bytes, str, int, int, bytes]:
+            report.add(f"blob {shown(key)}", "its columns hold values of other types", RESTORE)
+            continue
+        with check.opening(key):
+            check.value(key, type_, codec, size, stored if type_ == LIST else as_given(seal, "blob.data", stored))
+    if hashes:
+        check.lists()
+    return there
+
+
+class _Values:
+    """One check of the values of a tenant."""
+
+    def __init__(
+        self, connection: Connection, store: Store, there: set[bytes], report: Report, *, hashes: bool
+    ) -> None:
+        self.connection, self.there, self.report, self.hashes = connection, there, report, hashes
+        self.blobs = store.graphs.content.blobs
+        self._lists: dict[bytes, bytes] = {}
+        """The lists as they are stored, to be hashed one after the other."""
+
+    @contextmanager
+    def opening(self, key: bytes) -> Iterator[None]:
+        """Tell of a value that does not open; the others are looked at all the same."""
+        try:
+            yield
+        except (KeyMissing, Corrupt) as error:
+            self._wrong(key, str(error).split(": it was")[0].split(": somebody")[0])
+        except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
+            self._wrong(key, f"it cannot be read ({error})")
+
+    def value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
+        """Check one row."""
+        if type_ == LIST:
+            self._list(key, codec, size, data)
+        elif codec == CHUNKED and type_ != CHUNK:
+            self._refers(key, split_hashes(data), "its chunk")
+            self._hash(key, type_, codec, size, data)
+        elif codec not in (RAW, ZLIB, ZSTD):
+            self._wrong(key, f"it is packed in a way ({codec}) that this release does not know", "Update agentgit, or "
+                        "restore the database from a copy.")  # fmt: skip
+        elif self.hashes or type_ == RECORD:
+            self._hash(key, type_, codec, size, data)
+
+    def _hash(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
+        if not self.hashes and type_ != RECORD:
+            return
+        try:
+            if codec == CHUNKED and type_ != CHUNK:
+                value = self.blobs.checked(self.connection, key, type_, codec, data).data
+            else:
+                value = unpacked(codec, data)
+        except AgentGitError as error:
+            self._wrong(key, str(error).split(" in table blob ")[-1].split(". ")[0].rstrip("."))
+            return
+        except ValueError as error:
+            self._wrong(key, f"cannot be unpacked ({error})")
+            return
+        if sha256(b"%b\0%b" % (type_.encode(), value)).digest() != key:
+            self._wrong(key, "does not match its bytes")
+        elif len(value) != size:
+            self._wrong(key, f"it says that it has {size} bytes, and it has {len(value)}")
+        if type_ == RECORD:
+            try:
+                self._refers(key, unpack(value).values(), "its part")
+            except ValueError as error:
+                self._wrong(key, str(error))
+
+    def _list(self, key: bytes, codec: int, size: int, data: bytes) -> None:
+        link = link_of(data)
+        own = link.own if link is not None else data[1:]
+        if (link is None and data[:1] != FULL) or len(own) % HASH_BYTES or codec != RAW:
+            self._wrong(key, "it is no list of hashes")
+            return
+        count = len(own) // HASH_BYTES + (link.kept if link is not None else 0)
+        if count != size:
+            self._wrong(key, f"it says that it has {size} items, and it has {count}")
+        if self.hashes:
+            self._lists[key] = data
+        if link is not None and link.base not in self.there:
+            self._wrong(key, f"the list {link.base.hex()} that it continues is not there")
+        self._refers(key, split_hashes(own), "its item")
+
+    def _refers(self, key: bytes, others: Collection[bytes], what: str) -> None:
+        if not self.there.issuperset(others):
+            missing = [other for other in others if other not in self.there]
+            self._wrong(key, f"{what} {missing[0].hex()} is not there" + _and_others(len(missing) - 1))
+
+    def _wrong(self, key: bytes, what: str, todo: str = RESTORE) -> None:
+        self.report.add(f"blob {key.hex()}", what, todo)
+
+    def lists(self) -> None:
+        """Hash each list."""
+        for found in walk(self.connection, self.blobs, self._lists):
+            base = continued(self._lists[found.key]) if found.wrong else None
+            if found.wrong and (base is None or base in self.there):  # else it was told already
+                self._wrong(found.key, found.wrong)
+
+
+def _and_others(count: int) -> str:
+    return f", nor are {count} others" if count else ""
+
+
+def missing_from(there: set[bytes], named: Mapping[str, bytes]) -> str:
+    """Say which of these values are not stored; nothing if all are."""
+    missing = [name for name, key in named.items() if key not in there]
+    if not missing:
+        return ""
+    return f"its value {missing[0]!r} ({named[missing[0]].hex()}) is not there" + _and_others(len(missing) - 1)

@@ -1,0 +1,237 @@
+"""Space back: values that nothing refers to any more are deleted, and lists stop leaning on lists that are gone.
+
+Nothing is written beside it: on SQLite it has the write lock; on PostgreSQL it locks the tables against writers, and
+each writer takes its first lock before it looks at what is stored (`FOR KEY SHARE` on a checkpoint, or an insert).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
+
+from agentgit.sessions.upkeep import Parts
+from agentgit.store.maintenance import unused_checkpoints
+from agentgit.store.maintenance.unused_checkpoints import Spare
+from agentgit.store.objects.blobs import FULL, LIST, RECORD, Blobs, continued, damaged, unpack
+from agentgit.store.objects.chunks import split_hashes
+from agentgit.store.objects.compression import CHUNKED
+from agentgit.store.objects.list_hashing import walk
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.encryption import Clear
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads import pending_writes, staging
+from agentgit.store.threads.graph_rows import KEY, Place
+from agentgit.store.threads.lifecycle import delete_thread
+
+UUID6_EPOCH = 0x01B21DD213814000
+"""The Unix epoch in a version 6 UUID's clock: 100 ns steps since 15 October 1582."""
+
+ON_ITS_WAY_SECONDS = 3600
+"""A write whose checkpoint is not there is kept as long as this: LangGraph may store it before its checkpoint."""
+
+
+class Collected(NamedTuple):
+    """What a collection gave back, or would.
+
+    Args:
+        values: rows of the table blob.
+        bytes: their stored size.
+        writes: writes whose checkpoint never came or is gone.
+        lists: lists that were written anew because what they continued goes.
+        steps: graph checkpoints between the checkpoints of branches.
+    """
+
+    values: int
+    bytes: int
+    writes: int
+    lists: int
+    steps: int = 0
+
+
+def collect(
+    connection: Connection,
+    blobs: Blobs,
+    *,
+    dry_run: bool,
+    imports: bool = False,
+    find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
+    parts: Parts | None = None,
+) -> Collected:
+    """Delete the values of a tenant that no graph checkpoint and no write refers to.
+
+    Args:
+        connection: in a transaction that writes; for a dry run any.
+        blobs: the values of the tenant.
+        dry_run: True to count only.
+        imports: True to also delete the threads that imports have left half way.
+        find_steps: says which graph checkpoints go; it is asked when nobody writes any more. None keeps all.
+        parts: tells how far it is, see `sizes`.
+    """
+    tenant_id = blobs.tenant_id
+    if not dry_run and connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
+    left = set(staging.left(connection, tenant_id)) if imports else set()
+    for thread in left if not dry_run else ():
+        delete_thread(connection, tenant_id, thread)
+    steps_gone, left_out = 0, set[Place]()
+    for spare in find_steps(connection) if find_steps is not None else ():
+        steps_gone += len(spare.gone)
+        left_out.update(spare.gone if dry_run else ())
+        if not dry_run:
+            unused_checkpoints.drop(connection, tenant_id, spare)
+    lost = [key for key in _orphans(connection, tenant_id) if _is_old(key.checkpoint_id)]
+    left_out.update(lost)
+    if not dry_run:
+        _delete_writes(connection, tenant_id, lost)
+    parts = parts or Parts()
+    live, lists = in_use(connection, blobs, lambda place: place.thread in left or place in left_out, parts)
+    moved = [key for key, base in lists.items() if base is not None and base not in lists]
+    for key in moved if not dry_run else ():
+        _write_in_full(connection, blobs, key)
+    gone = [row for row in parts.over("values", _stored(connection, tenant_id)) if row[0] not in live]
+    if not dry_run:
+        _delete_values(connection, tenant_id, [key for key, _ in gone])
+    return Collected(len(gone), sum(size for _, size in gone), len(lost), len(moved), steps_gone)
+
+
+def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
+    """Count what a collection looks at: the parts that it tells of."""
+    lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
+    counted = {
+        "branches": BRANCH.c.tenant_id == tenant_id, "graph_checkpoint": GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
+        "graph_write": GRAPH_WRITE.c.tenant_id == tenant_id, "lists": lists, "values": BLOB.c.tenant_id == tenant_id,
+    }  # fmt: skip
+    return {
+        name: int(connection.execute(select(func.count()).where(mine)).scalar_one()) for name, mine in counted.items()
+    }
+
+
+def in_use(
+    connection: Connection, blobs: Blobs, leaves_out: Callable[[Place], bool], parts: Parts | None = None
+) -> tuple[set[bytes], dict[bytes, bytes | None]]:
+    """Find the values that graph checkpoints, writes and checkpoints refer to, and the lists among them.
+
+    Each list comes with the one that it continues, or None.
+
+    Args:
+        connection: any.
+        blobs: the values of the tenant.
+        leaves_out: tells which graph checkpoints, and writes on them, do not count.
+        parts: tells how far it is.
+
+    Raises:
+        Corrupt: a list or a record is damaged, so nobody knows what it needs.
+    """
+    parts = parts or Parts()
+    live = set(_referenced(connection, blobs.tenant_id, leaves_out, parts))
+    live.update(_parts(connection, blobs, live))
+    lists = _lists(connection, blobs, live)
+    for found in parts.over("lists", ([one] for one in walk(connection, blobs, lists))):
+        if found.wrong:
+            raise damaged(found.key, "is a damaged list")
+        live.update(split_hashes(found.items))
+    live.update(_chunks(connection, blobs, live))
+    return live, {key: continued(data) for key, data in lists.items()}
+
+
+def _orphans(connection: Connection, tenant_id: int) -> list[Place]:
+    owner = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY))
+    query = select(*_place(GRAPH_WRITE)).where(GRAPH_WRITE.c.tenant_id == tenant_id, ~owner).distinct()
+    return [Place(*row) for row in connection.execute(query)]
+
+
+def _place(table: Any) -> list[Any]:
+    return [table.c[name] for name in KEY[1:]]
+
+
+def _is_old(checkpoint_id: str) -> bool:
+    """Tell whether an id was made long enough ago; one that tells no time was not made by LangGraph."""
+    try:
+        made = UUID(checkpoint_id)
+    except ValueError:
+        return True
+    if made.version != 6:
+        return True
+    clock = (made.time_low << 28) | (made.time_mid << 12) | (made.time_hi_version & 0x0FFF)
+    return (clock - UUID6_EPOCH) / 1e7 < time.time() - ON_ITS_WAY_SECONDS
+
+
+def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[Place]) -> None:
+    for key in keys:
+        same = (column == value for column, value in zip(_place(GRAPH_WRITE), key, strict=True))
+        connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, *same))
+
+
+def _referenced(
+    connection: Connection, tenant_id: int, leaves_out: Callable[[Place], bool], parts: Parts
+) -> Iterator[bytes]:
+    # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is there.
+    for page in _NOTED.pages(connection, {"tenant": tenant_id}):
+        for id, thread, checkpoint_id, pending in page:
+            if not leaves_out(Place(thread, "", checkpoint_id)):
+                yield from pending_writes.hashes(pending, f"checkpoint {id}")
+    for table, read in ((GRAPH_CHECKPOINT, _of_checkpoint), (GRAPH_WRITE, split_hashes)):
+        held = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
+        query = Prepared(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
+        for *place, data in parts.over(table.name, query.pages(connection)):
+            if not leaves_out(Place(*place)):
+                yield from read(data)
+
+
+_NOTED = Prepared(
+    select(CHECKPOINT.c.id, BRANCH.c.thread_id, CHECKPOINT.c.graph_checkpoint_id, CHECKPOINT.c.pending)
+    .join_from(
+        CHECKPOINT,
+        BRANCH,
+        and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
+    )
+    .where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.pending != pending_writes.NO_WRITES)
+)
+"""The checkpoints that keep pending writes."""
+
+
+def _of_checkpoint(channels: bytes) -> Iterable[bytes]:
+    return unpack(channels).values()
+
+
+def _parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
+    """List what the records among some values are made of."""
+    of_tenant = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == RECORD)
+    records = [key for (key,) in connection.execute(select(BLOB.c.hash).where(of_tenant)) if key in live]
+    for part in slices(records):
+        for value in blobs.get_many(connection, part).values():
+            yield from unpack(value.data).values()
+
+
+def _lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
+    """Read the lists that are in use, as they are stored."""
+    query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.type == LIST)
+    return {key: data for key, data in connection.execute(query) if key in live}
+
+
+def _chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
+    """List what the large values among some values are stored in."""
+    query = select(BLOB.c.hash, BLOB.c.data).where(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.codec == CHUNKED)
+    return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
+
+
+def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
+    data = FULL + b"".join(blobs.item_hashes(connection, key))
+    same = and_(BLOB.c.tenant_id == blobs.tenant_id, BLOB.c.hash == key)
+    connection.execute(update(BLOB).where(same).values(data=Clear(data)))
+
+
+def _stored(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:
+    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(BLOB.c.tenant_id == tenant_id)
+    return Prepared(query).pages(connection, raw=True)
+
+
+def _delete_values(connection: Connection, tenant_id: int, keys: list[bytes]) -> None:
+    statement = delete(BLOB).where(BLOB.c.tenant_id == tenant_id, BLOB.c.hash == bindparam("gone"))
+    for part in slices(keys):
+        connection.execute(statement, [{"gone": key} for key in part])

@@ -1,0 +1,181 @@
+"""Sealing anew what is stored: with another key, for the first time, or not at all any more.
+
+It goes through the tables a batch at a time, beside turns and other processes. Each value is replaced only if it is
+still the one that was read, so nothing is lost; broken off, it is run again, and what is done is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Column, Connection, Table, and_, func, literal, select, tuple_, update
+
+from agentgit.errors import Corrupt, KeyMissing
+from agentgit.sessions.upkeep import Rotated
+from agentgit.store.audit.trail import note
+from agentgit.store.search.index import forget_words
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.encrypted_columns import counts, key_in, of_tenant, raw, sealed_columns
+from agentgit.store.sql.encryption import InClear, Seal, as_given, as_stored, text_as_given, text_as_stored
+from agentgit.store.sql.tables import BLOB
+from agentgit.store.sql.unlock import forget, prove, registered
+
+AT_ONCE = 500
+"""How many rows one transaction takes, so that other writers need not wait for long."""
+
+Progress = Callable[[int, int], None]
+
+
+class Rotation:
+    """Seals the values of one tenant anew.
+
+    Args:
+        database: with the keys that its values have, and the current one.
+        tenant_id: whose values.
+    """
+
+    def __init__(self, database: Database, tenant_id: int) -> None:
+        self.database, self.tenant_id = database, tenant_id
+
+    def run(self, seal: Seal, *, off: bool, user_id: int, progress: Progress | None = None) -> Rotated:
+        """Seal all that is not sealed with the current key, and forget the keys that nothing is sealed with then.
+
+        Args:
+            seal: with the current key, and those that values are sealed with.
+            off: True to store all of it in clear.
+            user_id: who wants it.
+            progress: told how many rows are done, and of how many.
+        """
+        if off:
+            self.database.write(lambda c: prove(c, self.tenant_id, seal, is_whole=False), durable=True)
+        total, done, changed = self._count(), 0, 0
+        for name in sealed_columns():
+            last: tuple[Any, ...] | None = None
+            while rows := self._page(name, last):
+                changed += self.database.write(
+                    lambda c, name=name, rows=rows: sum(self._anew(c, seal, name, row, off) for row in rows)  # type: ignore[misc]
+                )
+                last = _place(list(raw(name).primary_key), rows[-1])
+                done += len(rows)
+                if progress is not None:
+                    progress(min(done, total), total)
+        for table in row_codes.tables():
+            changed += self._sign(table, seal, off=off)
+        left = self.counts()
+
+        def end(connection: Connection) -> None:
+            wanted = None if off else seal.keyring.current
+            for known in registered(connection, self.tenant_id):
+                if known != wanted and not left.get(known):
+                    forget(connection, self.tenant_id, known)
+            if wanted is not None and "" not in left:
+                prove(connection, self.tenant_id, seal, is_whole=True)
+            forget_words(connection, self.tenant_id)  # the next search puts in those that may lie there now
+            note(connection, self.tenant_id, "keys.rotated", user_id=user_id, key=wanted, values=changed)
+
+        self.database.write(end, durable=True)
+        return Rotated(changed=changed, keys=left)
+
+    def counts(self) -> dict[str, int]:
+        """Count the values that each key has sealed; those in clear are under the empty name."""
+        with self.database.reading() as connection:
+            return counts(connection, self.tenant_id)
+
+    def damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
+        """Give the rows with a value that does not open, and what is wrong; those of blob apart, by their hashes."""
+        for name, columns in sealed_columns().items():
+            table = raw(name)
+            keys = list(table.primary_key)
+            query = select(*keys, *(table.c[column] for column in columns)).where(*of_tenant(table, self.tenant_id))
+            # Raw, because any cell may hold what its column is not for.
+            for page in Prepared(query).pages(connection, raw=True) if name != BLOB.name else ():
+                for row in page:
+                    for column, value in zip(columns, row[len(keys) :], strict=True):
+                        where = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"
+                        try:
+                            _opened(seal, f"{name}.{column}", value)
+                        except InClear:
+                            yield where, f"its {column} is in clear, where everything is encrypted"
+                        except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
+                            yield where, f"its {column} does not open with its key"
+
+    def _sign(self, table: Table, seal: Seal, *, off: bool) -> int:
+        """Give all rows of a table a code with the current key, or none; tell how many had another one."""
+        keys, wanted, changed = list(table.primary_key), "" if off else seal.keyring.current, 0
+
+        def page(connection: Connection) -> tuple[int, Any]:
+            query = select(table).where(table.c.tenant_id == self.tenant_id, *_after(keys, last))
+            rows = connection.execute(query.order_by(*keys).limit(AT_ONCE).with_for_update(key_share=True)).all()
+            others = [row for row in rows if key_in(row.mac) != wanted]
+            for row in others if off else row_codes.authentic(connection, table, others):
+                this = and_(*(key == getattr(row, key.name) for key in keys))
+                new = None if off else row_codes.code(seal, table, row._asdict())
+                connection.execute(update(table).where(this).values(mac=new))
+            return len(others), _place(keys, rows[-1]) if rows else None
+
+        last: tuple[Any, ...] | None = None
+        while True:
+            done, last = self.database.write(page)
+            changed += done
+            if last is None:
+                return changed
+
+    def _count(self) -> int:
+        with self.database.reading() as connection:
+            counts = (select(func.count()).where(*of_tenant(raw(name), self.tenant_id)) for name in sealed_columns())
+            return sum(int(connection.execute(query).scalar_one()) for query in counts)
+
+    def _page(self, name: str, last: tuple[Any, ...] | None) -> Sequence[Any]:
+        table = raw(name)
+        keys = list(table.primary_key)
+        query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(
+            *of_tenant(table, self.tenant_id)
+        )
+        with self.database.reading() as connection:
+            return connection.execute(query.where(*_after(keys, last)).order_by(*keys).limit(AT_ONCE)).all()
+
+    def _anew(self, connection: Connection, seal: Seal, name: str, row: Any, off: bool) -> int:
+        """Seal the values of a row that are not as they should be, if nobody has changed them; tell how many."""
+        table, changed = raw(name), 0
+        this = and_(*(key == getattr(row, key.name) for key in table.primary_key))
+        for column in sealed_columns()[name]:
+            stored = getattr(row, column)
+            wanted = "" if off else seal.keyring.current
+            if stored is None or key_in(stored) == wanted:
+                continue
+            new = _closed(None if off else seal, f"{name}.{column}", _opened(seal, f"{name}.{column}", stored), stored)
+            same = and_(this, table.c[column] == stored)
+            changed += connection.execute(update(table).where(same).values({column: new})).rowcount
+        return changed
+
+
+def _place(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
+    return tuple(getattr(row, key.name) for key in keys)
+
+
+def _after(keys: Sequence[Column[Any]], last: tuple[Any, ...] | None) -> list[Any]:
+    """Say which rows come after a place, in the order of the primary key; all of them if there is none."""
+    if last is None:
+        return []
+    return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last, strict=True)))]
+
+
+def _opened(seal: Seal | None, place: str, stored: bytes | str | None) -> bytes:
+    """Open a stored value; a plain text gives its bytes."""
+    if stored is None:
+        return b""
+    if not isinstance(stored, str | bytes | memoryview):
+        raise TypeError("no text and no bytes")
+    if isinstance(stored, str):
+        return text_as_given(seal, place, stored).encode()
+    return as_given(seal, place, bytes(stored))
+
+
+def _closed(seal: Seal | None, place: str, value: bytes, stored: bytes | str) -> bytes | str:
+    """Seal a value anew, in the form that it is stored in."""
+    if isinstance(stored, str):
+        return text_as_stored(seal, place, value.decode())
+    return bytes(as_stored(seal, place, value))

@@ -1,0 +1,315 @@
+"""Thinning the checkpoints of a session out: what needs each of them, and what its retention says about the others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, bindparam, func, select, update
+
+from agentgit.checkpoints.retention import Point, Retention, Verdict, judge
+from agentgit.store.maintenance.statistics import Sizes
+from agentgit.store.records.checkpoints import merged_by
+from agentgit.store.records.explorations import mark_of
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import INTERRUPT
+from agentgit.tools.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
+from agentgit.values import as_object, to_json
+
+MARK = "retention"
+"""Where the metadata of a session has what it keeps."""
+
+UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
+"""The statuses of effects of which somebody has still to find out or to mend something."""
+
+
+class Judged(NamedTuple):
+    """What becomes of the checkpoints of a session; and, if its bytes are limited, how many it takes and will take."""
+
+    verdicts: Sequence[Verdict]
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+
+
+def read(connection: Connection, store: Store, session_id: int) -> Retention | None:
+    """Read what a session keeps; None if nobody said, and it keeps everything."""
+    return _of(store.sessions.one(connection, session_id).meta)
+
+
+def _of(meta: bytes) -> Retention | None:
+    found = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none, and that is seen at once
+    return Retention.from_dict(found) if found is not None else None
+
+
+def with_retention(connection: Connection, store: Store) -> list[int]:
+    """List the sessions of the tenant that have a retention, whoever owns them."""
+    rows = connection.execute(select(SESSION.c.id, SESSION.c.meta).where(SESSION.c.tenant_id == store.tenant_id))
+    return [row.id for row in rows if _of(row.meta) is not None]
+
+
+def write(connection: Connection, store: Store, session_id: int, retention: Retention | None) -> None:
+    """Set what a session keeps; None is everything."""
+    store.sessions.lock(connection, session_id)
+    meta = as_object(store.sessions.one(connection, session_id).meta)
+    meta.pop(MARK, None)
+    if retention is not None:
+        meta[MARK] = retention.to_dict()
+    _SET_META.run(connection, {"tenant": store.tenant_id, "session": session_id, "now": to_json(meta)})
+
+
+def automatic(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
+    """Thin a session out if it is time, in the transaction that made a checkpoint; tell how many went.
+
+    Args:
+        connection: in a transaction that writes.
+        store: where.
+        session_id: which.
+        meta: the metadata of the session as `Sessions.touch` gives it; None to lock the session and read them.
+    """
+    if meta is None:
+        store.sessions.lock(connection, session_id)
+        meta = store.sessions.one(connection, session_id).meta
+    retention = _of(meta)
+    if retention is None:
+        return 0
+    count = _COUNT.all(connection, {"tenant": store.tenant_id, "session": session_id})[0].checkpoints
+    limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
+    if not any(count > limit for limit in limits) and not _is_old(connection, store, session_id, retention, count):
+        return 0
+    quick = replace(retention, max_bytes=None)  # to measure takes longer than a turn should
+    return sum(one.goes for one in thin(connection, store, session_id, quick).verdicts)
+
+
+def _is_old(connection: Connection, store: Store, session_id: int, retention: Retention, count: int) -> bool:
+    """Tell whether a session may have a checkpoint that is too old, without a look at the others."""
+    if retention.max_age is None or count <= retention.keep_last:
+        return False
+    of_session = {"tenant": store.tenant_id, "session": session_id}
+    old = connection.execute(_OLD, {**of_session, "before": datetime.now(UTC) - retention.max_age}).all()
+    return len(old) > 1  # the first one stays
+
+
+def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
+    """Tell what a retention would do to a session, oldest checkpoint first; nothing is done."""
+    of_session, now = points(connection, store, session_id), datetime.now(UTC)
+    if retention.max_bytes is None:
+        return Judged(judge(of_session, retention, now))
+    sizes = Sizes(connection, store, session_id)
+    found = judge(of_session, retention, now, sizes.without)
+    return Judged(found, sizes.now(), sizes.without([one.point.id for one in found if one.goes]))
+
+
+def thin(
+    connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
+) -> Judged:
+    """Delete the checkpoints that a retention lets go; tell what became of each."""
+    store.sessions.lock(connection, session_id)
+    judged = verdicts(connection, store, session_id, retention)
+    return judged._replace(verdicts=delete(connection, store, judged.verdicts, user_id))
+
+
+def clear(
+    connection: Connection,
+    store: Store,
+    session_id: int,
+    *,
+    branch_id: int | None = None,
+    ids: Collection[int] | None = None,
+    user_id: int | None = None,
+) -> list[Verdict]:
+    """Delete the checkpoints of a session that nothing needs; tell what became of each.
+
+    Args:
+        connection: in a transaction that writes.
+        store: where.
+        session_id: which.
+        branch_id: only those that this branch made; None for all.
+        ids: only these; None for all.
+        user_id: who wants it.
+    """
+    store.sessions.lock(connection, session_id)  # so that nobody goes to one meanwhile
+    found = points(connection, store, session_id, branch_id)
+    wanted = [point for point in found if ids is None or point.id in ids]
+    judged = [Verdict(point=one, goes=not one.needed, why=one.needed) for one in wanted]
+    return delete(connection, store, judged, user_id)
+
+
+def delete(
+    connection: Connection, store: Store, judged: Sequence[Verdict], user_id: int | None = None
+) -> list[Verdict]:
+    """Delete those that are to go; what `Checkpoints.delete` does not let go stays, and is told so."""
+    ids = [one.point.id for one in judged if one.goes]
+    gone = store.checkpoints.delete(connection, ids, user_id)
+    return [
+        Verdict(point=one.point, goes=False, why="something needs it") if one.goes and one.point.id not in gone else one
+        for one in judged
+    ]
+
+
+def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[Point]:
+    """Read the checkpoints of a session, each with what needs it; from columns alone.
+
+    Args:
+        connection: any.
+        store: where.
+        session_id: which.
+        branch_id: only those that this branch made; None for all.
+    """
+    branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
+    wanted = list(branches) if branch_id is None else [branch_id]
+    rows: list[Any] = [
+        row
+        for part in slices(wanted)
+        for row in connection.execute(_ROWS, {"tenant": store.tenant_id, "branches": part})
+    ]
+    needed = _needed(connection, store, session_id, branches, rows)
+    return [
+        Point(
+            id=row.id,
+            reference=f"{branches[row.internal_session_id].name}#{row.number}",
+            name=row.name,
+            is_auto=row.is_auto,
+            created_at=row.created_at,
+            needed=needed.get(row.id, ""),
+        )
+        for row in rows
+    ]
+
+
+def _needed(
+    connection: Connection, store: Store, session_id: int, branches: Mapping[int, Found], rows: Sequence[Found]
+) -> dict[int, str]:
+    """Tell what needs which checkpoints, as a sentence each. What `Checkpoints.delete` refuses is among them."""
+    needed = _before_unresolved(connection, store, session_id, rows)
+    needed.update((row.id, "it waits for a person's answer") for row in _asking(connection, store, branches, rows))
+    of_session = {"tenant": store.tenant_id, "session": session_id}
+    for branch in branches.values():
+        if end := mark_of(branch).get("end"):
+            needed[end] = f"what was explored on branch {branch.name} ends there"
+    for row, source in _merges(connection, store, branches):
+        needed[row.id] = "it is a merge, and the next one goes on from there"
+        needed[source] = f"{branches[row.internal_session_id].name}#{row.number} is a merge of it"
+    gone_to = connection.execute(_TARGETS, of_session).scalars()
+    needed.update((id, "a rollback or a fork went to it") for id in gone_to)
+    needed.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
+    tags = store.tags.of(connection, [row.id for row in rows])
+    needed.update((id, f"it has the tag {names[0]}") for id, names in tags.items())
+    for branch in branches.values():
+        needed[branch.branch_point_id or 0] = f"branch {branch.name} leaves from it"
+    for branch in branches.values():
+        needed[branch.head_id or 0] = f"it is the head of branch {branch.name}"
+    return needed
+
+
+def _before_unresolved(connection: Connection, store: Store, session_id: int, rows: Sequence[Found]) -> dict[int, str]:
+    """Find, for each effect that is not resolved, the last checkpoint of its branch before it."""
+    unresolved = connection.execute(_UNRESOLVED, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
+    found: dict[int, str] = {}
+    if not unresolved:
+        return found
+    of_branch: dict[int, list[Found]] = defaultdict(list)
+    for row in rows:
+        of_branch[row.internal_session_id].append(row)
+    for call in store.journal.invocations(connection, unresolved).values():
+        before = [row for row in of_branch[call.internal_session_id] if row.position <= call.position]
+        if before:
+            last = max(before, key=lambda row: row.number)
+            found[last.id] = f"it is the way back before {call.tool_name}, which is {call.status}"
+    return found
+
+
+def _merges(connection: Connection, store: Store, branches: Mapping[int, Found]) -> Iterator[tuple[Found, int]]:
+    """Find the checkpoints that a merge made, each with the id of what was merged."""
+    for part in slices(list(branches)):
+        for row in connection.execute(_WITH_DATA, {"tenant": store.tenant_id, "branches": part}):
+            source = merged_by(row.data)
+            if source is not None:
+                yield row, source
+
+
+def _asking(connection: Connection, store: Store, branches: Mapping[int, Found], rows: Sequence[Found]) -> list[Found]:
+    """Find the checkpoints at which a task asks a person something."""
+    at = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
+    keys = [key for key in at if key[1] is not None]
+    asking: set[tuple[str, str | None]] = set()
+    for part in slices(keys):
+        threads, ids = {thread for thread, _ in part}, {id for _, id in part}
+        query = {"tenant": store.tenant_id, "threads": list(threads), "ids": list(ids)}
+        asking.update((row.thread_id, row.checkpoint_id) for row in connection.execute(_ASKING, query))
+    return [row for row in rows if (branches[row.internal_session_id].thread_id, row.graph_checkpoint_id) in asking]
+
+
+_of_session = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
+_COUNT = Prepared(
+    select(func.count().label("checkpoints"))
+    .select_from(CHECKPOINT)
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
+    )
+)
+_OLD = (
+    select(CHECKPOINT.c.id)
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_of_session)),
+        CHECKPOINT.c.created_at < bindparam("before"),
+        CHECKPOINT.c.kind != "branch",
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.head_id, 0)).where(*_of_session)),
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.branch_point_id, 0)).where(*_of_session)),
+    )
+    .limit(2)
+)
+_ROWS = (
+    select(
+        CHECKPOINT.c.id,
+        CHECKPOINT.c.internal_session_id,
+        CHECKPOINT.c.number,
+        CHECKPOINT.c.name,
+        CHECKPOINT.c.kind,
+        CHECKPOINT.c.is_auto,
+        CHECKPOINT.c.created_at,
+        CHECKPOINT.c.position,
+        CHECKPOINT.c.graph_checkpoint_id,
+    )
+    .where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"),
+        CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
+    )
+    .order_by(CHECKPOINT.c.id)
+)
+_WITH_DATA: Select[Any] = select(
+    CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.number, CHECKPOINT.c.data
+).where(
+    CHECKPOINT.c.tenant_id == bindparam("tenant"),
+    CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
+    CHECKPOINT.c.kind == "named",
+    CHECKPOINT.c.data.is_not(None),
+)
+_TARGETS = select(OPERATION.c.target_id).where(
+    OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.external_session_id == bindparam("session")
+)
+_UNRESOLVED = select(TOOL_INVOCATION.c.id).where(
+    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
+    TOOL_INVOCATION.c.external_session_id == bindparam("session"),
+    TOOL_INVOCATION.c.status.in_(UNRESOLVED),
+)
+_ASKING = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).where(
+    GRAPH_WRITE.c.tenant_id == bindparam("tenant"),
+    GRAPH_WRITE.c.thread_id.in_(bindparam("threads", expanding=True)),
+    GRAPH_WRITE.c.ns == "",
+    GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
+    GRAPH_WRITE.c.channel == INTERRUPT,
+)
+_SET_META = Prepared(
+    update(SESSION)
+    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .values(meta=bindparam("now"))
+)

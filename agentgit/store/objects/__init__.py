@@ -1,0 +1,1 @@
+"""Content by hash: blobs, chunks, compression, hashing of lists."""

@@ -1,0 +1,422 @@
+"""Content-addressed values: what was stored once is never stored again, and lists cost what was appended to them.
+
+A leaf is a type and bytes; its hash is SHA-256 over type, NUL, bytes. A list is its items' hashes; its hash is SHA-256
+over `list`, NUL, those hashes, whatever its encoding. It is stored either in full, or as "the first k items of that
+earlier list, then these". A full one is written again when such a chain grows to max(64, n / 8) links, so that reading
+stays quick and storage linear. A record is a leaf of type `record`: names, each with the hash of a leaf or a list.
+A large leaf is stored in chunks (`agentgit.store.objects.chunks`); its hash is the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from io import BytesIO
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import orjson
+from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from agentgit.errors import Corrupt
+from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
+from agentgit.store.objects.compression import CHUNKED, RAW, Compression, Data, unpacked
+from agentgit.store.objects.lru import Recent
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.encryption import Clear
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BLOB
+from agentgit.values import from_json, to_json, write_slowly
+
+LIST = "list"
+"""The type of a list of hashes; no leaf may have it."""
+
+RECORD = "record"
+"""The type of a leaf that is names with hashes, see `pack`."""
+
+SHORTEST_CHAIN = 64
+CACHED_BYTES = 32 * 2**20
+CACHED_ITEMS = 1_000_000
+
+FULL, APPENDED = b"\0", b"\1"
+_link = struct.Struct(">32sII")
+"""An appended list's head: the earlier list's hash, how many of its items are kept, and the links below it."""
+
+_count = struct.Struct(">I")
+Row: TypeAlias = dict[str, Any]
+
+
+class Leaf(NamedTuple):
+    """One value as it is stored: its hash, its type and its uncompressed bytes."""
+
+    hash: bytes
+    type: str
+    data: bytes
+
+
+class Items(NamedTuple):
+    """A list as its items' hashes, and how many links its stored form has."""
+
+    hashes: tuple[bytes, ...]
+    depth: int
+
+
+def leaf(type_: str, data: bytes) -> Leaf:
+    """Name a value by its hash.
+
+    Args:
+        type_: how the bytes are to be read, at most 32 characters.
+        data: the bytes, uncompressed.
+
+    Example:
+        >>> leaf("json", b"1").hash.hex()[:16]
+        '5e91f633c6540a74'
+    """
+    digest = sha256(b"%b\0" % type_.encode())
+    digest.update(data)  # apart from the type, because a large value should not be copied
+    return Leaf(digest.digest(), type_, data)
+
+
+def list_hash(hashes: Iterable[bytes]) -> bytes:
+    """Name a list by the hashes of its items, 32 bytes each.
+
+    Example:
+        >>> list_hash([]) == sha256(b"list" + bytes(1)).digest()
+        True
+    """
+    return sha256(b"list\0" + b"".join(hashes)).digest()
+
+
+EMPTY = list_hash([])
+
+
+def compact(value: Any) -> bytes:
+    """Write our own rows' JSON: quickly where it is plain, and with lone surrogates and foreign objects all the same.
+
+    Example:
+        >>> compact({"a": 1}), compact([chr(0xD800)])
+        (b'{"a":1}', b' ["\\\\ud800"]')
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return _compact_slowly(value)
+
+
+def _compact_slowly(value: Any) -> bytes:
+    try:
+        return write_slowly(value)
+    except TypeError:
+        return to_json(value)
+
+
+def pack(named: Mapping[str, bytes]) -> bytes:
+    """Write names with a hash each, in their order: how many, the hashes, the names as JSON.
+
+    Example:
+        >>> unpack(pack({"a": bytes(32)})) == {"a": bytes(32)}
+        True
+    """
+    return _count.pack(len(named)) + b"".join(named.values()) + compact(list(named))
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """Read what `pack` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        (count,) = _count.unpack_from(data)
+        end = _count.size + count * HASH_BYTES
+        names: list[str] = from_json(data[end:])
+        return dict(zip(names, split_hashes(data[_count.size : end]), strict=True))
+    except (struct.error, ValueError, TypeError) as error:
+        raise ValueError("these bytes are no names with hashes") from error
+
+
+class Blobs:
+    """The values of one tenant.
+
+    Args:
+        tenant_id: whose; no other tenant's value is ever read or reused.
+        compression: how new values are packed, see `agentgit.store.objects.compression`; all kinds are read.
+        chunk_bytes: how large a value may be to be stored in one row.
+    """
+
+    def __init__(self, tenant_id: int, compression: str = "zstd", chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.tenant_id = tenant_id
+        self._chunk_bytes = chunk_bytes
+        self._compression = Compression(compression)
+        # Both caches hold what a hash stands for, which cannot change; they never say what is stored.
+        self._leaves: Recent[bytes, Leaf] = Recent(CACHED_BYTES, lambda value: len(value.data) + 256)
+        self._lists: Recent[bytes, Items] = Recent(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
+
+    def put_many(
+        self,
+        connection: Connection,
+        leaves: Iterable[Leaf],
+        lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
+    ) -> None:
+        """Store values that may be stored already, small ones in one statement.
+
+        Args:
+            connection: in a transaction that writes.
+            leaves: what to store; equal ones are stored once.
+            lists: each list's hash, its items' hashes, and the hash of a stored value or None; if that value is a
+                list, this one probably continues it.
+
+        Raises:
+            Corrupt: such an earlier list does not match its hash.
+        """
+        fresh = {value.hash: value for value in leaves}
+        large = {key for key, value in fresh.items() if len(value.data) > self._chunk_bytes}
+        rows: dict[bytes, Leaf | Chunk | Row] = {key: fresh[key] for key in fresh.keys() - large}
+        if large:
+            rows.update(self._chunked(connection, [fresh[key] for key in large]))
+        known: dict[bytes, Items] = {}
+        for key, hashes, base in lists:
+            if key != base:
+                depth, data = self._encode(connection, hashes, base)
+                known[key] = Items(hashes, depth)
+                rows[key] = self._values(key, LIST, RAW, len(hashes), Clear(data))
+        self._insert(connection, rows)
+        self._leaves.add(fresh.items())
+        self._lists.add(known.items())
+
+    def _chunked(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
+        """Cut large values; what is stored already is found out first, because packing it again would take long."""
+        stored = self._stored(connection, [value.hash for value in large])
+        rows: dict[bytes, Chunk | Row] = {}
+        for value in large:
+            if value.hash not in stored:
+                chunks = list(cut(value.data, self._chunk_bytes))
+                listed = b"".join([chunk.hash for chunk in chunks])
+                rows.update((chunk.hash, chunk) for chunk in chunks)
+                rows[value.hash] = self._values(value.hash, value.type, CHUNKED, len(value.data), listed)
+        for key in self._stored(connection, list(rows)):
+            del rows[key]
+        return rows
+
+    def _stored(self, connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
+        found: set[bytes] = set()
+        for part in slices(hashes):
+            found.update(connection.execute(_STORED, {"tenant": self.tenant_id, "hashes": part}).scalars())
+        return found
+
+    def _insert(self, connection: Connection, rows: Mapping[bytes, Leaf | Chunk | Row]) -> None:
+        """Pack and store values, so many at once that they take as much memory as a few chunks."""
+        part: list[Row] = []
+        size = 0
+        # In the order of their hashes, so that two writers on PostgreSQL wait for each other and do not deadlock.
+        for key in sorted(rows):
+            value = rows[key]
+            part.append(value if isinstance(value, dict) else self._row(value))
+            size += len(part[-1]["data"])
+            if size > CHUNKS_AT_ONCE * CHUNK_BYTES:
+                _INSERT.run(connection, *part)
+                part, size = [], 0
+        if part:
+            _INSERT.run(connection, *part)
+
+    def _row(self, value: Leaf | Chunk) -> Row:
+        codec, data = self._compression.pack(value.data)
+        return self._values(value.hash, value.type, codec, len(value.data), data)
+
+    def _values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
+        return {"tenant_id": self.tenant_id, "hash": key, "type": type_, "codec": codec, "size": size, "data": data}
+
+    def _encode(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
+        earlier = self._find_list(connection, base)
+        kept = shared_prefix(earlier.hashes, hashes)
+        depth = earlier.depth + 1
+        short_chain = depth < max(SHORTEST_CHAIN, len(hashes) // 8)
+        if base is not None and short_chain and kept * HASH_BYTES > _link.size:
+            return depth, APPENDED + _link.pack(base, kept, depth) + b"".join(hashes[kept:])
+        return 0, FULL + b"".join(hashes)
+
+    def kept(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
+        """Tell how many items at the front a list shares with a stored one, and so need no storing."""
+        return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
+
+    def get_many(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
+        """Read values, each checked against its hash.
+
+        A list comes back with type `list` and no bytes; `item_hashes` reads it.
+
+        Args:
+            connection: any.
+            hashes: which, 32 bytes each.
+
+        Raises:
+            Corrupt: a row is missing or does not match its hash.
+        """
+        wanted = set(hashes)
+        found = self._leaves.find(wanted)
+        found.update((key, Leaf(key, LIST, b"")) for key in self._lists.find(wanted - found.keys()))
+        missing = list(wanted - found.keys())
+        for part in slices(missing):
+            rows = connection.execute(_BY_HASH, {"tenant": self.tenant_id, "hashes": part}).all()
+            read = [self.checked(connection, *row) for row in rows]
+            self._leaves.add((value.hash, value) for value in read if value.type != LIST)
+            found.update((value.hash, value) for value in read)
+        if len(found) != len(wanted):
+            raise damaged(next(iter(wanted - found.keys())), "is missing")
+        return found
+
+    def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
+        """Read values in the order of these hashes, as `get_many`, and quicker when they were read before."""
+        found = self._leaves.lookup(hashes)
+        if all(found):
+            return cast("list[Leaf]", found)
+        read = self.get_many(connection, [key for key, value in zip(hashes, found, strict=True) if value is None])
+        return [value or read[key] for key, value in zip(hashes, found, strict=True)]
+
+    def checked(self, connection: Connection, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
+        """Unpack a row; a list comes back without bytes, as from `get_many`.
+
+        Raises:
+            Corrupt: it does not match its hash.
+        """
+        if type_ == LIST:
+            return Leaf(key, LIST, b"")
+        if isinstance(data, Clear):
+            raise damaged(key, "is in clear, where everything is encrypted")
+        try:
+            if codec == CHUNKED and type_ != CHUNK:
+                value = leaf(type_, self._joined(connection, key, data))
+            else:
+                value = leaf(type_, unpacked(codec, data))
+        except ValueError as error:
+            raise damaged(key, f"cannot be unpacked ({error})") from error
+        if value.hash != key:
+            raise damaged(key, "does not match its bytes")
+        return value
+
+    def _joined(self, connection: Connection, large: bytes, listed: bytes) -> bytes:
+        """Read a large value, a few chunks at a time."""
+        chunks, whole = split_hashes(listed), BytesIO()
+        for part in slices(chunks, CHUNKS_AT_ONCE):
+            query = {"tenant": self.tenant_id, "hashes": part}
+            rows = {row.hash: row for row in connection.execute(_BY_HASH, query)}
+            for key in part:
+                if key not in rows or rows[key].type != CHUNK:
+                    raise damaged(key, f"is missing, and the value {large.hex()} needs it")
+                whole.write(self.checked(connection, *rows[key]).data)
+        return whole.getvalue()
+
+    def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
+        """Read a list's items' hashes in order, checked against the list's hash.
+
+        Raises:
+            Corrupt: a row of its chain is missing or does not match.
+        """
+        return self._read_list(connection, key).hashes
+
+    def _read_list(self, connection: Connection, key: bytes) -> Items:
+        items = self._find_list(connection, key)
+        if not items.hashes and key != EMPTY:
+            raise damaged(key, "is missing")
+        return items
+
+    def _find_list(self, connection: Connection, key: bytes | None) -> Items:
+        """Read a list; what is no stored list is an empty one."""
+        known = self._lists.get(key) if key is not None else Items((), 0)
+        if known is not None or key is None:
+            return known or Items((), 0)
+        links = list(self._chain(connection, key))
+        hashes: list[bytes] = []
+        for kept, own in reversed(links):
+            del hashes[kept:]
+            hashes.extend(split_hashes(own))
+        if links and list_hash(hashes) != key:
+            raise damaged(key, "does not match its items")
+        items = Items(tuple(hashes), max(0, len(links) - 1))
+        if links:
+            self._lists.add([(key, items)])
+        return items
+
+    def _chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield each link's count of kept items and own items' hashes, from this list down to a full one."""
+        rows = {row.hash: row.data for row in _CHAIN.all(connection, {"tenant": self.tenant_id, "hash": key})}
+        while (data := rows.pop(key, None)) is not None:
+            link = link_of(data)
+            if link is None:
+                yield 0, data[1:]
+                return
+            key = link.base
+            yield link.kept, link.own
+
+
+def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Count the items that two lists have in common at the front.
+
+    Example:
+        >>> shared_prefix([b"a", b"b"], [b"a", b"c"])
+        1
+    """
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # by far the most common, and it compares in C
+        return shorter
+    return next(i for i in range(shorter) if one[i] != other[i])
+
+
+def continued(data: bytes) -> bytes | None:
+    """Tell which list a stored list continues; None if it stands alone.
+
+    Args:
+        data: its stored bytes, or only the first 33 of them.
+    """
+    return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
+
+
+class Link(NamedTuple):
+    """How a list continues an earlier one: that one's hash, how many of its items are kept, and its own after them."""
+
+    base: bytes
+    kept: int
+    own: bytes
+
+
+def link_of(data: bytes) -> Link | None:
+    """Read how a stored list continues an earlier one; None if it stands alone, or its bytes are no link."""
+    if data[:1] != APPENDED or len(data) < 1 + _link.size or (len(data) - 1 - _link.size) % HASH_BYTES:
+        return None
+    base, kept, _ = _link.unpack_from(data, 1)
+    return Link(base, kept, data[1 + _link.size :])
+
+
+def damaged(key: bytes, what: str) -> Corrupt:
+    """Make the failure that says what is wrong with a stored value."""
+    return Corrupt(
+        f"The value {key.hex()} in table blob {what}. Run: agentgit fsck; then restore the database from a copy.",
+        row=f"blob {key.hex()}",
+    )
+
+
+_INSERT = Prepared({
+    "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
+})  # fmt: skip
+_one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
+_several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
+_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)
+# The lock is what a collection of values waits for: what is found here must not be collected before it is used.
+_STORED = select(BLOB.c.hash).where(*_several).with_for_update(read=True, key_share=True)
+
+
+def _chain_query() -> Any:
+    """Follow "continues that list" in one statement: a chain can have hundreds of links."""
+    chain = select(BLOB.c.hash, BLOB.c.data).where(*_one, BLOB.c.type == LIST).cte("chain", recursive=True)
+    earlier = BLOB.alias("earlier")
+    step = select(earlier.c.hash, earlier.c.data).where(
+        earlier.c.tenant_id == bindparam("tenant"),
+        earlier.c.hash == func.substr(chain.c.data, 2, HASH_BYTES),
+        func.substr(chain.c.data, 1, 1) == bindparam("appended", APPENDED),
+        earlier.c.type == LIST,
+    )
+    return select(chain.union(step))  # not UNION ALL: a damaged chain that loops must end
+
+
+_CHAIN = Prepared(_chain_query())

@@ -1,0 +1,109 @@
+"""How the bytes of a value are packed. Each row says how its own are, so that kinds may be mixed in one database."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from agentgit.errors import InvalidInput, Unavailable
+
+RAW, ZLIB, ZSTD, CHUNKED = 0, 1, 2, 3
+"""The codec of a row; the last one's bytes are the hashes of its chunks, see `agentgit.store.objects.chunks`."""
+
+COMPRESS_FROM = 512
+"""Bytes; below it compression saves less than it costs."""
+
+WORTH = 0.9
+"""Packed bytes are kept if they are at most this share of the bytes."""
+
+ZSTD_LEVEL = 3
+
+Data: TypeAlias = bytes | memoryview
+
+
+class _Zstd(threading.local):
+    """A compressor and a decompressor for each thread, which may not share them; a new one costs five small values."""
+
+    def __init__(self, zstd: Any) -> None:
+        self.compress: Callable[[Data], bytes] = zstd.ZstdCompressor(level=ZSTD_LEVEL).compress
+        self.decompress: Callable[[bytes], bytes] = zstd.ZstdDecompressor().decompress
+
+
+class Compression:
+    """Packs new values in one way.
+
+    Args:
+        name: `zstd`, `zlib` (bigger and slower) or `none`.
+
+    Raises:
+        InvalidInput: it is none of these.
+
+    Example:
+        >>> codec, packed = Compression("zstd").pack(b"again and " * 100)
+        >>> len(packed) < 50, unpacked(codec, packed) == b"again and " * 100
+        (True, True)
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in ("zstd", "zlib", "none"):
+            raise InvalidInput(f"There is no compression {name!r}; give 'zstd', 'zlib' or 'none'.")
+        self.name = name
+        self._codec = {"zlib": ZLIB, "zstd": ZSTD, "none": RAW}[name]
+        self._compress: Callable[[Data], bytes] = lambda data: zlib.compress(data, 1)
+        if self._codec == ZSTD:
+            plain = _plain(_zstandard())
+            self._compress = lambda data: plain.compress(data)
+
+    def pack(self, data: Data) -> tuple[int, Data]:
+        """Pack bytes if that is worth it, and tell how.
+
+        Args:
+            data: the bytes.
+        """
+        if self._codec == RAW or len(data) < COMPRESS_FROM:
+            return RAW, data
+        packed = self._compress(data)
+        return (self._codec, packed) if len(packed) <= len(data) * WORTH else (RAW, data)
+
+
+def unpacked(codec: int, data: bytes) -> bytes:
+    """Give the bytes of a row back.
+
+    Args:
+        codec: as `Compression.pack` told.
+        data: the packed bytes.
+
+    Raises:
+        ValueError: they are damaged.
+        Unavailable: this program lacks what packed them.
+    """
+    if codec == RAW:
+        return data
+    if codec == ZLIB:
+        try:
+            return zlib.decompress(data)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+    if codec == CHUNKED:
+        raise ValueError("a chunk has no chunks")
+    if codec != ZSTD:
+        raise Unavailable(f"A value was packed in a way ({codec}) that this release does not know. Update agentgit.")
+    zstd = _zstandard()
+    try:
+        return _plain(zstd).decompress(data)
+    except zstd.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+@cache
+def _zstandard() -> Any:
+    return import_module("zstandard")  # late: it takes as long as the rest of `import agentgit`
+
+
+@cache
+def _plain(zstd: Any) -> _Zstd:
+    return _Zstd(zstd)

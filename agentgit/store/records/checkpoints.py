@@ -1,0 +1,263 @@
+"""Checkpoints in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select
+
+from agentgit.errors import InvalidInput
+from agentgit.spans import span
+from agentgit.store.audit.trail import note
+from agentgit.store.records.sessions import Found, Segment
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.encryption import seal_of
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
+from agentgit.values import from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a new checkpoint points at.
+
+    Args:
+        graph_checkpoint_id: LangGraph's checkpoint; None before the first.
+        state_hash: the hash of the state there.
+        position: how many tool invocations lie before it.
+        message_count: how many messages its conversation has.
+        workspace_snapshot_id: the row of its files' snapshot; None if no workspace is attached.
+        pending: the pending writes there, as `agentgit.store.threads.pending_writes` reads them; None if that is not
+            known.
+    """
+
+    graph_checkpoint_id: str | None
+    state_hash: bytes
+    position: int
+    message_count: int
+    workspace_snapshot_id: int | None = None
+    pending: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """How a new checkpoint is called and why it was made.
+
+    Args:
+        kind: `before`, `after`, `tools`, `branch` or `named`.
+        user_id: who made it.
+        name: the name a person gave it.
+        description: what a person wrote about it.
+        restore_point: the id of the user message that it belongs to.
+        data: JSON-like data a person kept with it.
+        id: made beforehand, or None.
+        made_at: when it was made, aware UTC; None for now.
+    """
+
+    kind: str
+    user_id: int
+    name: str | None = None
+    description: str | None = None
+    restore_point: str | None = None
+    data: Any = None
+    id: int | None = None
+    made_at: datetime | None = None
+
+
+NAME_LIMIT = 200
+"""Characters of a checkpoint's name."""
+
+
+def named(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
+    """Make the label of a checkpoint that somebody asked for.
+
+    Raises:
+        InvalidInput: the name is empty, or longer than 200 characters.
+    """
+    if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
+        raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
+    if description is not None and not isinstance(description, str):
+        raise InvalidInput(f"A description is a text, not {description!r}.")
+    return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
+
+
+MERGED = "merged"
+"""Where the data of a checkpoint says what a merge brought to it."""
+
+
+def merged_by(data: bytes | None) -> int | None:
+    """Tell the id of the checkpoint that a merge brought, from the data of the one that it made; None of any other."""
+    facts = from_json(data) if data is not None and MERGED.encode() in data else None
+    merged = facts.get(MERGED) if isinstance(facts, dict) else None
+    source = merged.get("checkpoint") if isinstance(merged, dict) else None
+    return source if type(source) is int and 0 < source < 2**53 else None
+
+
+class Checkpoints:
+    """The checkpoints of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def add(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> int:
+        """Store a checkpoint and make it the head of its branch; give its id."""
+        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as traced:
+            checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
+            traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
+        note(
+            connection, self.tenant_id, "checkpoint.created", branch_id=branch_id, user_id=label.user_id,
+            checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name,
+        )  # fmt: skip
+        return checkpoint_id
+
+    def foresee(self, connection: Connection, branch_id: int) -> None:
+        """Say that `add` may come next, so that what it reads comes along with what else is asked for."""
+        _LAST_NUMBER.foresee(connection, self._of_branch(branch_id))
+
+    def _of_branch(self, branch_id: int) -> dict[str, int]:
+        return {"tenant": self.tenant_id, "branch": branch_id}
+
+    def bring(self, connection: Connection, branch_id: int, snapshot: Snapshot, label: Label) -> tuple[int, int]:
+        """Store a checkpoint as `add`, of which nobody is told: an import tells of them all at once.
+
+        Returns:
+            Its id, and its number on its branch.
+        """
+        checkpoint_id = label.id or new_id()
+        of_branch = self._of_branch(branch_id)
+        last = _LAST_NUMBER.all(connection, of_branch)[0].number or 0
+        row = {
+            "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
+            "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
+            "is_auto": label.kind != "named", "user_id": label.user_id,
+            "created_at": label.made_at or datetime.now(UTC),
+            "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
+            "position": snapshot.position, "message_count": snapshot.message_count,
+            "restore_point": label.restore_point,
+            "data": to_json(label.data) if label.data is not None else None,
+            "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
+        }  # fmt: skip
+        _ADD.run(connection, row)
+        _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
+        return checkpoint_id, last + 1
+
+    def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
+        """Give a checkpoint its files, if it has none: those of a template come after it was made."""
+        this = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
+        has_none = CHECKPOINT.c.workspace_snapshot_id.is_(None)
+        row_codes.change(connection, CHECKPOINT, *this, has_none, workspace_snapshot_id=workspace_snapshot_id)
+
+    def one(self, connection: Connection, checkpoint_id: int) -> Found:
+        """Read one checkpoint that must exist.
+
+        Raises:
+            NotFound: it does not.
+        """
+        asked = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
+        rows = row_codes.authentic(connection, CHECKPOINT, connection.execute(_ONE, asked))
+        if not rows:
+            raise missing_row("checkpoint", checkpoint_id)
+        return rows[0]
+
+    def find(self, connection: Connection, *conditions: Any) -> Sequence[Found]:
+        """Read checkpoints, each with its branch's name, thread and session, oldest first."""
+        mine = CHECKPOINT.c.tenant_id == self.tenant_id
+        rows = connection.execute(_WITH_BRANCH.where(mine, *conditions).order_by(CHECKPOINT.c.id))
+        found = row_codes.authentic(connection, CHECKPOINT, rows)
+        for part in slices(list({row.internal_session_id for row in found}) if seal_of(connection) is not None else ()):
+            branches = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id.in_(part))
+            row_codes.authentic(connection, BRANCH, connection.execute(branches))
+        return found
+
+    def by_id(self, connection: Connection, checkpoint_id: int) -> Found:
+        """Read one checkpoint that must exist, with its branch's name, thread and session."""
+        return self.find(connection, CHECKPOINT.c.id == checkpoint_id)[0]
+
+    def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[Found]:
+        """Read the checkpoints along a path, oldest first."""
+        parts = []
+        for segment in path:
+            part = CHECKPOINT.c.internal_session_id == segment.branch.id
+            until = segment.checkpoints
+            parts.append(part if until is None else and_(part, CHECKPOINT.c.number <= until))
+        return self.find(connection, or_(*parts))
+
+    def delete(self, connection: Connection, ids: Sequence[int], user_id: int | None = None) -> set[int]:
+        """Delete those of these checkpoints of one session that nothing needs; give the ids of those that went.
+
+        Where a branch begins stays.
+
+        Args:
+            connection: in a transaction that writes.
+            ids: which.
+            user_id: who wants it; None is what the session keeps.
+        """
+        held = self._sessions_of(connection, ids)
+        if not held:
+            return set()
+        _DELETE.run(connection, *({"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in held))
+        left = self._sessions_of(connection, ids)
+        gone = [checkpoint_id for checkpoint_id in held if checkpoint_id not in left]
+        for part in slices(gone):
+            note(
+                connection, self.tenant_id, "checkpoint.deleted", session_id=held[part[0]], user_id=user_id,
+                count=len(part), checkpoints=list(part),
+            )  # fmt: skip
+        return set(gone)
+
+    def _sessions_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
+        """Give the session of each of these checkpoints that is there."""
+        query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
+        parts = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
+        return {id: session_id for part in parts for id, session_id in connection.execute(part)}
+
+
+_this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
+_ONE = select(CHECKPOINT).where(*_this)
+_ADD = row_codes.SignedWrite(insert(CHECKPOINT), CHECKPOINT)
+_LAST_NUMBER = Prepared(
+    select(func.max(CHECKPOINT.c.number).label("number")).where(
+        CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
+    )
+)
+_MOVE_HEAD = row_codes.Change(BRANCH, "head_id")
+_ITS_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+_WITH_BRANCH = select(
+    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
+).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
+_owner = BRANCH.alias("owner")
+_its_session = (
+    select(_owner.c.external_session_id)
+    .where(_owner.c.tenant_id == bindparam("tenant"), _owner.c.id == CHECKPOINT.c.internal_session_id)
+    .correlate(CHECKPOINT)
+    .scalar_subquery()
+)
+"""For the indexes: without it each deletion would read all branches and operations of the tenant."""
+
+_DELETE = Prepared(
+    delete(CHECKPOINT).where(
+        *_this,
+        CHECKPOINT.c.kind != "branch",
+        ~exists().where(
+            BRANCH.c.tenant_id == bindparam("tenant"),
+            BRANCH.c.external_session_id == _its_session,
+            or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
+        ),
+        ~exists().where(
+            OPERATION.c.tenant_id == bindparam("tenant"),
+            OPERATION.c.external_session_id == _its_session,
+            OPERATION.c.target_id == bindparam("checkpoint"),
+        ),
+        ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
+    )
+)

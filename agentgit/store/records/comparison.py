@@ -1,0 +1,224 @@
+"""What two checkpoints do not share, found by hashes and by columns: what they have in common is never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, and_, or_
+
+from agentgit.sessions.history import from_stored
+from agentgit.store.objects.blobs import LIST
+from agentgit.store.objects.plain_values import show, show_state
+from agentgit.store.records.journal import Part
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import Store
+from agentgit.store.threads import pending_writes
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, RESUME, Place, conversation, is_shown
+from agentgit.store.threads.graph_rows import Found as At
+from agentgit.store.threads.pending_writes import TaskWrites
+
+
+@dataclass(kw_only=True)
+class Rest:
+    """What a checkpoint has beyond what it shares with another one.
+
+    Args:
+        state: the values that differ.
+        messages: those after the common beginning, shown.
+        calls: the tool invocations after the common beginning, as dicts.
+        pending: what the tasks of an unfinished step have come to, as dicts.
+    """
+
+    state: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Two checkpoints without their common beginning.
+
+    Args:
+        a: the first.
+        b: the second.
+        messages: how many messages both begin with.
+        calls: how many tool invocations both begin with.
+    """
+
+    a: Rest
+    b: Rest
+    messages: int
+    calls: int
+
+
+class Comparing:
+    """Compares the checkpoints of one tenant.
+
+    Args:
+        store: where.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def fold(self, connection: Connection, a: Found, b: Found) -> Compared:
+        """Read of two checkpoints what they do not share.
+
+        Args:
+            connection: any.
+            a: the row of the first.
+            b: the row of the second.
+        """
+        one, other, rests = self._at(connection, a), self._at(connection, b), (Rest(), Rest())
+        messages = self._fold_messages(connection, one, other, rests)
+        if messages is None:
+            messages = 0
+            for row, rest in zip((a, b), rests, strict=True):
+                content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
+                rest.state, rest.messages = content["session_state"], content["conversation_history"]
+        calls = self._fold_calls(connection, a, b, rests)
+        for row, rest in zip((a, b), rests, strict=True):
+            rest.pending = self._pending(connection, row) if a.pending != b.pending else []
+        return Compared(a=rests[0], b=rests[1], messages=messages, calls=calls)
+
+    def _at(self, connection: Connection, row: Found) -> At | None:
+        if row.graph_checkpoint_id is None:
+            return None
+        return self.store.graphs.find(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
+
+    # -- state and messages
+
+    def _fold_messages(
+        self, connection: Connection, one: At | None, other: At | None, rests: tuple[Rest, Rest]
+    ) -> int | None:
+        """Fill in state and messages, and count the common ones; None where they cannot be told apart by hashes."""
+        if one is None or other is None:
+            return None
+        names = [conversation(at.header["counts"]) for at in (one, other)]
+        if names[0] != names[1] or not self._are_lists(connection, one, other, names[0]):
+            return None
+        differ = [name for name in {**one.values, **other.values} if one.values.get(name) != other.values.get(name)]
+        shown = [name for name in differ if is_shown(name) and name != names[0]]
+        hashes = [self.store.graphs.message_hashes(connection, at) for at in (one, other)]
+        common = _beginning(*hashes)
+        for at, keys, rest in zip((one, other), hashes, rests, strict=True):
+            held = {name: at.values[name] for name in shown if name in at.values}
+            bodies = self.store.graphs.content.get(connection, held.values())
+            rest.state = show_state({name: bodies[key] for name, key in held.items()}, None)[0]
+            rest.messages = [from_stored(m) for m in self.store.graphs.messages_of(connection, keys[common:])]
+        return common
+
+    def _are_lists(self, connection: Connection, one: At, other: At, name: str | None) -> bool:
+        """Tell whether a conversation is a list of messages in both, and not part of a larger value."""
+        keys = {at.values[name] for at in (one, other)} if name is not None else set()
+        return all(leaf.type == LIST for leaf in self.store.graphs.content.blobs.get_many(connection, keys).values())
+
+    # -- questions and answers
+
+    def _pending(self, connection: Connection, row: Found) -> list[dict[str, Any]]:
+        """Read what the tasks of an unfinished step had come to at a checkpoint."""
+        found = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
+        bodies = self.store.graphs.content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
+
+        def listed(task: TaskWrites, channel: str) -> list[Any]:
+            return [one for key in task.values(channel) for one in _as_list(show(bodies[key]))]
+
+        return [
+            {
+                "task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest(),
+                "questions": [_asked(one) for one in listed(task, INTERRUPT)], "answers": listed(task, RESUME),
+                "errors": listed(task, ERROR), "results": [[name, show(bodies[key])] for name, key in task.results],
+            }
+            for task in found
+        ]  # fmt: skip
+
+    # -- tool calls
+
+    def _fold_calls(self, connection: Connection, a: Found, b: Found, rests: tuple[Rest, Rest]) -> int:
+        """Fill in the tool invocations, and count the common ones."""
+        tracks = [self._parts(connection, row) for row in (a, b)]
+        common = shared(*tracks)
+        for parts, rest in zip(tracks, rests, strict=True):
+            rest.calls = [call.to_dict() for call in self.store.journal.track(connection, parts, skip=common)]
+        return common
+
+    def _parts(self, connection: Connection, row: Found) -> list[Part]:
+        branch = self.store.sessions.branch(connection, row.internal_session_id)
+        return self.store.parts(connection, branch, row.position)
+
+    # -- where two paths part
+
+    def meeting(self, connection: Connection, a: Found, b: Found) -> Found | None:
+        """Find the newest checkpoint that is on the way to both; None if they have no way in common.
+
+        Args:
+            connection: any.
+            a: the row of the first.
+            b: the row of the second.
+        """
+        pairs = zip(self.ends(connection, a).items(), self.ends(connection, b).items(), strict=False)
+        same = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]
+        if not same:
+            return None
+        branch_id, number = same[-1]
+        rows = self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number == number
+        )
+        return rows[0] if rows else None
+
+    def ends(self, connection: Connection, row: Found) -> dict[int, int]:
+        """Give the branches on the way to a checkpoint, root first, each with the number of its last one there."""
+        lineage = self.store.sessions.lineage(
+            connection, self.store.sessions.branch(connection, row.internal_session_id)
+        )
+        # A branch begins with a checkpoint that stands for the one it left from, which is the next of its parent's.
+        return {s.branch.id: row.number if s.checkpoints is None else s.checkpoints + 1 for s in lineage}
+
+    def noted(self, connection: Connection, row: Found) -> Sequence[Found]:
+        """Read the checkpoints on the way to one with which data was kept, oldest first."""
+        on_way = [
+            and_(CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number <= number)
+            for branch_id, number in self.ends(connection, row).items()
+        ]
+        return self.store.checkpoints.find(connection, or_(*on_way), CHECKPOINT.c.data.is_not(None))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _asked(interrupt: Any) -> Any:
+    """Give what a stored interrupt asks."""
+    return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
+
+
+def _beginning(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+    """Count what two lists begin with."""
+    shorter = min(len(a), len(b))
+    return next((n for n in range(shorter) if a[n] != b[n]), shorter)
+
+
+def shared(a: Sequence[Part], b: Sequence[Part]) -> int:
+    """Count the calls that two tracks begin with; both end at a checkpoint, so that each part says how many it has.
+
+    Args:
+        a: the first, root first.
+        b: the second, root first.
+
+    Example:
+        >>> main, retry = Part(branch_id=1, before=0, count=5), Part(branch_id=2, before=3, count=1)
+        >>> shared([main], [Part(branch_id=1, before=0, count=3), retry])
+        3
+    """
+    common = 0
+    for left, right in zip(a, b, strict=False):
+        if left.branch_id != right.branch_id:
+            break
+        common += min(left.count or 0, right.count or 0)
+        if left.count != right.count:
+            break
+    return common

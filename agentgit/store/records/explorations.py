@@ -1,0 +1,185 @@
+"""Explorations in the database: each is a set of ordinary branches, and a mark in the metadata of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.checkpoints.diff import Tokens
+from agentgit.checkpoints.refs import free_name
+from agentgit.errors import NotFound
+from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
+from agentgit.sessions.history import from_stored, text_of
+from agentgit.store.records.journal import Part
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import Store
+from agentgit.tools import ToolInvocation
+from agentgit.tools.effects import UNDECLARED
+from agentgit.values import as_object
+
+MARK = "exploration"
+"""Where the metadata of a branch says to which exploration it belongs, and how far it came."""
+
+NAME = "explore"
+"""What an exploration without a name is called; the next one has a number too."""
+
+
+def mark_of(row: Found) -> dict[str, Any]:
+    """Read what an explored branch says about itself; empty if it is none.
+
+    Args:
+        row: the branch.
+
+    Returns:
+        `name` and `of`, the exploration and the id of the branch that it began on; `choices`; `said`, what the step
+        said; `status`; `end`, the id of the checkpoint where its turn ended; `score`; `error`.
+    """
+    found: dict[str, Any] = as_object(row.meta).get(MARK, {})
+    return found
+
+
+def branch_name(name: str, choices: Sequence[int]) -> str:
+    """Name the branch of some choices.
+
+    Example:
+        >>> branch_name("explore", (2, 1))
+        'explore/2/1'
+    """
+    return "/".join([name, *map(str, choices)])
+
+
+class Explorations:
+    """The explorations of one tenant.
+
+    Args:
+        store: where.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def mark(self, connection: Connection, row: Found, **facts: Any) -> None:
+        """Add to what an explored branch says about itself.
+
+        Args:
+            connection: in a transaction that writes.
+            row: the branch.
+            facts: as `mark_of` gives them.
+        """
+        self.store.sessions.note(connection, row.id, {MARK: {**mark_of(row), **facts}})
+
+    def free_name(self, connection: Connection, session_id: int) -> str:
+        """Choose the name of a new exploration."""
+        taken = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
+        return free_name(NAME, taken)
+
+    def rows(self, connection: Connection, session_id: int, name: str) -> list[Found]:
+        """Read the branches of an exploration, each before those that go on from it."""
+        branches = self.store.sessions.branches(connection, session_id)
+        own = [row for row in branches if row.name.startswith(f"{name}/") and mark_of(row).get("name") == name]
+        return sorted(own, key=lambda row: tuple(mark_of(row)["choices"]))
+
+    def last(self, connection: Connection, session_id: int) -> str:
+        """Give the name of the newest exploration of a session.
+
+        Raises:
+            NotFound: there is none.
+        """
+        for row in reversed(self.store.sessions.branches(connection, session_id)):
+            if mark := mark_of(row):
+                return str(mark["name"])
+        raise NotFound("Nothing was explored in this session yet. Begin with agent.explore(steps, choices).")
+
+    def read(
+        self, connection: Connection, session_id: int, name: str, path: Collection[str] | None = None
+    ) -> Exploration:
+        """Read what an exploration found until now.
+
+        Args:
+            connection: any.
+            session_id: the session.
+            name: what it is called.
+            path: the names of the branches to read; None for all.
+
+        Raises:
+            NotFound: there is no exploration of that name.
+        """
+        rows = self.rows(connection, session_id, name)
+        if not rows:
+            raise NotFound(
+                f"This session has no exploration {name!r}. agent.exploration() gives the newest one, if there is one."
+            )
+        made: dict[tuple[int, ...], ExploredBranch] = {}
+        total: int | None = None
+        for row in rows:
+            if path is None or row.name in path:
+                messages, calls = self._own(connection, row)
+                branch = _branch(row, messages, calls, made)
+                made[branch.choices] = branch
+                total = _sum(total, _tokens(messages))
+        began = self.store.sessions.branch(connection, mark_of(rows[0])["of"])
+        found = list(made.values())
+        undeclared = {call.tool_name for one in found for call in one.tool_calls if call.effect == UNDECLARED}
+        return Exploration(name=name, branch=began.name, branches=found, tokens=total, undeclared=sorted(undeclared))
+
+    def _own(self, connection: Connection, row: Found) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
+        """Read what was said, in LangChain's stored form, and called in the turn of one explored branch."""
+        end, begin = (
+            self._checkpoint(connection, mark_of(row)["end"]),
+            self._checkpoint(connection, row.branch_point_id),
+        )
+        head = self.store.graphs.head(connection, row.thread_id)
+        at = end.graph_checkpoint_id if end is not None else head.checkpoint_id if head is not None else None
+        messages: list[dict[str, Any]] = []
+        if at is not None:
+            now = self.store.graphs.snapshot(connection, row.thread_id, at).message_count
+            new = max(0, now - (begin.message_count if begin is not None else 0))
+            messages = self.store.graphs.messages(connection, row.thread_id, at, last=new)
+        count = end.position - row.inherited if end is not None else None
+        return messages, self.store.journal.track(
+            connection, [Part(branch_id=row.id, before=row.inherited, count=count)]
+        )
+
+    def _checkpoint(self, connection: Connection, checkpoint_id: int | None) -> Found | None:
+        if checkpoint_id is None:
+            return None
+        found = self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id)
+        return found[0] if found else None  # somebody may have deleted it
+
+
+def _branch(
+    row: Found,
+    messages: list[dict[str, Any]],
+    calls: list[ToolInvocation],
+    made: dict[tuple[int, ...], ExploredBranch],
+) -> ExploredBranch:
+    """Join what a branch says about itself with its own content and that of the branch it goes on from."""
+    mark = mark_of(row)
+    choices = tuple(mark["choices"])
+    parent = made.get(choices[:-1])
+    shown = [*(parent.messages if parent else ()), *(from_stored(message) for message in messages)]
+    answers = [text_of(message) for message in shown if message["role"] == "assistant"]
+    return ExploredBranch(
+        id=row.id,
+        name=row.name,
+        choices=choices,
+        status=mark.get("status", BEGUN),
+        answer=answers[-1] if answers else None,
+        messages=shown,
+        tool_calls=[*(parent.tool_calls if parent else ()), *calls],
+        tokens=_sum(parent.tokens if parent else None, _tokens(messages)),
+        score=float(mark["score"]) if mark.get("score") is not None else None,
+        error=mark.get("error"),
+    )
+
+
+def _tokens(messages: list[dict[str, Any]]) -> int | None:
+    shown = [one for one in map(from_stored, messages) if one.get("usage_metadata")]
+    return Tokens.of(shown).total if shown else None
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else a + b

@@ -1,0 +1,175 @@
+"""The log: checkpoints by page, the newest first, from columns and an index; no state is read.
+
+A page is found branch by branch: each gives its newest ones, and a branch whose newest one is older than all that is
+wanted is not asked at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
+
+from agentgit.checkpoints.finding import TOP, Filter, Mark
+from agentgit.store.records.sessions import Found, Segment
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+
+ALL = 2**31 - 1
+"""More checkpoints than a branch has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The part of a log that lies on one branch.
+
+    Args:
+        branch_id: the branch.
+        until: the number of its last checkpoint that belongs to the log.
+        newest_id: the newest of them, if that is known.
+        beyond: how many checkpoints of the branch come after that, as far as their texts can be found.
+    """
+
+    branch_id: int
+    until: int = ALL
+    newest_id: int | None = None
+    beyond: int = 0
+
+
+def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
+    """Give the parts of a path.
+
+    Args:
+        path: root first.
+        points: True to have also the checkpoints where its branches left, for which their first ones stand.
+    """
+    ends = [segment.branch.branch_point_id for segment in path[1:]]
+    newest = [*ends, path[-1].branch.head_id]
+    lasts = [ALL if one.checkpoints is None else one.checkpoints + points for one in path]
+    return [
+        Part(branch_id=one.branch.id, until=last, newest_id=newest_id, beyond=max(0, one.branch.searched - last))
+        for one, newest_id, last in zip(path, newest, lasts, strict=True)
+    ]
+
+
+def of_branches(branches: Iterable[Found]) -> list[Part]:
+    """Give the parts of a log of whole branches."""
+    return [Part(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
+
+
+class Log:
+    """The checkpoints of one tenant, in order of time.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def page(
+        self, connection: Connection, parts: Sequence[Part], wanted: Filter, tagged: int | None, after: Mark, limit: int
+    ) -> list[Found]:
+        """Read checkpoints, the newest first, each with its branch's name, thread and session.
+
+        Args:
+            connection: any.
+            parts: where.
+            wanted: which.
+            tagged: the id of the checkpoint that has the tag which is asked for.
+            after: only those that come behind this.
+            limit: how many at most.
+        """
+        prepared = _rows(_shape(wanted))
+        found: list[Found] = []
+        for newest, part in sorted(self._newest(connection, parts), key=lambda pair: pair[0], reverse=True):
+            if len(found) == limit and _mark(found[-1]) > newest:
+                break
+            given = self._given(part, wanted, tagged) | {"at": after.at, "last": after.id, "limit": limit}
+            rows = row_codes.authentic(connection, CHECKPOINT, prepared.all(connection, given))
+            found = sorted([*found, *rows], key=_mark, reverse=True)[:limit]
+        return found
+
+    def count(self, connection: Connection, parts: Sequence[Part], wanted: Filter, tagged: int | None) -> int:
+        """Count checkpoints, without reading one."""
+        prepared = _count(_shape(wanted))
+        return sum(prepared.all(connection, self._given(part, wanted, tagged))[0].count for part in parts)
+
+    def back(self, connection: Connection, path: Sequence[Segment], steps: int) -> Found | None:
+        """Read the checkpoint that is so many steps before the end of a path; None if it is shorter."""
+        for part in reversed(of_path(path)):
+            given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
+            rows = row_codes.authentic(connection, CHECKPOINT, _BACK.all(connection, {**given, "steps": steps}))
+            if rows:
+                return cast(Found, rows[0])
+            steps -= _count(()).all(connection, given)[0].count
+        return None
+
+    def _newest(self, connection: Connection, parts: Sequence[Part]) -> list[tuple[Mark, Part]]:
+        """Tell of each part what none of it is newer than."""
+        ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
+        known: dict[int, Mark] = {}
+        for some in slices(ids):
+            rows = connection.execute(_TIMES, {"tenant": self.tenant_id, "ids": some})
+            known.update((row.id, Mark(row.created_at, row.id)) for row in rows)
+        return [(known.get(part.newest_id or 0, TOP), part) for part in parts]
+
+    def _given(self, part: Part, wanted: Filter, tagged: int | None) -> dict[str, Any]:
+        asked = {name: value for name, value in asdict(wanted).items() if value is not None}
+        if "tag" in asked:
+            asked["tag"] = tagged or 0  # no checkpoint has it
+        return {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until, **asked}
+
+
+def _mark(row: Found) -> Mark:
+    return Mark(row.created_at, row.id)
+
+
+def _shape(wanted: Filter) -> tuple[str, ...]:
+    return tuple(sorted(name for name, value in vars(wanted).items() if value is not None))
+
+
+_C = CHECKPOINT.c
+_CONDITIONS = {
+    "name": _C.name == bindparam("name"),
+    "since": _C.created_at >= bindparam("since"),
+    "until": _C.created_at <= bindparam("until"),
+    "tag": _C.id == bindparam("tag"),
+    "author": _C.user_id == bindparam("author"),
+    "auto": _C.is_auto == bindparam("auto"),
+}
+_PART = (
+    _C.tenant_id == bindparam("tenant"),
+    _C.internal_session_id == bindparam("branch"),
+    _C.number <= bindparam("end"),
+)
+_WITH_BRANCH = select(
+    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
+).join_from(CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id))
+_BACK = Prepared(_WITH_BRANCH.where(*_PART).order_by(_C.number.desc()).limit(1).offset(bindparam("steps")))
+_TIMES = select(_C.id, _C.created_at).where(
+    _C.tenant_id == bindparam("tenant"), _C.id.in_(bindparam("ids", expanding=True))
+)
+
+
+def _conditions(shape: tuple[str, ...]) -> list[Any]:
+    return [*_PART, *(_CONDITIONS[name] for name in shape)]
+
+
+@functools.cache
+def _rows(shape: tuple[str, ...]) -> Prepared:
+    """Make the query of a page; there are as many as there are sets of conditions."""
+    order = (_C.created_at, _C.id)
+    behind = tuple_(*order) < tuple_(bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type))
+    query: Select[Any] = _WITH_BRANCH.where(*_conditions(shape), behind)
+    return Prepared(query.order_by(*(column.desc() for column in order)).limit(bindparam("limit")))
+
+
+@functools.cache
+def _count(shape: tuple[str, ...]) -> Prepared:
+    return Prepared(select(func.count().label("count")).select_from(CHECKPOINT).where(*_conditions(shape)))

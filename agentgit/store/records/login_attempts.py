@@ -1,0 +1,174 @@
+"""Who failed too often to say who they are, counted in the database, so that it holds over all processes.
+
+An attempt with a password counts before it is looked at, so that a thousand at the same time are a thousand; one that
+succeeds is taken off again. What nobody can guess, keys and tokens, counts when it failed only, so that a good one
+costs no write. What is stored is a hash of the name or the address, and goes after a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv6Address, ip_address, ip_network
+from math import ceil
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+
+from agentgit.errors import TooManyAttempts
+from agentgit.store.sql.tables import LOGIN_FAILURE
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=2), timedelta(minutes=15)
+"""What lies between attempts once there were too many: twice as much each time."""
+
+FORGOTTEN = timedelta(days=1)
+"""How long after the last failure all is forgotten."""
+
+
+class Subject(NamedTuple):
+    """What failures are counted of.
+
+    Args:
+        hash: of the name or the address.
+        free: how many attempts cost nothing.
+    """
+
+    hash: bytes
+    free: int
+
+
+def hidden(tenant_id: int, kind: str, value: str) -> bytes:
+    """Return what stands for a name or an address, so that neither is stored.
+
+    Args:
+        tenant_id: whose; the same value is something else in another tenant.
+        kind: of the value; what is kept of one kind says nothing of another.
+        value: the name or the address.
+    """
+    return hashlib.sha256(f"{tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")).digest()
+
+
+class Failures:
+    """The failures of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[Subject]:
+        """Tell what an attempt counts for; first what is forgotten when it succeeds.
+
+        Args:
+            name: the user that it was to be, also one who is not there; None of a key or a token.
+            source: the address that it came from, if that is known. Then a name is blocked for that address, and for
+                all only after many more: nobody can shut others out with a few wrong passwords.
+            device: the device on which this user has logged in before, if it is known. Then nothing else counts:
+                nobody can shut them out there with many wrong passwords, nor from the same address.
+        """
+        if device is not None:
+            return [self._subject("device", f"{name}\0{device}", 10)]
+        source = network_of(source) if source is not None else None
+        found = []
+        if name is not None:
+            found.append(self._subject("user", f"{name}\0{source or ''}", 10))
+        if name is not None and source is not None:
+            found.append(self._subject("user", name, 100))
+        if source is not None:
+            found.append(self._subject("address", source, 30))
+        return found
+
+    def _subject(self, kind: str, value: str, free: int) -> Subject:
+        return Subject(hidden(self.tenant_id, kind, value), free)
+
+    def expect_free(self, connection: Connection, subjects: Sequence[Subject]) -> None:
+        """Make sure that an attempt may be looked at; nothing is counted.
+
+        Raises:
+            TooManyAttempts: there were too many before.
+        """
+        hashes = [subject.hash for subject in subjects]
+        mine = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))
+        for blocked_until in connection.execute(select(LOGIN_FAILURE.c.blocked_until).where(mine)).scalars():
+            _expect_over(blocked_until, datetime.now(UTC))
+
+    def attempt(self, connection: Connection, subjects: Sequence[Subject]) -> None:
+        """Count an attempt.
+
+        Raises:
+            TooManyAttempts: there were too many before; this one is not to be looked at.
+        """
+        now = datetime.now(UTC)
+        connection.execute(
+            delete(LOGIN_FAILURE).where(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.forget_at <= now)
+        )
+        for subject in sorted(subjects):  # always in one order, so that no two wait for each other
+            row = connection.execute(select(LOGIN_FAILURE).where(self._this(subject)).with_for_update()).first()
+            if row is not None:
+                _expect_over(row.blocked_until, now)
+            failures = (row.failures if row is not None else 0) + 1
+            values = {
+                "failures": failures, "blocked_until": now + pause(failures - subject.free),
+                "forget_at": now + FORGOTTEN,
+            }  # fmt: skip
+            if row is None:
+                connection.execute(
+                    insert(LOGIN_FAILURE), {"tenant_id": self.tenant_id, "subject": subject.hash, **values}
+                )  # fmt: skip
+            else:
+                connection.execute(update(LOGIN_FAILURE).where(self._this(subject)).values(**values))
+
+    def succeeded(self, connection: Connection, subjects: Sequence[Subject]) -> None:
+        """Forget the failures of a user from an address, and take the attempt off what others count for, too."""
+        for place, subject in enumerate(subjects):
+            one_less = {"failures": LOGIN_FAILURE.c.failures - 1, "blocked_until": datetime.now(UTC)}
+            gone = delete(LOGIN_FAILURE).where(self._this(subject))
+            connection.execute(
+                gone if place == 0 else update(LOGIN_FAILURE).where(self._this(subject)).values(**one_less)
+            )
+
+    def forget(self, connection: Connection, name: str) -> None:
+        """Forget the failures of a name; those with an address go by themselves within a day."""
+        for value in (f"{name}\0", name):
+            connection.execute(delete(LOGIN_FAILURE).where(self._this(self._subject("user", value, 0))))
+
+    def _this(self, subject: Subject) -> ColumnElement[bool]:
+        return and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject == subject.hash)
+
+
+def _expect_over(blocked_until: datetime, now: datetime) -> None:
+    """Refuse an attempt during a pause; one that is longer than any was set by a clock that has gone back since."""
+    if now < blocked_until <= now + LONGEST_PAUSE:
+        left = max(1, ceil((blocked_until - now).total_seconds()))
+        raise TooManyAttempts(f"Too many failed attempts. Try again in {left} s.", retry_after=left)
+
+
+def network_of(source: str) -> str:
+    """Give what counts as one caller: an IPv4 address, or the /64 of an IPv6 one, which one household has whole.
+
+    Example:
+        >>> network_of("192.0.2.1"), network_of("::ffff:192.0.2.1"), network_of("2001:db8::1:2:3:4")
+        ('192.0.2.1', '192.0.2.1', '2001:db8::/64')
+    """
+    try:
+        address = ip_address(source.partition("%")[0])
+    except ValueError:
+        return source
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
+
+
+def pause(too_many: int) -> timedelta:
+    """Tell how long to wait after so many failures more than are free.
+
+    Example:
+        >>> [pause(n).total_seconds() for n in (0, 1, 2, 3, 100)]
+        [0.0, 2.0, 4.0, 8.0, 900.0]
+    """
+    if too_many <= 0:
+        return timedelta(0)
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(too_many - 1, 20)))

@@ -1,0 +1,399 @@
+"""What a reference means in one database: sessions, branches and checkpoints by name, id or place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import dropwhile, takewhile
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.auth import Principal
+from agentgit.auth.roles import FORKER, OWNER, VIEWER, Role, allows
+from agentgit.auth.scopes import ADMIN, FOR_ROLE, widest
+from agentgit.checkpoints import Checkpoint, refs
+from agentgit.checkpoints.finding import Filter
+from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
+from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.sessions.history import from_stored
+from agentgit.store.audit.trail import note
+from agentgit.store.records.log import of_path
+from agentgit.store.records.sessions import Found, Segment
+from agentgit.store.sql.ids import is_id
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import Store
+
+ANSWERS = ("assistant", "tool")
+"""Who speaks between two inputs of a user."""
+
+
+Place = Checkpoint | str | int
+"""How a user may name a checkpoint."""
+
+
+class Lookup:
+    """Finds what one principal may see, and refuses what it may not do. Who names anything goes through here.
+
+    Args:
+        store: where.
+        principal: who looks; what belongs to others, and is not shared with them, is not found.
+    """
+
+    def __init__(self, store: Store, principal: Principal) -> None:
+        self.store = store
+        self.principal = principal
+        self.user_id = principal.user.id
+        self._own: set[int] = set()
+
+    # -- who may
+
+    def stands(self, connection: Connection) -> None:
+        """Make sure that what the principal acts by still holds; of who opened the database itself nothing is asked.
+
+        Raises:
+            NotAllowed: it was revoked, has ended, or its user is disabled.
+        """
+        if self.principal.since is not None and not self.store.users.stands(connection, self.principal):
+            raise self.refusal("This access holds no more. Log in again, or ask an admin for a new key.", why="ended")
+
+    def expect_scope(self, connection: Connection, scope: str) -> None:
+        """Make sure that the principal still holds, and reaches so far.
+
+        Raises:
+            NotAllowed: it does not.
+        """
+        self.stands(connection)
+        if scope not in self.principal.scopes:
+            raise self._narrow(scope, None)
+
+    def expect_admin(self, connection: Connection, verb: str) -> None:
+        """Make sure that an admin asks for something that concerns everybody.
+
+        Raises:
+            NotAllowed: it is no admin.
+        """
+        self.expect_scope(connection, ADMIN)
+        if not self.principal.user.is_admin:
+            raise self.refusal(
+                f"{verb} is for admins: it concerns all users. You are {self.principal.user.name}; ask an admin.",
+                needs="admin", verb=verb,
+            )  # fmt: skip
+
+    def admit(self, connection: Connection, session_id: int, needs: Role = VIEWER) -> None:
+        """Make sure that the principal may do something with a session now; for its owner nothing is read.
+
+        Args:
+            connection: of the transaction that does it.
+            session_id: the session.
+            needs: the role that it takes.
+
+        Raises:
+            NotFound: it does not see the session.
+            NotAllowed: it sees it, and may not do that.
+        """
+        self.stands(connection)
+        if session_id in self._own:
+            return self._expect(OWNER, needs, session_id)
+        role, is_own = self.store.visible.role(connection, self.user_id, session_id)
+        if role is None:
+            raise self._missing_session(connection, session_id)
+        if is_own:
+            self._own.add(session_id)
+        return self._expect(role, needs, session_id)
+
+    def owner(self, connection: Connection, session_id: int) -> int:
+        """Find whose a session is that was admitted; of one's own nothing is read."""
+        if session_id in self._own:
+            return self.user_id
+        return self.store.visible.owner(connection, session_id) or self.user_id
+
+    def is_free(self, session_id: int) -> bool:
+        """Tell whether nothing need be asked of a session: it is known as their own, and nobody can shut them out."""
+        return self.principal.since is None and session_id in self._own
+
+    def _expect(self, role: Role, needs: Role, session_id: int) -> None:
+        if FOR_ROLE[needs] not in self.principal.scopes:
+            raise self._narrow(FOR_ROLE[needs], session_id)
+        if not allows(role, needs):
+            raise self.refusal(
+                f"You are {role} of this session, and that takes {needs}. Its owner can give you the role: "
+                f"repo.share(session, {self.principal.user.name!r}, role={needs!r}).",
+                session_id=session_id, role=role, needs=needs,
+            )  # fmt: skip
+
+    def _narrow(self, scope: str, session_id: int | None) -> NotAllowed:
+        return self.refusal(
+            f"This access has the scope {widest(self.principal.scopes)!r}; that takes {scope!r}. Make a key with it.",
+            session_id=session_id, needs=scope,
+        )  # fmt: skip
+
+    def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
+        """Make the failure of a refusal, which the audit trail is told when its transaction is over."""
+
+        def told(connection: Connection) -> None:
+            if session_id is not None:
+                self.store.sessions.keep(connection, session_id)
+            note(
+                connection, self.store.tenant_id, "access.denied", session_id=session_id, user_id=self.user_id, **facts
+            )
+
+        return NotAllowed(text, told=told)
+
+    # -- sessions
+
+    def session(
+        self, connection: Connection, ref: ExternalSession | str | int | None, needs: Role = VIEWER
+    ) -> ExternalSession:
+        """Find a session by its name or id; None is the one of their own that moved last, else a shared one.
+
+        Args:
+            connection: any.
+            ref: others' sessions are called like `alice/support-42`, or by their name alone if that is no own one's.
+            needs: the role that it takes to do what is about to be done.
+
+        Raises:
+            NotFound: there is none; near names are told.
+            Ambiguous: it is the name of several, or the name of one and the id of another.
+            NotAllowed: they see it, and may not do that.
+        """
+        self.stands(connection)
+        found = self._find(connection, ref)
+        if found.is_own:
+            self._own.add(found.id)
+        self._expect(found.role, needs, found.id)
+        return found
+
+    def _find(self, connection: Connection, ref: ExternalSession | str | int | None) -> ExternalSession:
+        visible = self.store.visible
+        if isinstance(ref, ExternalSession):
+            one = visible.by_id(connection, self.user_id, ref.id)
+            found = [one] if one is not None else []
+            ref = ref.id
+        elif ref is None:
+            found = visible.own(connection, self.user_id, limit=1) or visible.shared(connection, self.user_id, limit=1)
+            if not found:
+                raise NotFound(
+                    "There is no session yet. Make one with repo.wrap(graph, session=...), or: agentgit demo"
+                )
+        else:
+            found = visible.find(connection, self.user_id, ref)
+        if not found:
+            raise self._missing_session(connection, ref)
+        if len(found) > 1:
+            raise Ambiguous(f"{ref!r} means several sessions.", candidates=_ids(found))
+        return found[0]
+
+    def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
+        return NotFound(
+            f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
+            near=refs.near(str(ref), self.store.visible.references(connection, self.user_id)),
+        )
+
+    def sees(self, connection: Connection, session_id: int) -> ExternalSession | None:
+        """Find a session by its id; None if they do not see it."""
+        return self.store.visible.by_id(connection, self.user_id, session_id)
+
+    # -- branches
+
+    def branch(
+        self, connection: Connection, session: ExternalSession, ref: InternalSession | str | int | None
+    ) -> Found:
+        """Find a branch by its name or id; None is the current one.
+
+        Raises:
+            NotFound: the session has no such branch; near names are told.
+        """
+        rows = self.store.sessions.branches(connection, session.id)
+        if ref is None and not rows:  # it was erased since the session was looked up
+            raise self._missing_session(connection, session.reference)
+        if ref is None:
+            return next(row for row in rows if row.id == session.current_internal_session_id)
+        wanted = ref.id if isinstance(ref, InternalSession) else ref
+        for row in rows:
+            if wanted in (row.name, row.id):
+                return row
+        raise NotFound(
+            f"Session {session.session_name} has no branch {wanted!r}. List them: branches(), or agentgit branches.",
+            near=refs.near(str(wanted), [row.name for row in rows]),
+        )
+
+    # -- checkpoints
+
+    def path(self, connection: Connection, branch: Found) -> list[Found]:
+        """List the checkpoints from the root of the session to the head of a branch."""
+        return list(self.store.checkpoints.on_path(connection, self.store.sessions.lineage(connection, branch)))
+
+    def checkpoint(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
+        """Find the checkpoint that a reference means, seen from a branch.
+
+        Args:
+            connection: any.
+            session: where to look.
+            branch: what `HEAD` is on, and whose path is preferred.
+            place: a Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+
+        Raises:
+            NotFound: nothing is called so; near names are told.
+            Ambiguous: several things are, and none of them is on the branch's path.
+            InvalidInput: it is a checkpoint of another session.
+        """
+        if isinstance(place, Checkpoint):
+            if place.id is None:
+                raise NotFound("This Checkpoint is not stored; agent.checkpoint() makes one that is.")
+            place = place.id
+        if isinstance(place, int):
+            return self._by_id(connection, session, place)
+        if not isinstance(place, str):
+            raise InvalidInput(f"{place!r} names no checkpoint; give a Checkpoint, its id or its name.")
+        reference = refs.parse(place)
+        found = None
+        if reference.base != refs.HEAD:  # which always means the place, whatever a checkpoint may be called
+            found = self._by_tag(connection, session, place) or self._by_name(connection, session, branch, place)
+        found = found or self._by_place(connection, session, branch, reference)
+        if found is None and reference.id is not None:
+            return self._by_id(connection, session, reference.id)
+        if found is None:
+            raise NotFound(
+                f"Session {session.session_name} has no checkpoint {place!r}. List them: agentgit log.",
+                near=refs.near(place, self._names(connection, session)),
+            )
+        return found
+
+    def restore_point(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
+        """Find the checkpoint that was made before a user's message, by the id of the message; or as `checkpoint` does.
+
+        A Checkpoint or its id may be of another session that they may begin an own one from.
+
+        Raises:
+            NotFound: there is none; near ids are told.
+            NotAllowed: it is of a session of which they are only viewer.
+        """
+        if not isinstance(place, str):
+            id = place.id if isinstance(place, Checkpoint) else place
+            owner = self.owner_of(connection, id) if isinstance(id, int) else None
+            if owner is not None and owner.id != session.id:
+                self._expect(owner.role, FORKER, owner.id)
+            return self.checkpoint(connection, owner or session, branch, place)
+        branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
+        points = self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
+        )
+        found = [row for row in points if row.restore_point == place]
+        if found := found or self._said_together(connection, branch, place, points):
+            return found[-1]
+        try:
+            return self.checkpoint(connection, session, branch, place)
+        except NotFound as error:
+            raise NotFound(
+                f"Session {session.session_name} has no restore point {place!r}. Each message of a user is one, with "
+                "auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
+                near=refs.near(place, [row.restore_point for row in points]),
+            ) from error
+
+    def _said_together(
+        self, connection: Connection, branch: Found, message_id: str, points: Sequence[Found]
+    ) -> list[Found]:
+        """Find the restore point of an input with several messages by one of those before the last."""
+        head = self.store.graphs.head(connection, branch.thread_id)
+        if head is None:
+            return []
+        said = map(from_stored, self.store.graphs.messages(connection, branch.thread_id, head.checkpoint_id))
+        behind = dropwhile(lambda message: message["id"] != message_id, said)
+        together = {message["id"] for message in takewhile(lambda message: message["role"] not in ANSWERS, behind)}
+        return [row for row in points if row.restore_point in together][:1]
+
+    def target(
+        self, connection: Connection, session: ExternalSession, branch: Found, place: Place
+    ) -> tuple[Found, str]:
+        """Find the checkpoint to go back to, as `checkpoint` does, and how a person calls it."""
+        found = self.checkpoint(connection, session, branch, place)
+        reference = f"{found.branch_name}#{found.number}"
+        return found, f"{found.name} ({reference})" if found.name else reference
+
+    def _by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> Found:
+        exists = is_id(checkpoint_id)
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if exists else ():
+            if row.external_session_id == session.id:
+                return row
+            owner = self.sees(connection, row.external_session_id)
+            if owner is not None:
+                raise InvalidInput(
+                    f"Checkpoint {checkpoint_id} belongs to session {owner.reference}, not to "
+                    f"{session.session_name}. Wrap that session to go there."
+                )
+        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
+
+    def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
+        """Tell which session that they see a checkpoint belongs to."""
+        if not is_id(checkpoint_id):
+            return None
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
+            return self.sees(connection, row.external_session_id)
+        return None
+
+    def _by_tag(self, connection: Connection, session: ExternalSession, name: str) -> Found | None:
+        tag = self.store.tags.find(connection, session.id, name)
+        return self._by_id(connection, session, tag.checkpoint_id) if tag is not None else None
+
+    def _by_name(self, connection: Connection, session: ExternalSession, branch: Found, name: str) -> Found | None:
+        """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
+        sessions = self.store.sessions
+        branches = [row.id for row in sessions.branches(connection, session.id)]
+        named = self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.name == name
+        )
+        if not named:
+            return None
+        ids = self._behind(connection, branch) if len(named) > 1 else set()
+        on_path = [row for row in named if row.id in ids]
+        if on_path or len(named) == 1:
+            return (on_path or named)[-1]
+        raise Ambiguous(
+            f"{name!r} is the name of {len(named)} checkpoints, none of them on branch {branch.name}.",
+            candidates=tuple(f"{row.branch_name}#{row.number}" for row in named),
+        )
+
+    def _behind(self, connection: Connection, branch: Found) -> set[int]:
+        """Give the checkpoints on the path of a branch, with those that its branches left from."""
+        lineage = self.store.sessions.lineage(connection, branch)
+        on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
+        return on_path | {segment.branch.branch_point_id for segment in lineage}
+
+    def _by_place(
+        self, connection: Connection, session: ExternalSession, branch: Found, reference: refs.Reference
+    ) -> Found | None:
+        """Find a checkpoint by its place on a branch; None if the reference names no branch."""
+        rows = self.store.sessions.branches(connection, session.id)
+        on = branch if reference.base == refs.HEAD else next((r for r in rows if r.name == reference.base), None)
+        if on is None:
+            return None
+        lineage = self.store.sessions.lineage(connection, on)
+        if reference.number is not None:
+            here = CHECKPOINT.c.internal_session_id == on.id
+            own = self.store.checkpoints.find(connection, here, CHECKPOINT.c.number == reference.number)
+            return own[0] if own else self._missing(connection, reference, lineage[-1:], f"branch {on.name} has")
+        at = self.store.log.back(connection, lineage, reference.back)
+        return at or self._missing(connection, reference, lineage, "there are", f" on the path of {on.name}")
+
+    def _missing(
+        self, connection: Connection, reference: refs.Reference, path: list[Segment], before: str, after: str = ""
+    ) -> Found:
+        """Say that a place is not there, and how many there are."""
+        count = self.store.log.count(connection, of_path(path), Filter(), None)
+        raise NotFound(
+            f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with repo.log(), or: "
+            "agentgit log"
+        )
+
+    def _names(self, connection: Connection, session: ExternalSession) -> list[str]:
+        sessions = self.store.sessions
+        rows = sessions.branches(connection, session.id)
+        named = self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
+        )
+        tags = self.store.tags.all(connection, session.id)
+        return [*(row.name for row in (*rows, *named)), *(tag.name for tag in tags)]
+
+
+def _ids(found: list[Any]) -> tuple[str, ...]:
+    return tuple(f"{one.reference} (id {one.id})" for one in found)

@@ -1,0 +1,213 @@
+"""Operations: rollbacks and forks, in progress, done or half done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, bindparam, or_, select, update
+
+from agentgit.errors import Conflict
+from agentgit.sessions.operation import DONE, RUNNING, Operation
+from agentgit.store.audit.trail import note
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Answer, Prepared
+from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.leases import UNTIL, Held, Leases
+from agentgit.store.sql.tables import OPERATION
+from agentgit.values import as_object, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """An operation that is about to begin.
+
+    Args:
+        kind: `rollback` or `fork`.
+        session_id: the external session.
+        user_id: who asked for it.
+        source_id: the branch that was left.
+        target_id: the checkpoint to go to.
+        branch_id: the new branch.
+        request_id: the caller's own name for it, unique in the session; None for any.
+        owner: the piece of work that does it.
+        request: what was asked for and planned, JSON-like.
+    """
+
+    kind: str
+    session_id: int
+    user_id: int
+    source_id: int
+    target_id: int
+    branch_id: int
+    request_id: str | None
+    owner: str
+    request: Mapping[str, Any]
+
+
+class Operations:
+    """The operations of one tenant.
+
+    Args:
+        tenant_id: whose.
+        leases: renews those of whoever works on one; None where they need none.
+    """
+
+    def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
+        self.tenant_id = tenant_id
+        self.leases = leases
+
+    def begin(self, connection: Connection, begun: Begun) -> int:
+        """Record that an operation begins; give its id."""
+        operation_id = new_id()
+        row = {
+            "tenant_id": self.tenant_id, "id": operation_id, "external_session_id": begun.session_id,
+            "user_id": begun.user_id, "kind": begun.kind, "status": RUNNING,
+            "request_id": begun.request_id or str(operation_id), "source_id": begun.source_id,
+            "target_id": begun.target_id, "internal_session_id": begun.branch_id, "owner": begun.owner,
+            "request": to_json(begun.request), "report": to_json({}), "created_at": datetime.now(UTC),
+        }  # fmt: skip
+        row_codes.add(connection, OPERATION, row)
+        if begun.owner:  # what is done in the very transaction in which it begins, as a fork, is told when it is done
+            self._take(connection, operation_id, begun.owner)
+            self._tell(connection, operation_id, "begun")
+        return operation_id
+
+    def take(self, connection: Connection, operation_id: int, owner: str) -> None:
+        """Take up an operation that nobody is working on."""
+        row_codes.change(connection, OPERATION, self._is(operation_id), status=RUNNING)
+        self._take(connection, operation_id, owner)
+        self._tell(connection, operation_id, "resumed")
+
+    def _take(self, connection: Connection, operation_id: int, owner: str) -> None:
+        taking = update(OPERATION).where(self._is(operation_id)).values(owner=owner)
+        if self.leases is None:
+            connection.execute(taking)
+            return
+        connection.execute(taking.values(lease_until=UNTIL), self.leases.given)
+        self.leases.keep(owner, Held(OPERATION, self.tenant_id, operation_id))
+
+    def hold(self, connection: Connection, operation_id: int, owner: str) -> None:
+        """Make sure that a piece of work still has the operation it took, until this transaction ends.
+
+        Raises:
+            Conflict: somebody took it over, because they held this one for dead.
+        """
+        has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        if has is None:
+            raise missing_row("operation", operation_id)
+        if (has.status, has.owner) != (RUNNING, owner):
+            raise Conflict(
+                f"Operation {operation_id} was taken over: somebody held this process for dead. Nothing more of it is "
+                f"done here. Look at repo.operations(), then call repo.resume({operation_id}) if it is partial."
+            )
+
+    def change(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
+        """Record that an operation has something else to do than was planned."""
+        row_codes.change(connection, OPERATION, self._is(operation_id), request=to_json(request))
+
+    def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
+        """Record how an operation ended, or that it stopped half way."""
+        ended = {"report": to_json(report), "owner": None, "lease_until": None, "ended_at": datetime.now(UTC)}
+        row_codes.change(connection, OPERATION, self._is(operation_id), status=status, **ended)
+        self._tell(connection, operation_id, "done" if status == DONE else "incomplete", _counts(report))
+
+    def _tell(
+        self, connection: Connection, operation_id: int, how: str, counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Note for the trail what became of an operation."""
+        row = connection.execute(_TOLD, {"tenant": self.tenant_id, "operation": operation_id}).first()
+        if row is None:
+            raise missing_row("operation", operation_id)
+        note(
+            connection, self.tenant_id, f"{row.kind}.{how}", branch_id=row.internal_session_id, user_id=row.user_id,
+            operation=operation_id, source=row.source_id, checkpoint=row.target_id, **(counts or {}),
+        )  # fmt: skip
+
+    def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
+        """Read one operation."""
+        return row_codes.first(connection, OPERATION, select(OPERATION).where(self._is(operation_id)))
+
+    def requested(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
+        """Read the operation of a session that has this request id."""
+        query = select(OPERATION).where(self._of(session_id), OPERATION.c.request_id == request_id)
+        return row_codes.first(connection, OPERATION, query)
+
+    def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
+        """Read the operations that made these branches or led to them, oldest first."""
+        made = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
+        query = select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, made).order_by(OPERATION.c.id)
+        return row_codes.authentic(connection, OPERATION, connection.execute(query, {"branches": list(branch_ids)}))
+
+    def left_by_rollback(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
+        """Read the newest rollback that left a branch; None if an operation has led to the branch since.
+
+        Args:
+            connection: to the database.
+            branch_id: the branch.
+            before: the id of the operation that leads to it now; only earlier ones count.
+        """
+        there = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
+        own = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
+        found = row_codes.first(
+            connection, OPERATION, select(OPERATION).where(*own, there).order_by(OPERATION.c.id.desc())
+        )
+        left = found is not None and found.kind == "rollback" and found.internal_session_id != branch_id
+        return found if left else None
+
+    def running(self, connection: Connection, session_id: int) -> Answer:
+        """Ask for the operations of a session that somebody works on, or worked on when his process died."""
+        return _RUNNING.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+
+    def all(self, connection: Connection, session_id: int) -> list[Operation]:
+        """List the operations of a session, newest first."""
+        query = select(OPERATION).where(self._of(session_id)).order_by(OPERATION.c.id.desc())
+        return [value(row) for row in row_codes.authentic(connection, OPERATION, connection.execute(query))]
+
+    def _is(self, operation_id: int) -> Any:
+        return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)
+
+    def _of(self, session_id: int) -> Any:
+        return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
+
+
+def _counts(report: Mapping[str, Any]) -> dict[str, int]:
+    """Count what a report lists, where there is anything."""
+    return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
+
+
+_TOLD = select(
+    OPERATION.c.kind, OPERATION.c.internal_session_id, OPERATION.c.user_id, OPERATION.c.source_id, OPERATION.c.target_id
+).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
+_HELD = (
+    select(OPERATION.c.status, OPERATION.c.owner)
+    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
+    .with_for_update(key_share=True)  # SQLite has one writer anyway
+)
+_RUNNING = Prepared(
+    select(OPERATION).where(
+        OPERATION.c.tenant_id == bindparam("tenant"),
+        OPERATION.c.external_session_id == bindparam("session"),
+        OPERATION.c.status == RUNNING,
+    )
+)
+
+
+def value(row: Row[Any]) -> Operation:
+    """Make the value of a row."""
+    return Operation(
+        id=row.id,
+        kind=row.kind,
+        status=row.status,
+        request_id=row.request_id,
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+        external_session_id=row.external_session_id,
+        source_session_id=row.source_id,
+        checkpoint_id=row.target_id,
+        internal_session_id=row.internal_session_id,
+        report=as_object(row.report),
+    )

@@ -1,0 +1,166 @@
+"""Values from rows: branches, checkpoints, trees. Counts and titles come from columns; states load when first read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from agentgit.checkpoints import Checkpoint
+from agentgit.sessions import ExternalSession, InternalSession, Tree
+from agentgit.sessions.tree import Branch, Point
+from agentgit.store.records.call_marks import marked, marks
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
+from agentgit.store.store import Store
+from agentgit.store.threads import pending_writes
+from agentgit.tools.invocation import PAUSED
+from agentgit.values import as_object, from_json
+
+
+class Views:
+    """Makes the values that leave the store.
+
+    Args:
+        store: where.
+        admit: refuses to load what somebody may no more see, by the session's id.
+    """
+
+    def __init__(self, store: Store, admit: Callable[[Connection, int], None]) -> None:
+        self.store = store
+        self.admit = admit
+
+    def checkpoints(self, connection: Connection, rows: Sequence[Found]) -> list[Checkpoint]:
+        """Make checkpoints of their rows, with the tags that they have."""
+        tags = self.store.tags.of(connection, [row.id for row in rows])
+        return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
+
+    def checkpoint(self, row: Found, tags: Sequence[str] = ()) -> Checkpoint:
+        """Make a checkpoint of its row, as `Checkpoints.find` reads it."""
+
+        def load() -> Mapping[str, Any]:
+            with self.store.database.reading() as connection:
+                branch = self.store.sessions.branch(connection, row.internal_session_id)
+                self.admit(connection, branch.external_session_id)
+                track = self.store.track(connection, branch, row.position)
+                content = self.store.state(connection, row.thread_id, row.graph_checkpoint_id)
+            return {**content, "tool_invocations": [call.to_dict() for call in track]}
+
+        return Checkpoint.deferred(
+            load,
+            id=row.id,
+            internal_session_id=row.internal_session_id,
+            checkpoint_name=row.name,
+            is_auto=row.is_auto,
+            created_at=row.created_at,
+            metadata={
+                "reference": f"{row.branch_name}#{row.number}",
+                "branch": row.branch_name,
+                "number": row.number,
+                "kind": row.kind,
+                "description": row.description,
+                "restore_point": row.restore_point,
+                "message_count": row.message_count,
+                "tool_track_position": row.position,
+                "state_hash": row.state_hash.hex(),
+                "workspace_snapshot": row.workspace_snapshot_id,
+                "data": from_json(row.data) if row.data is not None else None,
+                **_pending(row),
+                **({"tags": list(tags)} if tags else {}),
+            },
+            user_id=row.user_id,
+        )
+
+    def branches(self, connection: Connection, session: ExternalSession) -> list[InternalSession]:
+        """List the branches of a session in the order they were made."""
+        rows = self.store.sessions.branches(connection, session.id)
+        ids = [row.id for row in rows]
+        checkpoints = self._counts(connection, CHECKPOINT, ids)
+        calls = self._counts(connection, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
+        return [self._branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
+
+    def branch(self, connection: Connection, session: ExternalSession, row: Found) -> InternalSession:
+        """Make one branch of its row."""
+        checkpoints = self._counts(connection, CHECKPOINT, [row.id])
+        return self._branch(row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id)()[0])
+
+    def _counts(self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any) -> dict[int, int]:
+        query = (
+            select(table.c.internal_session_id, func.count().label("calls"))
+            .where(table.c.tenant_id == self.store.tenant_id, table.c.internal_session_id.in_(branch_ids), *conditions)
+            .group_by(table.c.internal_session_id)
+        )
+        return {row.internal_session_id: row.calls for row in connection.execute(query)}
+
+    def _branch(self, row: Found, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
+        def load() -> Mapping[str, Any]:
+            with self.store.database.reading() as connection:
+                self.admit(connection, row.external_session_id)
+                head = self.store.graphs.head(connection, row.thread_id)
+                return self.store.state(connection, row.thread_id, head.checkpoint_id if head else None)
+
+        return InternalSession.deferred(
+            load,
+            id=row.id,
+            external_session_id=row.external_session_id,
+            langgraph_session_id=row.thread_id,
+            name=row.name,
+            created_at=row.created_at,
+            is_current=row.id == session.current_internal_session_id,
+            checkpoint_count=checkpoints,
+            parent_session_id=row.parent_id,
+            branch_point_checkpoint_id=row.branch_point_id,
+            tool_invocation_count=row.inherited + calls,
+            status=row.status,
+            metadata=as_object(row.meta),
+        )
+
+    def tree(self, connection: Connection, session: ExternalSession) -> Tree:
+        """Make the tree of a session, without looking into any state."""
+        rows = self.store.sessions.branches(connection, session.id)
+        points: dict[int, list[Point]] = {row.id: [] for row in rows}
+        tags = self.store.tags.names(connection, session.id)
+        of_session = CHECKPOINT.c.internal_session_id.in_(list(points))
+        for row in self.store.checkpoints.find(connection, of_session):
+            points[row.internal_session_id].append(_point(row, tags.get(row.id, ())))
+        calls = marks(connection, self.store.tenant_id, session.id)
+        branches = (_branch(row, session, points[row.id]) for row in rows)
+        grown = [
+            marked(branch, calls.get(row.id, ()), row.inherited) for row, branch in zip(rows, branches, strict=True)
+        ]
+        return Tree.grow(session.session_name, grown)
+
+
+def _pending(row: Found) -> dict[str, Any]:
+    """Tell of a checkpoint in the middle of a step what each of its tasks has come to."""
+    tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
+    told = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
+    return {"pending": told} if told else {}
+
+
+def _branch(row: Found, session: ExternalSession, points: list[Point]) -> Branch:
+    return Branch(
+        id=row.id,
+        name=row.name,
+        status=row.status,
+        is_current=row.id == session.current_internal_session_id,
+        parent_id=row.parent_id,
+        branch_point_id=row.branch_point_id,
+        points=points,
+    )
+
+
+def _point(row: Found, tags: Sequence[str]) -> Point:
+    return Point(
+        id=row.id,
+        number=row.number,
+        name=row.name,
+        kind=row.kind,
+        is_auto=row.is_auto,
+        created_at=row.created_at,
+        position=row.position,
+        message_count=row.message_count,
+        title=row.description or "",
+        tags=tuple(tags),
+    )

@@ -1,0 +1,444 @@
+"""Sessions and branches in the database. Every query is bound to one tenant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any, cast
+
+from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
+
+from agentgit.checkpoints import refs
+from agentgit.errors import Conflict
+from agentgit.sessions.session import OPEN, RUNNING
+from agentgit.store.audit.trail import note
+from agentgit.store.records.journal import Part
+from agentgit.store.records.users import Users
+from agentgit.store.sql import process_owner, row_codes
+from agentgit.store.sql.compiled_statement import Answer, Prepared
+from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.leases import UNTIL, Held, Leases, is_over
+from agentgit.store.sql.tables import (
+    BRANCH,
+    CHECKPOINT,
+    SESSION,
+    TAG,
+)
+from agentgit.store.threads.lifecycle import OF_SESSIONS
+from agentgit.values import as_object, to_json
+
+Found = Row[Any]
+"""A row as SQLAlchemy or `Prepared` gives it; the rooms above read its columns, and users get values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The part of a path that lies on one branch.
+
+    Args:
+        branch: the branch.
+        checkpoints: the number of its last checkpoint on the path; None for all.
+        track: its part of the tool track.
+    """
+
+    branch: Found
+    checkpoints: int | None
+    track: Part
+
+
+class Sessions:
+    """The sessions of one tenant.
+
+    Args:
+        tenant_id: whose.
+        leases: renews those of runs; None where they need none.
+    """
+
+    def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
+        self.tenant_id = tenant_id
+        self.leases = leases
+        self.users = Users(tenant_id)
+
+    # -- external sessions
+
+    def create(self, connection: Connection, user_id: int, name: str) -> int:
+        """Make a session with its first branch, `main`; give its id.
+
+        Raises:
+            NotAllowed: the user was deleted.
+        """
+        self.users.expect(connection, user_id)
+        now, session_id = datetime.now(UTC), new_id()
+        row = {
+            "tenant_id": self.tenant_id, "id": session_id, "user_id": user_id, "session_name": name,
+            "created_at": now, "updated_at": now, "is_active": True, "meta": to_json({}),
+        }  # fmt: skip
+        row_codes.add(connection, SESSION, row)
+        branch_id = self.create_branch(connection, session_id, "main")
+        self.set_current(connection, session_id, branch_id)
+        note(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
+        return session_id
+
+    def one(self, connection: Connection, session_id: int) -> Found:
+        """Read the row of one session that must exist.
+
+        Raises:
+            NotFound: it does not.
+        """
+        where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        row = row_codes.first(connection, SESSION, select(SESSION).where(where))
+        if row is None:
+            raise missing_row("session", session_id)
+        return row
+
+    def names(self, connection: Connection, user_id: int) -> list[str]:
+        """List the names of a user's sessions."""
+        where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
+        return list(connection.execute(select(SESSION.c.session_name).where(where)).scalars())
+
+    def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
+        """Make the session continue on that branch.
+
+        Args:
+            connection: in a transaction that writes.
+            session_id: the session.
+            branch_id: one of its branches.
+            user_id: who switches to it; None if it is part of something else that is told of.
+
+        Raises:
+            NotFound: the session was deleted.
+        """
+        if user_id is not None:
+            note(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
+        this = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        now = datetime.now(UTC)
+        if not row_codes.change(connection, SESSION, *this, current_branch_id=branch_id, updated_at=now):
+            raise missing_row("session", session_id)
+
+    def keep(self, connection: Connection, session_id: int) -> None:
+        """Let nobody erase a session until the transaction ends; others may change it."""
+        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        connection.execute(select(SESSION.c.id).where(this).with_for_update(read=True, key_share=True))
+
+    def lock(self, connection: Connection, session_id: int) -> None:
+        """Let nobody else begin a turn, an operation or a fenced call in a session until this transaction ends.
+
+        On SQLite there is only one writer anyway.
+        """
+        if connection.dialect.name != "sqlite":
+            _LOCK.run(connection, {"tenant": self.tenant_id, "session": session_id})
+
+    def touch(self, connection: Connection, session_id: int) -> bytes:
+        """Note that a session moved, and lock it, as `lock`; give its metadata as stored."""
+        return self.touching(connection, session_id)()
+
+    def touching(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
+        """Do as `touch`, together with what is asked for next; give what tells the metadata."""
+        moved = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
+        asked = _TOUCH.ask(connection, moved)
+
+        def meta() -> bytes:
+            row = asked.first()
+            if row is None:
+                raise missing_row("session", session_id)
+            return bytes(row.meta)
+
+        return meta
+
+    # -- branches
+
+    def create_branch(
+        self,
+        connection: Connection,
+        session_id: int,
+        name: str,
+        *,
+        status: str = OPEN,
+        parent_id: int | None = None,
+        branch_point_id: int | None = None,
+        inherited: int = 0,
+    ) -> int:
+        """Make a branch; give its id.
+
+        Args:
+            session_id: its session.
+            name: unique in the session.
+            status: see `InternalSession`.
+            parent_id: the branch it leaves from.
+            branch_point_id: the checkpoint where it leaves.
+            inherited: how many invocations its track begins with.
+        """
+        branch_id = new_id()
+        row = {
+            "tenant_id": self.tenant_id, "id": branch_id, "external_session_id": session_id,
+            "thread_id": f"{OF_SESSIONS}{branch_id}", "name": name, "status": status, "parent_id": parent_id,
+            "branch_point_id": branch_point_id, "inherited": inherited, "created_at": datetime.now(UTC),
+            "world_seen": 0, "meta": to_json({}),
+        }  # fmt: skip
+        row_codes.add(connection, BRANCH, row)
+        return branch_id
+
+    def free_name(self, connection: Connection, session_id: int, wanted: str | None, source: str) -> str:
+        """Choose the name of a new branch.
+
+        Args:
+            session_id: its session.
+            wanted: the name that a person asked for; None for the next one like `main-2`.
+            source: the branch that it is named after.
+
+        Raises:
+            InvalidInput: no branch can be called so.
+            Conflict: there is a branch or a tag of that name.
+        """
+        taken = {row.name for row in self.branches(connection, session_id)}
+        of_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
+        tags = set(connection.execute(select(TAG.c.name).where(of_session)).scalars())
+        if wanted is not None:
+            if wanted in taken:
+                raise Conflict(f"There is a branch {wanted} already. Choose another name, or agent.switch({wanted!r}).")
+            if refs.branch_name(wanted) in tags:
+                raise Conflict(f"There is a tag {wanted}, which names the place already. Choose another name.")
+            return wanted
+        taken |= tags
+        base = re.sub(r"-\d+$", "", source)
+        return refs.free_name(base, taken | {base})
+
+    def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
+        """Read the branches of a session in the order they were made."""
+        query = select(BRANCH).where(BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.external_session_id == session_id)
+        return row_codes.authentic(connection, BRANCH, connection.execute(query.order_by(BRANCH.c.id)))
+
+    def branch(self, connection: Connection, branch_id: int) -> Found:
+        """Read one branch.
+
+        Raises:
+            NotFound: it was deleted.
+        """
+        rows = row_codes.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
+        if not rows:
+            raise missing_row("branch", branch_id)
+        return cast(Found, rows[0])
+
+    def acquire(self, connection: Connection, branch_id: int, owner: str) -> Found:
+        """Take a branch for one run, if it is open; give its row as it is then, by which the run holds it.
+
+        Raises:
+            Conflict: somebody else is running it, or its rollback was not finished.
+        """
+        lease = self.leases.given if self.leases is not None else {}
+        statement = _ACQUIRE[self.leases is not None]
+        taken = statement.all(connection, {**self._key(branch_id), "by": owner, **lease})
+        if taken:
+            row = row_codes.authentic(connection, BRANCH, taken)[0]
+            if self.leases is not None:
+                self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
+            return cast(Found, row)
+        row = self.branch(connection, branch_id)
+        expect_whole(row)
+        raise Conflict(  # also if it was given back at this very moment
+            f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
+            "agent.fork().",
+            head=row.head_id,
+        )
+
+    def hold(self, connection: Connection, taken: Found) -> None:
+        """Make sure that a run still has the branch it took.
+
+        Args:
+            connection: any.
+            taken: as `acquire` gave it.
+
+        Raises:
+            Conflict: somebody took it over, because they held this run for dead.
+        """
+        self.holding(connection, taken)()
+
+    def holding(self, connection: Connection, taken: Found) -> Callable[[], None]:
+        """Ask whether a run still has its branch; give what raises as `hold` when it is called."""
+        asked = _HOLD.ask(connection, self._key(taken.id))
+
+        def expect() -> None:
+            if not _is_held(asked.first(), taken):
+                raise Conflict(
+                    "This turn was taken over: somebody held it for dead and took its branch back. Nothing more of it "
+                    "is recorded or saved. Go on with a new agent: repo.wrap(graph, session)."
+                )
+
+        return expect
+
+    def holds(self, connection: Connection, taken: Found) -> bool:
+        """Tell whether a run still has the branch it took, as `hold`."""
+        return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
+
+    def running(self, connection: Connection, session_id: int) -> Answer:
+        """Ask for the id, owner and lease of each branch of a session that a turn holds, or held when it died."""
+        return _HELD_BRANCHES.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+
+    def is_abandoned(self, connection: Connection, row: Any) -> bool:
+        """Tell whether nobody works on a branch or an operation any more, by its owner and its lease."""
+        return not process_owner.is_alive(row.owner) or is_over(connection, row.lease_until)
+
+    def see(self, connection: Connection, branch: Found, seq: int) -> None:
+        """Note that a branch is up to date with the world.
+
+        Args:
+            branch: its row.
+            seq: the end of the world log.
+        """
+        if branch.world_seen != seq:
+            _SEE.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
+
+    def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
+        """Give a branch back after a run; nothing happens if somebody else has taken it over."""
+        _RELEASE.run(connection, {**self._key(branch_id), "by": owner})
+
+    def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
+        """Set what a branch is in the middle of."""
+        connection.execute(_SET_STATUS, {**self._key(branch_id), "now": status})
+
+    def count_turn(self, connection: Connection, branch_id: int) -> int:
+        """Count one more turn of a branch; tell how many it had."""
+        meta = self._meta(connection, branch_id)
+        meta["turns"] = meta.get("turns", 0) + 1
+        connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
+        return int(meta["turns"])
+
+    def inherit_nothing(self, connection: Connection, branch_id: int) -> None:
+        """Record that a branch has the whole of its track for itself, because the calls of its path ran again."""
+        this = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
+        row_codes.change(connection, BRANCH, *this, inherited=0)
+
+    def note(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
+        """Add facts to the metadata of a branch; those of the same names are replaced."""
+        meta = {**self._meta(connection, branch_id), **facts}
+        connection.execute(_SET_META, {**self._key(branch_id), "now": to_json(meta)})
+
+    def _meta(self, connection: Connection, branch_id: int) -> dict[str, Any]:
+        """Read the metadata of a branch, which nobody else may change until this transaction ends."""
+        row = connection.execute(_META, self._key(branch_id)).first()
+        if row is None:
+            raise missing_row("branch", branch_id)
+        return as_object(row.meta)
+
+    def lineage(self, connection: Connection, branch: Found) -> list[Segment]:
+        """Follow a branch to the root; give the parts of its path, root first.
+
+        Raises:
+            NotFound: it was deleted since its row was read.
+        """
+        try:
+            return self._lineage(connection, branch)
+        except KeyError as error:
+            raise missing_row("branch or branch point", error.args[0]) from error
+
+    def _lineage(self, connection: Connection, branch: Found) -> list[Segment]:
+        above = _LINEAGE.all(connection, self._key(branch.id)) if branch.parent_id else []
+        others = {row.id: row for row in row_codes.authentic(connection, BRANCH, above)}
+        line = [branch]
+        while line[-1].parent_id is not None:
+            line.append(others[line[-1].parent_id])
+        points = self._points(connection, [row.branch_point_id for row in line[:-1]])
+        # A branch begins with a checkpoint that stands for its branch point, so its parent's part ends before that.
+        ends = [None, *(points[row.branch_point_id] - 1 for row in line[:-1])]
+        # What a branch has a track of its own for, it does not have from any of its ancestors.
+        inherited = [None, *accumulate((row.inherited for row in line[:-1]), min)]
+        parts = [
+            Segment(
+                branch=row,
+                checkpoints=end,
+                track=Part(
+                    branch_id=row.id,
+                    before=row.inherited,
+                    count=None if until is None else max(0, until - row.inherited),
+                ),
+            )
+            for row, end, until in zip(line, ends, inherited, strict=True)
+        ]
+        return parts[::-1]
+
+    def _points(self, connection: Connection, ids: list[int]) -> dict[int, int]:
+        """Look up the numbers of some checkpoints on their branches."""
+        query = select(*row_codes.columns(connection, CHECKPOINT, "id", "number")).where(
+            CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
+        )
+        found = row_codes.authentic(connection, CHECKPOINT, connection.execute(query, {"ids": ids}))
+        return {row.id: row.number for row in found}
+
+    def _key(self, branch_id: int) -> dict[str, Any]:
+        return {"tenant": self.tenant_id, "branch": branch_id}
+
+
+# The statements of every turn, built once: building one takes as long as running it.
+_this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+_BRANCH = Prepared(select(BRANCH).where(*_this_branch))
+
+
+def _lineage() -> Select[Any]:
+    line = select(BRANCH.c.id, BRANCH.c.parent_id).where(*_this_branch).cte("line", recursive=True)
+    parent = BRANCH.alias("parent")
+    above = and_(parent.c.tenant_id == bindparam("tenant"), parent.c.id == line.c.parent_id)
+    line = line.union(select(parent.c.id, parent.c.parent_id).where(above))
+    return select(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == line.c.id)
+
+
+_LINEAGE = Prepared(_lineage())
+_TAKE = (
+    update(BRANCH)
+    .where(*_this_branch, BRANCH.c.status == OPEN)
+    .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
+    .returning(BRANCH)
+)
+_ACQUIRE = {False: Prepared(_TAKE), True: Prepared(_TAKE.values(lease_until=UNTIL))}
+"""By whether it has a lease."""
+
+# Without a lock: parallel calls of one turn would each hold a share of it, and wait for the others to change the row.
+_HOLD = Prepared(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
+_HELD_BRANCHES = Prepared(
+    select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
+        BRANCH.c.tenant_id == bindparam("tenant"),
+        BRANCH.c.external_session_id == bindparam("session"),
+        BRANCH.c.status == RUNNING,
+    )
+)
+_LOCK = Prepared(
+    select(SESSION.c.id)
+    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .with_for_update(key_share=True)  # others may still add rows that refer to it
+)
+_SEE = row_codes.Change(BRANCH, "world_seen")
+_RELEASE = Prepared(
+    update(BRANCH)
+    .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
+    .values(status=OPEN, owner=None, lease_until=None)
+)
+_SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
+_META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
+_SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
+_TOUCH = Prepared(
+    update(SESSION)
+    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .values(updated_at=bindparam("now"))
+    .returning(SESSION.c.meta)
+)
+
+
+def _is_held(row: Any, taken: Found) -> bool:
+    """Tell whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
+    return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
+
+
+def expect_whole(branch: Found) -> None:
+    """Make sure that a branch is not one whose rollback is half done.
+
+    Raises:
+        Conflict: it is.
+    """
+    if branch.status not in (OPEN, RUNNING):
+        raise Conflict(
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at repo.operations(), then "
+            "call repo.resume(operation)."
+        )

@@ -1,0 +1,144 @@
+"""Templates: a new session begins as a checkpoint of another one was."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, and_, select
+
+from agentgit.errors import Conflict, NotFound
+from agentgit.store.records import rerun_track
+from agentgit.store.records.checkpoints import Label, Snapshot
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.store import Store
+from agentgit.values import as_object
+
+TEMPLATE = "template"
+"""Where the metadata of a branch says what it began as."""
+
+ERASED = "an erased session"
+"""What is told of a template that was erased."""
+
+
+def begin(
+    store: Store, connection: Connection, user_id: int, name: str, point: Found, called: str, *, calls: bool = False
+) -> int:
+    """Make a session whose first branch begins with the conversation and the state of a checkpoint; give its id.
+
+    Its world is its own: what was done before is the other session's. Its tool track is empty, unless the calls come
+    too; they are then calls that were made in another world.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        user_id: whose session it becomes.
+        name: how it is called.
+        point: the row of the checkpoint.
+        called: how a person calls that, with its session.
+        calls: True to bring the calls on the way to the checkpoint along, so that they can be made again.
+
+    Raises:
+        NotFound: the checkpoint was deleted meanwhile.
+    """
+    session_id = store.sessions.create(connection, user_id, name)
+    store.sessions.lock(connection, point.external_session_id)  # who erases it comes before this, or sees this
+    if not store.checkpoints.find(connection, CHECKPOINT.c.id == point.id):
+        raise NotFound(f"The checkpoint {called} was deleted meanwhile. List those that are there: agentgit log.")
+    (branch,) = store.sessions.branches(connection, session_id)
+    if point.graph_checkpoint_id is not None:
+        store.graphs.fork(connection, point.thread_id, point.graph_checkpoint_id, branch.thread_id, point.pending)
+    store.sessions.note(connection, branch.id, {TEMPLATE: {"checkpoint": point.id, "reference": called}})
+    if calls:
+        origin = store.sessions.branch(connection, point.internal_session_id)
+        rerun_track.bring(connection, store.journal, branch, store.track(connection, origin, point.position))
+    snapshot = Snapshot(
+        graph_checkpoint_id=point.graph_checkpoint_id, state_hash=point.state_hash,
+        position=point.position if calls else 0, message_count=point.message_count,
+        pending=store.pending(connection, branch, point.graph_checkpoint_id),
+    )  # fmt: skip
+    store.checkpoints.add(
+        connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {called}")
+    )
+    store.sure(connection, branch, point.state_hash)
+    return session_id
+
+
+def expect_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
+    """Make sure that a session began as this checkpoint was; of an imported one the words for it are all that is known.
+
+    Raises:
+        Conflict: it began otherwise.
+        NotFound: it was deleted meanwhile.
+    """
+    branches = store.sessions.branches(connection, session_id)
+    if not branches:
+        raise NotFound(f"The session {name!r} was deleted meanwhile. Try again, and it is made anew.")
+    template = as_object(branches[0].meta).get(TEMPLATE)
+    began_so = template is not None and (
+        template["checkpoint"] == point.id or (template["checkpoint"] is None and template["reference"] == called)
+    )
+    if not began_so:
+        began = f"from {template['reference']}" if template is not None else "without a template"
+        raise Conflict(
+            f"There is a session {name!r} already, which began {began}, and not from {called}. Give the new session "
+            "another name; or leave the template out to continue that one."
+        )
+
+
+def forget(store: Store, connection: Connection, session_id: int) -> None:
+    """Take what a session that is erased was called out of the words of those that began as one of its checkpoints.
+
+    Args:
+        store: where; its transactions see the sessions of all users.
+        connection: in a transaction that writes.
+        session_id: the session, whose rows are still there.
+    """
+    mine = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
+    of_mine = CHECKPOINT.join(
+        BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    )
+    points = set(connection.execute(select(CHECKPOINT.c.id).select_from(of_mine).where(*mine)).scalars())
+    roots = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.parent_id.is_(None), ~mine[1])
+    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(*roots)).all():
+        template = as_object(row.meta).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
+        if template is not None and template["checkpoint"] in points:
+            store.sessions.note(connection, row.id, {TEMPLATE: {**template, "reference": ERASED}})
+            first = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
+            row_codes.change(connection, CHECKPOINT, *first, CHECKPOINT.c.number == 1, description=f"from {ERASED}")
+
+
+def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
+    """Tell whether a session stands where it began, and has seen no files yet."""
+    first, *others = store.sessions.branches(connection, session_id)
+    begun = store.snapshots.last(connection, session_id) is not None or bool(others)
+    return not begun and store.checkpoints.one(connection, first.head_id).number == 1
+
+
+def expect_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
+    """Give the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
+
+    Raises:
+        Conflict: the session went on without that.
+    """
+    first, *others = store.sessions.branches(connection, session_id)
+    beginning = store.checkpoints.by_id(connection, first.head_id)
+    if others or beginning.number != 1 or beginning.position != point.position:
+        raise Conflict(
+            "This session began as the template without its calls, and they are not made now: it may have gone on. "
+            "Give the new session another name; or leave replay out to continue this one."
+        )
+    return beginning
+
+
+def with_files(store: Store, connection: Connection, session_id: int) -> None:
+    """Let the beginning of a session have the files that were just brought, so that a rollback brings them again.
+
+    Args:
+        store: where.
+        connection: in a transaction that writes.
+        session_id: a session that began as a template, and has not gone on.
+    """
+    branch = store.sessions.branches(connection, session_id)[0]
+    files = store.snapshots.of_branch(connection, branch)
+    if files is not None:
+        store.checkpoints.complete(connection, branch.head_id, files.id)

@@ -1,0 +1,205 @@
+"""Users of one tenant in the database, and whether what they act by still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select, update
+
+from agentgit.auth import Principal, User
+from agentgit.auth.keys import BROWSER
+from agentgit.errors import NotAllowed
+from agentgit.store.audit.trail import note
+from agentgit.store.records.login_attempts import hidden
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.ids import is_id, new_id
+from agentgit.store.sql.tables import API_KEY, ERASED_NAME, TENANT, USER
+
+
+class Users:
+    """The users of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def find(self, connection: Connection, ref: User | str | int) -> User | None:
+        """Find a user by name or id; None if there is none."""
+        if isinstance(ref, User):
+            ref = ref.id
+        if isinstance(ref, int) and not is_id(ref):
+            return None
+        named = USER.c.name == str(ref)
+        if isinstance(ref, int) or (ref.isascii() and ref.isdigit() and len(ref) < 17):
+            named = USER.c.id == int(ref) if isinstance(ref, int) else or_(named, USER.c.id == int(ref))
+        mine = and_(USER.c.tenant_id == self.tenant_id, named)
+        # A name wins over an id that reads the same.
+        return self._one(connection, select(USER).where(mine).order_by(USER.c.name != str(ref)))
+
+    def named(self, connection: Connection, name: str) -> User | None:
+        """Find the user of exactly that name."""
+        query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
+        return self._one(connection, query)
+
+    def opening(self, connection: Connection, name: str) -> User | None:
+        """Find the user of exactly that name who opens the database.
+
+        Whoever has it and its keys can be anybody. So a row that was changed is not refused here: `fsck` has to open.
+        """
+        query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
+        row = connection.execute(query).first()
+        return _value(row) if row is not None else None
+
+    def all(self, connection: Connection) -> list[User]:
+        """List them by name."""
+        query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)
+        return [_value(row) for row in row_codes.authentic(connection, USER, connection.execute(query))]
+
+    def _one(self, connection: Connection, query: Select[Any]) -> User | None:
+        row = row_codes.first(connection, USER, query)
+        return _value(row) if row is not None else None
+
+    def add(self, connection: Connection, name: str, *, is_admin: bool = False, by: int | None = None) -> User:
+        """Make a user.
+
+        Args:
+            connection: in a transaction that writes.
+            name: a free one.
+            is_admin: True for an admin.
+            by: who makes it; None if the database was opened for a user that was not there.
+        """
+        user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
+        row_codes.add(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
+        if by is not None:
+            note(connection, self.tenant_id, "user.added", user_id=by, user=user.id, is_admin=is_admin)
+        return user
+
+    def hold(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
+        """Let nobody make anything for a user until the transaction ends.
+
+        Args:
+            connection: in a transaction that writes.
+            user_id: which.
+            admins: True to hold all admins, too; in one order, so that no two wait for each other.
+        """
+        held = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
+        query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, held).order_by(USER.c.id)
+        connection.execute(query.with_for_update())
+
+    def expect(self, connection: Connection, user_id: int) -> None:
+        """Make sure that a user is there, and stays until the transaction ends.
+
+        Raises:
+            NotAllowed: they were deleted.
+        """
+        if connection.execute(self._this(user_id).with_for_update(read=True, key_share=True)).first() is None:
+            raise NotAllowed("This user was deleted, and can make nothing any more.")
+
+    def _this(self, user_id: int) -> Select[int]:
+        return select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+
+    def change(self, connection: Connection, user_id: int, values: Mapping[str, Any]) -> None:
+        """Change columns of a user."""
+        this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+        row_codes.change(connection, USER, this, **values)
+
+    def password(self, connection: Connection, user_id: int) -> str | None:
+        """Read the hash of a user's password; None if there is none."""
+        this = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+        row = row_codes.first(connection, USER, select(USER).where(this))
+        return row.password if row is not None else None
+
+    def revoke_tokens(self, connection: Connection, user_id: int | None, but: int | None = None) -> None:
+        """End the logins and tokens that were given before now, and the keys of browsers.
+
+        Args:
+            connection: in a transaction that writes.
+            user_id: of whom; None for the whole tenant.
+            but: the key of a browser that stays in.
+        """
+        now = datetime.now(UTC)
+        browsers = [API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.name == BROWSER, API_KEY.c.revoked_at.is_(None)]
+        if user_id is not None:
+            self.hold(connection, user_id)  # who logs in now does so before this moment, or after the end of all this
+            self.change(connection, user_id, {"tokens_revoked_at": now})
+            browsers.append(API_KEY.c.user_id == user_id)
+        else:
+            connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
+        row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (but or 0), revoked_at=now)
+
+    def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
+        """Give a user another password, and end what `revoke_tokens` ends."""
+        self.revoke_tokens(connection, user_id, but)
+        self.change(connection, user_id, {"password": stored})
+
+    def note_erased_name(self, connection: Connection, name: str) -> None:
+        """Write down, by a hash, that a user of this name was erased now."""
+        this, now = self._erased(name), datetime.now(UTC)
+        if connection.execute(update(ERASED_NAME).where(*this).values(erased_at=now)).rowcount == 0:
+            row = {"tenant_id": self.tenant_id, "hash": self._hash(name), "erased_at": now}
+            connection.execute(insert(ERASED_NAME), row)
+
+    def is_of_erased(self, connection: Connection, name: str, issued_at: datetime) -> bool:
+        """Tell whether what was issued for this name then was for a user who was erased since."""
+        at = connection.execute(select(ERASED_NAME.c.erased_at).where(*self._erased(name))).scalar()
+        return at is not None and issued_at <= at
+
+    def _erased(self, name: str) -> tuple[Any, Any]:
+        return ERASED_NAME.c.tenant_id == self.tenant_id, ERASED_NAME.c.hash == self._hash(name)
+
+    def _hash(self, name: str) -> bytes:
+        return hidden(self.tenant_id, "erased", name)
+
+    def stands(self, connection: Connection, principal: Principal) -> bool:
+        """Tell whether what a principal acts by still holds: one statement by primary keys, and one for who acts."""
+        if principal.since is None:
+            return True
+        if principal.by is not None and not self.stands(connection, principal.by):
+            return False
+        now = datetime.now(UTC)
+        asked = {"tenant": self.tenant_id, "user": principal.user.id, "key": principal.key_id or 0}
+        row = _STANDING.first(connection, asked)
+        if row is None or row.disabled_at is not None or _is_over(principal.until, now):
+            return False
+        if principal.key_id is not None:
+            return row.key_id is not None and row.revoked_at is None and not _is_over(row.expires_at, now)
+        return all(at is None or principal.since >= at for at in (row.of_user, row.of_tenant))
+
+
+def _is_over(at: datetime | None, now: datetime) -> bool:
+    return at is not None and at <= now
+
+
+def _value(row: Any) -> User:
+    return User(
+        id=row.id, name=row.name, created_at=row.created_at, is_admin=bool(row.is_admin), disabled_at=row.disabled_at
+    )
+
+
+_STANDING = Prepared(
+    select(
+        USER.c.disabled_at,
+        USER.c.tokens_revoked_at.label("of_user"),
+        TENANT.c.tokens_revoked_at.label("of_tenant"),
+        API_KEY.c.id.label("key_id"),
+        API_KEY.c.revoked_at,
+        API_KEY.c.expires_at,
+    )
+    .select_from(
+        USER.join(TENANT, TENANT.c.id == USER.c.tenant_id).outerjoin(
+            API_KEY,
+            and_(
+                API_KEY.c.tenant_id == USER.c.tenant_id,
+                API_KEY.c.user_id == USER.c.id,
+                API_KEY.c.id == bindparam("key"),
+            ),
+        )
+    )
+    .where(USER.c.tenant_id == bindparam("tenant"), USER.c.id == bindparam("user"))
+)

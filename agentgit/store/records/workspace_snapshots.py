@@ -1,0 +1,158 @@
+"""Which files a branch had: references to the snapshots of workspaces, whose contents the database does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, delete, exists, select
+
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
+from agentgit.tools.files import FilesAt
+from agentgit.values import as_object, to_json
+
+
+class Snapshots:
+    """The snapshots of one tenant.
+
+    Args:
+        tenant_id: whose.
+    """
+
+    def __init__(self, tenant_id: int) -> None:
+        self.tenant_id = tenant_id
+
+    def see(self, connection: Connection, branch: Found, files: FilesAt) -> int:
+        """Record that a branch has these files; give the id of the row, which is the last one if they are the same."""
+        last = self.last(connection, branch.external_session_id)
+        if last is not None and last.internal_session_id == branch.id:
+            known = files_of(last)
+            if (known.snapshot, known.is_imported) == (files.snapshot, files.is_imported):
+                return int(last.id)
+        row_id = new_id()
+        row = {
+            "tenant_id": self.tenant_id, "id": row_id, "external_session_id": branch.external_session_id,
+            "internal_session_id": branch.id, "snapshot": files.snapshot,
+            "settings": to_json(files.settings), "created_at": datetime.now(UTC),
+        }  # fmt: skip
+        row_codes.add(connection, WORKSPACE_SNAPSHOT, row)
+        return row_id
+
+    def one(self, connection: Connection, snapshot_id: int) -> FilesAt | None:
+        """Read one; None if it is not there."""
+        row = row_codes.first(
+            connection,
+            WORKSPACE_SNAPSHOT,
+            select(WORKSPACE_SNAPSHOT).where(self._mine(), WORKSPACE_SNAPSHOT.c.id == snapshot_id),
+        )
+        return None if row is None else files_of(row)
+
+    def of_checkpoint(self, connection: Connection, point: Found) -> FilesAt | None:
+        """Read what the files were at a checkpoint; None if it has none."""
+        return self.one(connection, point.workspace_snapshot_id) if point.workspace_snapshot_id is not None else None
+
+    def last(self, connection: Connection, session_id: int) -> Found | None:
+        """Read what the files of a session were when one of its branches last looked."""
+        return self._newest(connection, WORKSPACE_SNAPSHOT.c.external_session_id == session_id)
+
+    def of_branch(self, connection: Connection, branch: Found) -> Found | None:
+        """Read what the files were when a branch last looked."""
+        session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
+        return self._newest(connection, and_(session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
+
+    def names(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
+        """Give the snapshots of several rows, by their ids."""
+        wanted, found = sorted({one for one in ids if one is not None}), dict[int, str]()
+        for part in slices(wanted):
+            query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
+                self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part)
+            )
+            found.update(connection.execute(query).all())
+        return found
+
+    def rows(self, connection: Connection, ids: Iterable[int]) -> list[Found]:
+        """Read several rows, oldest first; one that is gone is left out."""
+        found: list[Found] = []
+        for part in slices(sorted(ids)):
+            query = (
+                select(WORKSPACE_SNAPSHOT)
+                .where(self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part))
+                .order_by(WORKSPACE_SNAPSHOT.c.id)
+            )
+            found += row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        return found
+
+    def only_of(self, connection: Connection, sessions: Select[int]) -> list[FilesAt]:
+        """List the snapshots that these sessions have and no others, each once."""
+        other = WORKSPACE_SNAPSHOT.alias("other")
+        elsewhere = exists().where(
+            other.c.tenant_id == self.tenant_id,
+            other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
+            other.c.external_session_id.not_in(sessions),
+        )
+        query = select(WORKSPACE_SNAPSHOT).where(
+            self._mine(), WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~elsewhere
+        )
+        rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(query))
+        return list({(row.snapshot, row.settings): files_of(row) for row in rows}.values())
+
+    def held(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
+        """Tell which of these snapshots any row has."""
+        found = set[str]()
+        for part in slices(list(snapshots)):
+            query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(self._mine(), WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
+            found.update(connection.execute(query).scalars())
+        return found
+
+    def free(self, connection: Connection, without: Container[int] = ()) -> list[tuple[int, FilesAt]]:
+        """List the rows that no checkpoint has and after which their branch has looked again, with their snapshots.
+
+        A snapshot that another row needs is not among them.
+
+        Args:
+            connection: any.
+            without: checkpoints that are taken as gone already.
+        """
+        later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
+        mine = CHECKPOINT.c.tenant_id == self.tenant_id
+        looked_again = exists().where(
+            later.c.tenant_id == self.tenant_id,
+            later.c.internal_session_id == WORKSPACE_SNAPSHOT.c.internal_session_id,
+            later.c.id > WORKSPACE_SNAPSHOT.c.id,
+        )
+        held = exists().where(mine, CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)
+        elsewhere = exists().where(
+            other.c.tenant_id == self.tenant_id,
+            other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
+            other.c.id != WORKSPACE_SNAPSHOT.c.id,
+        )
+        free = select(WORKSPACE_SNAPSHOT).where(self._mine(), looked_again, ~elsewhere)
+        if not without:
+            rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(free.where(~held)))
+            return [(row.id, files_of(row)) for row in rows]
+        has = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(mine)
+        still = {row.workspace_snapshot_id for row in connection.execute(has) if row.id not in without}
+        rows = row_codes.authentic(connection, WORKSPACE_SNAPSHOT, connection.execute(free))
+        return [(row.id, files_of(row)) for row in rows if row.id not in still]
+
+    def delete(self, connection: Connection, ids: Sequence[int]) -> None:
+        """Forget rows that are free."""
+        for part in slices(ids):
+            connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._mine(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
+
+    def _newest(self, connection: Connection, condition: Any) -> Found | None:
+        query = select(WORKSPACE_SNAPSHOT).where(self._mine(), condition).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
+        return row_codes.first(connection, WORKSPACE_SNAPSHOT, query)
+
+    def _mine(self) -> Any:
+        return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
+
+
+def files_of(row: Found) -> FilesAt:
+    """Give the value of a row."""
+    return FilesAt(snapshot=row.snapshot, settings=as_object(row.settings))

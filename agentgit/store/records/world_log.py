@@ -1,0 +1,406 @@
+"""The world of a session: what its tools have left there, in which order, and what another branch has changed since.
+
+There is one world per session, and many branches. On the path of a branch are the invocations of its track, those that
+it took over from the record (`replay`), and those that ran again in place of one of them (`redo`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
+
+from agentgit.errors import Corrupt
+from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, Part
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.encryption import seal_of
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
+from agentgit.tools import ToolInvocation
+from agentgit.tools.effects import READ_ONLY, REVERSIBLE, UNDECLARED
+from agentgit.tools.invocation import (
+    CALL,
+    FAILED,
+    REDO,
+    REPLAY,
+    REVERSE_UNKNOWN,
+    REVERSED,
+    REVERSING,
+    STANDING,
+    UNKNOWN,
+)
+
+
+class World:
+    """The worlds of one tenant's sessions.
+
+    Args:
+        tenant_id: whose.
+        journal: its invocations.
+    """
+
+    def __init__(self, tenant_id: int, journal: Journal) -> None:
+        self.tenant_id = tenant_id
+        self.journal = journal
+
+    # -- the log
+
+    def last(self, connection: Connection, session_id: int) -> int:
+        """Tell how long the log of a session is."""
+        return self.lasting(connection, session_id)()
+
+    def lasting(self, connection: Connection, session_id: int) -> Callable[[], int]:
+        """Ask how long the log of a session is."""
+        asked = LAST_SEQ.ask(connection, {"tenant": self.tenant_id, "session": session_id})
+        return lambda: int(asked.all()[0].seq or 0)
+
+    def foreign(self, connection: Connection, branch: Row[Any]) -> set[int]:
+        """Find the declared effects that others than this branch have changed since it last saw the world.
+
+        Of a call that ran again also the one that it repeats is told.
+
+        Args:
+            connection: any.
+            branch: its row; `world_seen` is where it stands in the log.
+        """
+        since = {
+            "tenant": self.tenant_id, "session": branch.external_session_id, "branch": branch.id,
+            "seen": branch.world_seen,
+        }  # fmt: skip
+        rows = _FOREIGN.all(connection, since)
+        return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
+
+    def then(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
+        """Tell what the log last told of these calls when a branch looked, counting what ran again in their place.
+
+        Args:
+            connection: any.
+            branch: its row; `world_seen` is where it stands in the log.
+            ids: the calls, by their `first_id`.
+        """
+        found: dict[int, tuple[int, str]] = {}
+        for part in slices(ids):
+            query = _TOLD.where(
+                WORLD_LOG.c.tenant_id == self.tenant_id,
+                WORLD_LOG.c.external_session_id == branch.external_session_id,
+                WORLD_LOG.c.seq <= branch.world_seen,
+                _FIRST.in_(part),
+            )
+            for row in connection.execute(query):
+                found[row.first_id] = max(found.get(row.first_id, (0, "")), (row.seq, row.action))
+        return {first_id: action for first_id, (_, action) in found.items()}
+
+    # -- what stands
+
+    def standing(self, connection: Connection, session_id: int, path: Sequence[Part] = ()) -> list[ToolInvocation]:
+        """Read the invocations of a session that may have left something in its world, newest first in world order.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track whose invocations are left out.
+
+        Raises:
+            Corrupt: in an encrypted database, somebody without the key has changed a call or the log of the session.
+        """
+        self._expect_authentic(connection, session_id)
+        happened = (
+            select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
+            .where(WORLD_LOG.c.tenant_id == self.tenant_id, WORLD_LOG.c.external_session_id == session_id)
+            .group_by(WORLD_LOG.c.invocation_id)
+            .subquery()
+        )
+        query = (
+            select(TOOL_INVOCATION, BRANCH.c.inherited, happened.c.seq)
+            .select_from(WITH_BRANCH.outerjoin(happened, happened.c.invocation_id == TOOL_INVOCATION.c.id))
+            .where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                TOOL_INVOCATION.c.external_session_id == session_id,
+                TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
+                TOOL_INVOCATION.c.effect != READ_ONLY,
+                TOOL_INVOCATION.c.kind != REPLAY,
+                or_(TOOL_INVOCATION.c.kind == REDO, ~self._recorded_on(connection, path)),
+                ~SUPERSEDED,
+                ~MADE_HERE,
+            )
+        )
+        rows = connection.execute(query).all()
+        own = self.on_path(connection, path, map(_stands_for, rows))
+        rows = [row for row in rows if _stands_for(row) not in own]
+        now = float("inf")  # what runs at this moment is the newest of all
+        newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
+        return self.journal.own_values(connection, newest)
+
+    def _expect_authentic(self, connection: Connection, session_id: int) -> None:
+        """Look at all rows: one that was given another status or session would not be read by the others."""
+        if seal_of(connection) is None:
+            return
+        of_session, of_log = (
+            and_(table.c.tenant_id == self.tenant_id, table.c.external_session_id == session_id)
+            for table in (BRANCH, WORLD_LOG)
+        )
+        called = or_(
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.internal_session_id.in_(select(BRANCH.c.id).where(of_session)),
+        )
+        query = select(TOOL_INVOCATION).where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, called)
+        calls = row_codes.authentic(connection, TOOL_INVOCATION, connection.execute(query))
+        log = row_codes.authentic(connection, WORLD_LOG, connection.execute(select(WORLD_LOG).where(of_log)))
+        lost = {row.invocation_id for row in log} - {row.id for row in calls}
+        if lost:
+            raise Corrupt(
+                f"The world log tells of a call {min(lost)}, which is not there. Run: agentgit fsck; then restore the "
+                "database from a copy.",
+                row=f"tool_invocation {min(lost)}",
+            )
+
+    def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
+        """Read the invocations on a path that were reversed, also where they had run again; oldest first."""
+        on_path = and_(self._recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
+        taken = self._taken(connection, on_path)
+        recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
+        query = (
+            select(TOOL_INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                or_(TOOL_INVOCATION.c.status == REVERSED, SUPERSEDED),
+                or_(recorded, TOOL_INVOCATION.c.id.in_(taken)),
+            )
+        )
+        rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
+        again = self._redone(connection, [row.id for row in rows])
+        return self.journal.own_values(connection, [row for row in rows if row.id not in again])
+
+    def doubted(self, connection: Connection, session_id: int, path: Sequence[Part]) -> list[ToolInvocation]:
+        """Read the invocations on a path of which nobody knows whether they were reversed, or ran again.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track.
+        """
+        query = (
+            select(TOOL_INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                TOOL_INVOCATION.c.external_session_id == session_id,
+                TOOL_INVOCATION.c.status.in_((REVERSING, REVERSE_UNKNOWN, UNKNOWN)),
+                or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != UNKNOWN),
+                ~MAY_BE_REPEATED,
+            )
+        )
+        rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
+        own = self.on_path(connection, path, map(_stands_for, rows))
+        return self.journal.own_values(connection, [row for row in rows if _stands_for(row) in own])
+
+    def redone(self, connection: Connection, invocation_id: int, branch_id: int | None = None) -> list[ToolInvocation]:
+        """Read what ran again in place of an invocation, newest first.
+
+        Args:
+            connection: any.
+            invocation_id: the first one.
+            branch_id: the branch for which it ran; None for any.
+        """
+        its_session = select(_first.c.external_session_id).where(
+            _first.c.tenant_id == self.tenant_id, _first.c.id == invocation_id
+        )
+        query = (
+            select(TOOL_INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                TOOL_INVOCATION.c.external_session_id == its_session.scalar_subquery(),  # for the index
+                TOOL_INVOCATION.c.replay_of == invocation_id,
+                TOOL_INVOCATION.c.kind == REDO,
+            )
+        )
+        if branch_id is not None:
+            query = query.where(TOOL_INVOCATION.c.internal_session_id == branch_id)
+        return self.journal.own_values(
+            connection, connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
+        )
+
+    def stands(self, connection: Connection, call: ToolInvocation) -> bool:
+        """Tell whether something of a call may be in the world: itself, or what ran again in its place."""
+        again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
+        return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
+
+    def firsts(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+        """Give for each of these invocations its id, or that of the call that it repeats."""
+        wanted = sorted(set(ids))
+        found = set(wanted)
+        for part in slices(wanted):
+            repeats = select(TOOL_INVOCATION.c.replay_of).where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                TOOL_INVOCATION.c.id.in_(part),
+                TOOL_INVOCATION.c.kind == REDO,
+            )
+            found.update(connection.execute(repeats).scalars())
+        return found
+
+    def _redone(self, connection: Connection, ids: Sequence[int]) -> set[int]:
+        """Find those of these invocations for which another one stands."""
+        found: set[int] = set()
+        for part in slices(ids):
+            query = select(TOOL_INVOCATION.c.replay_of).where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                TOOL_INVOCATION.c.replay_of.in_(part),
+                TOOL_INVOCATION.c.kind == REDO,
+                TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
+                ~MAY_BE_REPEATED,
+            )
+            found.update(connection.execute(query).scalars())
+        return found
+
+    def has_standing(self, connection: Connection, session_id: int, path: Sequence[Part], keys: Sequence[str]) -> bool:
+        """Tell whether calls are on a path, and none of them was reversed, or may have been.
+
+        Args:
+            connection: any.
+            session_id: the external session.
+            path: the track.
+            keys: the idempotency keys of the calls.
+        """
+        query = select(
+            *row_codes.columns(connection, TOOL_INVOCATION, "id", "idempotency_key", "kind", "replay_of")
+        ).where(
+            TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.kind != REDO,
+        )
+        rows = [
+            row
+            for part in slices(keys)
+            for row in self.journal.authentic(
+                connection, connection.execute(query.where(TOOL_INVOCATION.c.idempotency_key.in_(part))).all()
+            )
+        ]
+        own = self.on_path(connection, path, (row.id for row in rows))
+        lost = {call.id for call in self.gone(connection, path)}
+        lost |= {call.first_id for call in self.doubted(connection, session_id, path)}
+        held = {
+            row.idempotency_key
+            for row in rows
+            if row.id in own and (row.replay_of if row.kind == REPLAY else row.id) not in lost
+        }
+        return held.issuperset(keys)
+
+    def standing_keys(self, connection: Connection, path: Sequence[Part]) -> list[str]:
+        """Read the idempotency keys of the calls of a path that act on the world and were not reversed."""
+        lost = {call.id for call in self.gone(connection, path)}
+        return [
+            call.idempotency_key
+            for call in self.journal.track(connection, path)
+            if call.effect != READ_ONLY and not lost & {call.id, call.replay_of}
+        ]
+
+    # -- the path
+
+    def on_path(self, connection: Connection, path: Sequence[Part], ids: Iterable[int]) -> set[int]:
+        """Find those of these invocations that a path recorded, or took over from the record."""
+        wanted, found = sorted(set(ids)), set[int]()
+        for part in slices(wanted if path else ()):
+            on_path = and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, self._recorded_on(connection, path))
+            found.update(
+                connection.execute(
+                    select(TOOL_INVOCATION.c.id).where(on_path, TOOL_INVOCATION.c.id.in_(part))
+                ).scalars()
+            )
+            found.update(self._taken(connection, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
+        return found
+
+    def _taken(self, connection: Connection, *conditions: Any) -> list[int]:
+        """Find the calls that others stand for by an answer from the record."""
+        query = select(*row_codes.columns(connection, TOOL_INVOCATION, "replay_of")).where(*conditions, *_TAKEN)
+        return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
+
+    def _recorded_on(self, connection: Connection, path: Sequence[Part]) -> Any:
+        """Give the condition that an invocation was recorded on a track."""
+        return or_(
+            false(),
+            *(
+                and_(
+                    TOOL_INVOCATION.c.internal_session_id == part.branch_id,
+                    TOOL_INVOCATION.c.arrival <= self.journal.last_of(connection, part),
+                    TOOL_INVOCATION.c.kind != REDO,
+                )
+                for part in path
+            ),
+        )
+
+
+def _stands_for(row: Row[Any]) -> int:
+    """Give the id of the call that a row is about: a redo is about the one that it repeats."""
+    return int(row.replay_of if row.kind == REDO else row.id)
+
+
+_TAKEN = (
+    TOOL_INVOCATION.c.kind == REPLAY,
+    TOOL_INVOCATION.c.status != FAILED,
+)  # failed, it was an answer that nobody took
+
+MAY_BE_REPEATED = and_(
+    TOOL_INVOCATION.c.status == UNKNOWN, TOOL_INVOCATION.c.effect == REVERSIBLE, TOOL_INVOCATION.c.ended_at.is_not(None)
+)
+"""As `ToolInvocation.may_be_repeated`."""
+
+_again = TOOL_INVOCATION.alias("again")
+# What ran again speaks for the call that it repeats: that one was reversed, or is not in the fresh world.
+SUPERSEDED = exists().where(
+    _again.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
+    _again.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
+    _again.c.replay_of == TOOL_INVOCATION.c.id,
+    _again.c.kind == REDO,
+    _again.c.status != FAILED,
+)
+# A call that came from another world was made again in this one, on the track of a branch: it speaks for both.
+MADE_HERE = and_(
+    TOOL_INVOCATION.c.made_on.is_not(None),
+    exists().where(
+        _again.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
+        _again.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
+        _again.c.replay_of == TOOL_INVOCATION.c.id,
+        _again.c.kind == CALL,
+    ),
+)
+_first = TOOL_INVOCATION.alias("first")
+_FIRST = case((TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.replay_of), else_=TOOL_INVOCATION.c.id)
+_TOLD = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST.label("first_id")).select_from(
+    WORLD_LOG.join(
+        TOOL_INVOCATION,
+        and_(TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id),
+    )
+)
+_here = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
+_by_us = OPERATION.c.internal_session_id == bindparam("branch")
+_FOREIGN = Prepared(
+    select(WORLD_LOG.c.invocation_id, TOOL_INVOCATION.c.kind, TOOL_INVOCATION.c.replay_of)
+    .select_from(
+        WORLD_LOG.join(
+            TOOL_INVOCATION,
+            and_(
+                TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id
+            ),
+        ).outerjoin(
+            OPERATION, and_(OPERATION.c.tenant_id == WORLD_LOG.c.tenant_id, OPERATION.c.id == WORLD_LOG.c.operation_id)
+        )
+    )
+    .where(
+        WORLD_LOG.c.tenant_id == bindparam("tenant"),
+        WORLD_LOG.c.external_session_id == bindparam("session"),
+        WORLD_LOG.c.seq > bindparam("seen"),
+        and_(TOOL_INVOCATION.c.effect != READ_ONLY, TOOL_INVOCATION.c.effect != UNDECLARED),
+        # A call is ours if this branch made it; a reversal, if the rollback or switch was to this branch.
+        case(
+            (
+                or_(WORLD_LOG.c.action == REVERSED, WORLD_LOG.c.action == REVERSE_UNKNOWN),
+                func.coalesce(_by_us, false()),
+            ),
+            else_=_here,
+        ).is_(false()),
+    )
+)

@@ -1,0 +1,151 @@
+"""The variant on PostgreSQL whose tables are divided by tenant, with their keys, indexes, walls and trigger."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, text
+
+from agentgit.errors import InvalidInput
+from agentgit.store.schema import schema
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import METADATA
+
+MOST = 1024
+"""Parts of a table; each is files of its own, and each statement without a tenant looks at all of them."""
+
+_CATALOG = {
+    "keys": "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+    "WHERE conrelid = to_regclass(:name) AND contype IN ('p', 'u', 'c') ORDER BY contype, conname",
+    "references": "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+    "WHERE conrelid = to_regclass(:name) AND contype = 'f' AND conparentid = 0 ORDER BY conname",
+    "indexes": "SELECT indexrelid::regclass::text, pg_get_indexdef(indexrelid) FROM pg_index i "
+    "WHERE indrelid = to_regclass(:name) AND NOT EXISTS "
+    "(SELECT FROM pg_constraint WHERE conindid = i.indexrelid AND contype IN ('p', 'u'))",
+    "triggers": "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger "
+    "WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal",
+    "walls": "SELECT policyname, "
+    "format('USING (%s) WITH CHECK (%s)', qual, coalesce(with_check, qual)) FROM pg_policies "
+    "WHERE schemaname = current_schema() AND quote_ident(tablename) = :name",
+    "grants": "SELECT a.grantee::regrole::text, string_agg(a.privilege_type, ', ') FROM pg_class c, "
+    "aclexplode(c.relacl) a WHERE c.oid = to_regclass(:name) AND a.grantee NOT IN (0, c.relowner) GROUP BY 1",
+}
+"""What a table has, each by its name."""
+
+_IS_PLAIN = text("SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(:name)")
+
+
+class _Table(NamedTuple):
+    """What a table has, as PostgreSQL itself writes it down."""
+
+    name: str
+    keys: list[Any]
+    references: list[Any]
+    indexes: list[Any]
+    triggers: list[Any]
+    walls: list[Any]
+    grants: list[Any]
+
+
+def partition(database: Database, count: int) -> int:
+    """Divide each table by its tenants, with all that is in it, in one transaction; nobody else can work meanwhile.
+
+    Tables that are divided already stay as they are, so it can be run again after an upgrade that brought new ones.
+
+    Args:
+        database: on PostgreSQL, as the owner of its tables.
+        count: how many parts a table gets.
+
+    Returns:
+        How many tables were divided.
+
+    Raises:
+        InvalidInput: it is SQLite, or the count is none.
+        NotAllowed: the tables are another role's.
+        SchemaMismatch: the schema is not this library's.
+    """
+    if database.is_sqlite:
+        raise InvalidInput("A SQLite file has no partitions; bring its sessions to PostgreSQL by export and import.")
+    if not 2 <= count <= MOST:
+        raise InvalidInput(f"{count} parts cannot be meant; give 2 to {MOST}, as for a few times your processors.")
+    schema.check(database)
+
+    def work(connection: Connection) -> int:
+        schema.expect_owner(connection, database, f"partition {count}")
+        return _divide(connection, count)
+
+    return database.write(work, durable=True)
+
+
+def _divide(connection: Connection, count: int) -> int:
+    schema.alone(connection)
+    quote = connection.dialect.identifier_preparer.quote
+    names = [quote(table.name) for table in METADATA.sorted_tables if table.name != "tenant"]
+    plain = {name for name in names if connection.execute(_IS_PLAIN, {"name": name}).scalar_one()}
+    tables = [_read(connection, name) for name in names] if plain else []
+    for table in tables:
+        for reference, _ in table.references:
+            _do(connection, f"ALTER TABLE {table.name} DROP CONSTRAINT {reference}")
+        for policy, _ in table.walls:  # those of one table look into another one
+            _do(connection, f"DROP POLICY {policy} ON {table.name}")
+    copied = [table for table in tables if table.name in plain]
+    for table in copied:
+        _copy(connection, table, _parts(table.name, count))
+    for table in tables:
+        for reference, written in table.references:
+            _do(connection, f"ALTER TABLE {table.name} ADD CONSTRAINT {reference} {written}")
+        for policy, written in table.walls:
+            _do(connection, f"CREATE POLICY {policy} ON {table.name} {written}")
+    for table in copied:
+        _guard(connection, table, _parts(table.name, count))
+    return len(copied)
+
+
+def _parts(name: str, count: int) -> list[str]:
+    plain = name.strip('"')
+    return [f'"{plain}_p{n}"' for n in range(count)]
+
+
+def _read(connection: Connection, name: str) -> _Table:
+    found = {part: connection.execute(text(query), {"name": name}).all() for part, query in _CATALOG.items()}
+    return _Table(name, **{part: list(rows) for part, rows in found.items()})
+
+
+def _copy(connection: Connection, table: _Table, parts: list[str]) -> None:
+    """Make the divided table in the place of the plain one."""
+    name = table.name
+    _do(connection, f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY")  # else its owner would copy nothing
+    _do(connection, f"ALTER TABLE {name} RENAME TO agentgit_old")
+    for key, _ in table.keys:
+        _do(connection, f"ALTER TABLE agentgit_old DROP CONSTRAINT {key}")
+    for index, _ in table.indexes:
+        _do(connection, f"DROP INDEX {index}")
+    like = "LIKE agentgit_old INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS"
+    _do(connection, f"CREATE TABLE {name} ({like}) PARTITION BY HASH (tenant_id)")
+    for n, part in enumerate(parts):
+        values = f"FOR VALUES WITH (MODULUS {len(parts)}, REMAINDER {n})"
+        _do(connection, f"CREATE TABLE {part} PARTITION OF {name} {values}")
+    _do(connection, f"INSERT INTO {name} SELECT * FROM agentgit_old")  # noqa: S608  # our own names
+    _do(connection, "DROP TABLE agentgit_old")
+    for key, written in table.keys:
+        _do(connection, f"ALTER TABLE {name} ADD CONSTRAINT {key} {written}")
+    for _, written in table.indexes:
+        _do(connection, written)
+
+
+def _guard(connection: Connection, table: _Table, parts: list[str]) -> None:
+    """Give a table and its parts what keeps hands off: a part is nobody's to see or to change but through its table."""
+    for _, written in table.triggers:
+        # One for each row comes to the parts by itself.
+        for place in (table.name, *(parts if "FOR EACH STATEMENT" in written else ())):
+            _do(connection, re.sub(r" ON \S+ FOR EACH ", f" ON {place} FOR EACH ", written))
+    for place in (table.name, *parts):
+        _do(connection, f"ALTER TABLE {place} ENABLE ROW LEVEL SECURITY")
+        _do(connection, f"ALTER TABLE {place} FORCE ROW LEVEL SECURITY")
+    for role, rights in table.grants:
+        _do(connection, f"GRANT {rights} ON {table.name} TO {role}")
+
+
+def _do(connection: Connection, statement: str) -> None:
+    connection.exec_driver_sql(statement)

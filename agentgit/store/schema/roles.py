@@ -1,0 +1,83 @@
+"""What a role of PostgreSQL may do that does not own the tables: work, and neither change them nor edit the trail."""
+
+from __future__ import annotations
+
+import shlex
+
+from sqlalchemy import Connection, text
+
+from agentgit.errors import InvalidInput, NotAllowed, NotFound
+from agentgit.store.schema import schema
+from agentgit.store.schema.migrations import VERSION_TABLE
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.tables import METADATA
+
+WORK = "SELECT, INSERT, UPDATE, DELETE"
+
+ONLY = {
+    VERSION_TABLE: "SELECT",
+    "audit_event": "SELECT, INSERT, DELETE",
+    "erasure": "SELECT, INSERT",
+    "tenant": "SELECT, INSERT, UPDATE",
+}
+"""Where it is less than all of `WORK`. Of the trail a trigger lets only go what was erased with its session."""
+
+# A member of a role becomes that role by SET ROLE.
+_ROLE = text(
+    "SELECT EXISTS (SELECT FROM pg_roles past WHERE (past.rolsuper OR past.rolbypassrls) "
+    "AND pg_has_role(own.oid, past.oid, 'MEMBER')) AS past FROM pg_roles own WHERE own.rolname = :role"
+)
+_OWNS = text(
+    "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY(:names) "
+    "AND pg_has_role(:role, relowner, 'MEMBER')"
+)
+
+
+def grant(database: Database, role: str) -> int:
+    """Give a role what agentgit needs at work; what it had before on the tables is taken away first.
+
+    Args:
+        database: as the owner of its tables.
+        role: who is to work on it.
+
+    Returns:
+        On how many tables.
+
+    Raises:
+        InvalidInput: it is SQLite, which has no roles.
+        NotFound: the server has no such role.
+        NotAllowed: the tables are another role's; or the role owns them, or row-level security does not hold for it.
+        SchemaMismatch: the schema is not this library's.
+    """
+    if database.is_sqlite:
+        raise InvalidInput("A SQLite file has no roles; who may read and write the file may do everything in it.")
+    schema.check(database)
+
+    def work(connection: Connection) -> int:
+        schema.expect_owner(connection, database, f"grant {shlex.quote(role)}")
+        schema.alone(connection)  # two who change the rights of one table at once would fail
+        return _grant(connection, role)
+
+    return database.write(work, durable=True)
+
+
+def _grant(connection: Connection, role: str) -> int:
+    names = [*METADATA.tables, VERSION_TABLE]
+    found = connection.execute(_ROLE, {"role": role}).first()
+    if found is None:
+        raise NotFound(f"The server has no role {role!r}. Make one: CREATE ROLE name LOGIN")
+    if found.past:
+        raise NotAllowed(
+            f"Row-level security does not hold for {role!r}: take SUPERUSER and BYPASSRLS from it first, and the "
+            "membership in roles that have one of them."
+        )
+    if connection.execute(_OWNS, {"names": names, "role": role}).scalar_one():
+        raise NotAllowed(f"{role!r} owns the tables and may do everything with them; take another role for the work.")
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    place = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
+    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {place} TO {quote(role)}")
+    for name in names:
+        table = f"{place}.{quote(name)}"
+        connection.exec_driver_sql(f"REVOKE ALL ON {table} FROM {quote(role)}")
+        connection.exec_driver_sql(f"GRANT {ONLY.get(name, WORK)} ON {table} TO {quote(role)}")
+    return len(names)

@@ -1,0 +1,327 @@
+"""The schema of a database: what it is, what this library needs, and the one road from one to the other (Alembic)."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from sqlalchemy import Connection, MetaData, inspect, select, text
+
+from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
+from agentgit.store.schema import migrations
+from agentgit.store.schema.introspection import OURS, WORDS, Shape, differences, shape_at, shape_of
+from agentgit.store.schema.migrations import ADVISORY_LOCK, BASE, VERSION_TABLE
+from agentgit.store.sql.database import Database, shown
+
+REVISION = "0001"
+"""The newest migration; a test holds it against the folder."""
+
+UNRELEASED = frozenset(f"{number:04}" for number in range(2, 17))
+"""Schemas from before the first release. No migration takes one of these numbers: the one after 0001 is 0017."""
+
+_PLACE = "  (with the password in place of ***)"
+
+_OTHERS = text(
+    "SELECT pg_get_userbyid(relowner) AS owner, current_user AS role FROM pg_class WHERE relname = ANY(:names) "
+    "AND relnamespace = to_regnamespace(current_schema()) AND NOT pg_has_role(relowner, 'USAGE') LIMIT 1"
+)
+
+
+def current(database: Database) -> str | None:
+    """Tell the schema's revision; None if the database has no tables of agentgit."""
+    with database.reading() as connection:
+        return _current(connection)
+
+
+def _current(connection: Connection) -> str | None:
+    if VERSION_TABLE not in _names(connection):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608  # a constant
+    return str(found) if found is not None else None
+
+
+def _names(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names())
+
+
+def check(database: Database, *, deep: bool = False) -> None:
+    """Make sure that this library can work with the database as it is.
+
+    Args:
+        database: any.
+        deep: True to compare every table, column, key, index, trigger and policy with what the migrations make. On a
+            server this needs the right to make a schema, which is gone again at the end.
+
+    Raises:
+        SchemaMismatch: it is older, newer, empty or not agentgit's, or differs; the text says which, and what to do.
+    """
+    found = current(database)
+    _expect_known(database, found)
+    if found is None or found < REVISION:
+        state = "has no tables yet" if found is None else f"has schema {found} and this library needs {REVISION}"
+        way = _command("upgrade", database) if found is None else _road(database)
+        raise SchemaMismatch(f"{database.name} {state}. Run: {way}")
+    if deep and (wrong := database.write(lambda connection: _changed(connection, database))):
+        raise SchemaMismatch(
+            f"{database.name} is not as its migrations made it: {'; '.join(wrong)}. Somebody has changed it by hand: "
+            "take that back, or restore a copy."
+        )
+
+
+def _expect_known(database: Database, found: str | None) -> None:
+    _expect_released(database, found)
+    if found is not None and found > REVISION:
+        raise SchemaMismatch(
+            f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
+            "Run: pip install --upgrade agentgit"
+        )
+
+
+def _expect_released(database: Database, found: str | None) -> None:
+    if found in UNRELEASED:
+        raise SchemaMismatch(
+            f"{database.name} has schema {found}, from before the first release of agentgit. It cannot be upgraded, "
+            "and was not touched. Export its sessions with the version that made it, and import them into a new "
+            "database with this one: agentgit export, agentgit import."
+        )
+
+
+def _changed(connection: Connection, database: Database) -> list[str]:
+    expect_owner(connection, database, "check --deep")
+    return _wrong(connection, REVISION)
+
+
+def _wrong(connection: Connection, revision: str) -> list[str]:
+    return differences(shape_of(connection), shape_at(connection, revision))
+
+
+def _command(verb: str, database: Database, owner: str | None = None) -> str:
+    """Write a command that can be pasted, but for a password, which is not shown.
+
+    Args:
+        verb: what `agentgit db` is to do.
+        database: where.
+        owner: whose tables it changes; None is who has opened the database.
+    """
+    name = database.name if owner is None else shown(database.url.set(username=owner))
+    command = f"agentgit db {verb} --db {shlex.quote(name)}"
+    return f"{command}{_PLACE}" if "***" in name else command
+
+
+def _road(database: Database) -> str:
+    """Write the commands that bring a database to this library's schema; of others' tables they are its owner's."""
+    with database.reading() as connection:
+        others = _others(connection)
+    if others is None:
+        return _command("upgrade", database)
+    again = _command(f"grant {shlex.quote(others.role)}", database, others.owner)
+    return f"{_command('upgrade', database, others.owner).removesuffix(_PLACE)}, then {again}"
+
+
+def _others(connection: Connection) -> Any:
+    """Tell whose the tables are, and who asks; None if they are the role's own, or there are none."""
+    if connection.dialect.name == "sqlite":
+        return None
+    return connection.execute(_OTHERS, {"names": sorted(OURS)}).first()
+
+
+def expect_owner(connection: Connection, database: Database, verb: str) -> None:
+    """Refuse what changes tables to a role that does not own them.
+
+    Args:
+        connection: of the transaction that would change them.
+        database: whose.
+        verb: what `agentgit db` was to do.
+
+    Raises:
+        NotAllowed: they are another role's; the text has the command for that one.
+    """
+    if (others := _others(connection)) is not None:
+        raise NotAllowed(
+            f"{others.role} does not own the tables of {database.name}, and may not change them. Their owner "
+            f"{others.owner} runs: {_command(verb, database, others.owner)}"
+        )
+
+
+def upgrade(database: Database, revision: str | None = None) -> str:
+    """Bring the schema to this library's revision, and tell the revision that is there then.
+
+    Tables of another application in the same database are left alone.
+
+    Args:
+        database: any.
+        revision: a revision on the way; None is this library's.
+
+    Raises:
+        SchemaMismatch: the database is newer than the library, or a name of ours is taken; it was not touched.
+        InvalidInput: there is no such revision, or the database is newer than it.
+    """
+    wanted = migrations.known(revision or REVISION)
+    found = current(database)
+    _expect_known(database, found)
+    if found is not None and found > wanted:
+        raise InvalidInput(f"{database.name} has schema {found}. Run: {_command(f'downgrade {wanted}', database)}")
+    if found is None and database.is_sqlite and not database.in_memory:
+        database.use_wal()
+    if found != wanted:
+        database.write(lambda connection: _upgrade(connection, database, wanted), durable=True)
+    return wanted
+
+
+def _upgrade(connection: Connection, database: Database, revision: str) -> None:
+    alone(connection)
+    found = _current(connection)
+    _expect_known(database, found)  # another process was faster, perhaps one with a newer library
+    if found is None:
+        _expect_room(connection, database)
+    expect_owner(connection, database, "upgrade")
+    if found is None or found < revision:
+        migrations.run(connection, "upgrade", revision)
+
+
+def alone(connection: Connection) -> None:
+    """Wait until no other process migrates; on SQLite a transaction that writes is alone."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+
+
+def _expect_room(connection: Connection, database: Database) -> None:
+    taken = sorted(_names(connection) & OURS - {VERSION_TABLE})
+    if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
+        raise SchemaMismatch(
+            f"The search_path of {database.name} names no schema that is there. Make it first, by CREATE SCHEMA."
+        )
+    if taken:
+        way = (
+            "Give agentgit a file of its own."
+            if database.is_sqlite
+            else "Give agentgit a database of its own, or a schema: CREATE SCHEMA agentgit, and "
+            "?options=-csearch_path%3Dagentgit at the end of the URL."
+        )
+        raise SchemaMismatch(
+            f"{database.name} has tables of something else that are called as ours: {', '.join(taken)}. {way} "
+            "It was not touched."
+        )
+
+
+def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[str]:
+    """Bring the schema back to an earlier revision, in one transaction; tell what was lost with it.
+
+    Args:
+        database: one that has tables.
+        revision: which; `base` removes all tables.
+        lose: True if data may go.
+
+    Raises:
+        InvalidInput: there is no such revision, or the database is older than it.
+        NotAllowed: data would go; the text says what. Nothing was changed.
+        SchemaMismatch: the database is empty, or newer than the library.
+    """
+    migrations.known(revision)
+
+    def work(connection: Connection) -> list[str]:
+        alone(connection)
+        found = _current(connection)
+        _expect_known(database, found)
+        if found is None:
+            raise SchemaMismatch(f"{database.name} has no tables of agentgit.")
+        if revision != BASE and revision > found:
+            raise InvalidInput(f"{database.name} has schema {found}, which is older than {revision}.")
+        expect_owner(connection, database, f"downgrade {revision}")
+        goes = _goes(connection, shape_of(connection), shape_at(connection, revision))
+        if goes and not lose:
+            raise NotAllowed(
+                f"A downgrade of {database.name} from {found} to {revision} loses {', '.join(goes)}. Make a copy; then "
+                f"run: {_command(f'downgrade {revision} --yes', database)}"
+            )
+        migrations.run(connection, "downgrade", revision)
+        return goes
+
+    return database.write(work, durable=True)
+
+
+def _goes(connection: Connection, found: Shape, kept: Shape) -> list[str]:
+    """Say which rows and values are only in what one shape has and another has not."""
+    tables = MetaData()
+    tables.reflect(connection, only=[name for name in found if name != WORDS])
+    said = []
+    for name, table in sorted(tables.tables.items()):
+        if name not in found:
+            continue  # what ours refers to
+        gone = [column for column in table.c if f"column {column.name}" not in kept.get(name, {})]
+        if name not in kept:
+            said += _counted(connection, f"of {name}", select(text("1")).select_from(table))
+        else:
+            for column in gone:
+                default: Any = column.server_default
+                empty = default.arg.text.split("::")[0].strip("'") if default is not None else None
+                filled = column.is_not(None) if empty is None else column != text(f"'{empty}'")
+                said += _counted(connection, f"with a {column.name} in {name}", select(column).where(filled))
+    return said
+
+
+def _counted(connection: Connection, what: str, query: Any) -> list[str]:
+    count = connection.execute(select(text("count(*)")).select_from(query.subquery())).scalar_one()
+    return [f"{count} row{'s' * (count != 1)} {what}"] if count else []
+
+
+def stamp(database: Database, revision: str) -> None:
+    """Note that the tables are those of a revision, after a look that they are; for one who made them by `script`.
+
+    Args:
+        database: one that has the tables.
+        revision: which.
+
+    Raises:
+        InvalidInput: there is no such revision.
+        SchemaMismatch: the tables are others; the text says in what. Or they are from before the first release.
+    """
+    migrations.known(revision)
+
+    def work(connection: Connection) -> None:
+        alone(connection)
+        _expect_released(database, _current(connection))
+        expect_owner(connection, database, f"stamp {revision}")
+        if wrong := _wrong(connection, revision):
+            raise SchemaMismatch(
+                f"The tables of {database.name} are not those of schema {revision}: {'; '.join(wrong)}."
+            )
+        migrations.run(connection, "stamp", revision)
+
+    database.write(work, durable=True)
+
+
+def script(kind: str, start: str | None = None, end: str | None = None) -> str:
+    """Write down the SQL of an upgrade, for an administrator who runs it by hand.
+
+    Args:
+        kind: `postgresql` or `sqlite`.
+        start: the revision that the database has; None if it has no tables.
+        end: the revision that it is to have; None is this library's.
+
+    Raises:
+        InvalidInput: there is no such revision or kind, or the first is not older than the second.
+    """
+    if kind not in ("postgresql", "sqlite"):
+        raise InvalidInput(f"agentgit keeps its data in sqlite or postgresql, not in {kind!r}.")
+    return migrations.script(kind, start or BASE, end or REVISION)
+
+
+def ready(database: Database) -> None:
+    """Make a database usable: SQLite is upgraded at once; a server is left to its administrator.
+
+    Raises:
+        SchemaMismatch: with the command to run; or it is a file of something else, which is not touched.
+    """
+    if not database.is_sqlite:
+        check(database)
+        return
+    with database.reading() as connection:
+        found, names = _current(connection), _names(connection)
+    if found is None and (others := sorted(names - {VERSION_TABLE})):
+        raise SchemaMismatch(
+            f"{database!r} holds tables of something else ({', '.join(others[:3])}) and none of agentgit. Give it a "
+            f"file of its own; or, to have both in this one, run: {_command('upgrade', database)}"
+        )
+    if found != REVISION:
+        upgrade(database)

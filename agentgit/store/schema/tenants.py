@@ -1,0 +1,64 @@
+"""Tenants: an embedded database has one; each is made when it is first used."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Select, insert, select
+
+from agentgit.auth.user import expect_name
+from agentgit.checkpoints import refs
+from agentgit.errors import NotFound
+from agentgit.store.sql.database import Database
+from agentgit.store.sql.ids import new_tenant_id
+from agentgit.store.sql.tables import TENANT
+
+FIRST_NAME = "local"
+
+
+def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:
+    """Give the id of a tenant, making it if there is none.
+
+    Args:
+        database: one that has its tables.
+        name: how it is called; None is the first one, `local`.
+        create: False to make none but the first one.
+
+    Raises:
+        InvalidInput: no tenant can be called so.
+        NotFound: there is none, and none is to be made; near names are told.
+
+    Example:
+        >>> from agentgit.store.schema import schema
+        >>> database = Database(":memory:")
+        >>> schema.ready(database)
+        >>> ensure_tenant(database) == ensure_tenant(database, "local")
+        True
+        >>> ensure_tenant(database, "acme") == ensure_tenant(database)
+        False
+    """
+    called = FIRST_NAME if name is None else expect_name(name, "tenant")
+    wanted = select(TENANT.c.id).where(TENANT.c.name == called)
+    looking = database.bound(tenant_name=called)  # all that one sees before one knows which tenant it is
+    with looking.reading() as connection:
+        found = connection.execute(wanted).scalar()
+        if found is None and not create and called != FIRST_NAME:
+            there = connection.execute(select(TENANT.c.name)).scalars().all()
+            raise NotFound(
+                f"There is no tenant {called!r}. `agentgit --tenant NAME users add USER` makes one with a user.",
+                near=refs.near(called, there),
+            )
+    return int(found) if found is not None else looking.write(lambda c: _ensure(c, wanted, called), durable=True)
+
+
+def _ensure(connection: Connection, wanted: Select[Any], name: str) -> int:
+    if connection.dialect.name == "postgresql":
+        # Nothing to lock by row when there is none; a whole-table lock is short and rare.
+        connection.exec_driver_sql("LOCK TABLE tenant IN SHARE ROW EXCLUSIVE MODE")
+    found = connection.execute(wanted).scalar()
+    if found is not None:
+        return int(found)
+    tenant_id = new_tenant_id()
+    connection.execute(insert(TENANT), {"id": tenant_id, "name": name, "created_at": datetime.now(UTC)})
+    return tenant_id

@@ -1,0 +1,1 @@
+"""Search: the index and the queries on it."""

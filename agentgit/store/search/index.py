@@ -1,0 +1,320 @@
+"""The texts that can be found, and their words: filled at the end of each turn, and before a search where need be.
+
+A branch remembers the number of its last checkpoint whose texts are in. What follows it is put in once: the messages
+that the checkpoint before did not have, the calls since then, and the checkpoint's own name. A fork has nothing of its
+own, so it costs nothing; and what came in any other way (an import, a restored copy) is put in by the next search.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert, select, table, update
+from sqlalchemy.dialects.postgresql import TSVECTOR
+
+from agentgit.checkpoints.finding import Text, plain
+from agentgit.checkpoints.words import composed, words
+from agentgit.sessions.history import from_stored, text_of
+from agentgit.store.objects.blobs import Leaf, shared_prefix
+from agentgit.store.objects.plain_values import SEALED, show_message
+from agentgit.store.records.sessions import Found, Sessions
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_store import GraphStore
+from agentgit.tools.invocation import PAUSED, REDO
+from agentgit.values import from_json
+
+MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
+
+NAMES = "§n"
+"""The word that all texts have which people wrote at checkpoints; no text has a word with such a sign."""
+
+CHECKPOINTS_AT_ONCE = 200
+"""How many checkpoints one transaction takes in, so that other writers need not wait for long."""
+
+
+class Fresh(NamedTuple):
+    """A text that is put in: what it is of, and the first checkpoint that holds it."""
+
+    number: int
+    kind: str
+    text: str
+    hash: bytes | None = None
+    row_id: int | None = None
+
+
+class Texts:
+    """The texts of one tenant.
+
+    Args:
+        tenant_id: whose.
+        sessions: its branches.
+        graphs: its messages.
+        names_only: True to put in only the names of checkpoints: words of what is encrypted would lie in clear.
+    """
+
+    def __init__(self, tenant_id: int, sessions: Sessions, graphs: GraphStore, *, names_only: bool = False) -> None:
+        self.tenant_id = tenant_id
+        self.names_only = names_only
+        self.sessions = sessions
+        self.graphs = graphs
+
+    def behind(self, connection: Connection, session_id: int) -> dict[int, int]:
+        """Give the branches of a session that have checkpoints whose texts are not in, and at most how many."""
+        rows = _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})
+        return {row.id: row.number - row.searched for row in rows}
+
+    def follow(self, connection: Connection, branch_id: int) -> bool:
+        """Put in the texts of a branch's next checkpoints; tell whether there may be more.
+
+        Args:
+            connection: in a transaction that writes.
+            branch_id: the branch.
+
+        Raises:
+            Corrupt: one of them cannot be read; nothing was written.
+        """
+        found = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
+        rows = [row for row in found if row.number > row.searched]
+        if not rows:
+            return False
+        fresh = list(self._fresh(connection, found, rows))  # before anything is written: what is damaged raises here
+        _MOVE.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": rows[-1].number})
+        self._add(connection, rows[0], fresh)
+        return len(found) == CHECKPOINTS_AT_ONCE
+
+    # -- what is new
+
+    def _fresh(self, connection: Connection, found: Sequence[Found], rows: Sequence[Found]) -> Iterator[Fresh]:
+        if self.names_only:
+            yield from (Fresh(row.number, NAMED, row.name, row_id=row.id) for row in rows if row.name)
+            return
+        branch, before = rows[0], self._before(connection, found[0])
+        # Its last one that is in may have been deleted: then it is asked what of it is in.
+        known = self._known(connection, branch) if branch.searched and before is None else set()
+        messages = self._messages(connection, [row for row in (before, *rows) if row is not None])
+        held, at = messages[_state(before)], _state(before)
+        added: list[tuple[int, bytes]] = []
+        made: list[tuple[int, int]] = []
+        for row in rows:
+            if row.name or (row.description and not row.is_auto):
+                yield Fresh(row.number, NAMED, text_of_checkpoint(row).text, row_id=row.id)
+            if _state(row) != at:
+                now = messages[_state(row)]
+                added += [(row.number, key) for key in _added(held, now) if key not in known]
+                held, at = now, _state(row)
+            made.append((row.position - branch.inherited, row.number))
+        is_own = before is not None and before.internal_session_id == branch.internal_session_id
+        first = before.position - branch.inherited if before is not None and is_own else 0
+        yield from self._calls(connection, branch, max(0, first), made, known)
+        leaves = self.graphs.content.blobs.get_many(connection, [key for _, key in added])
+        for number, key in added:
+            if leaves[key].type != SEALED:
+                yield Fresh(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
+
+    def _before(self, connection: Connection, first: Found) -> Found | None:
+        """Give the checkpoint that came before those to be put in, also on the branch that this one left.
+
+        Args:
+            connection: any.
+            first: the first row of `_NEXT`.
+        """
+        if first.number == first.searched:
+            return first
+        if first.searched or first.parent_id is None:
+            return None
+        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first.branch_point_id})
+
+    def _known(self, connection: Connection, branch: Found) -> set[bytes | int]:
+        """Give what of a branch is in already."""
+        given = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
+        return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
+
+    def _messages(self, connection: Connection, rows: Iterable[Found]) -> dict[str | None, Sequence[bytes]]:
+        """List the hashes of the messages of checkpoints by their graph checkpoints; none if that is gone."""
+        asked = {
+            row.graph_checkpoint_id: self.graphs.finding(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
+            for row in rows
+            if row.graph_checkpoint_id is not None and row.message_count
+        }
+        held: dict[str | None, Sequence[bytes]] = defaultdict(tuple)
+        for name, find in asked.items():
+            at = find()
+            held[name] = self.graphs.message_hashes(connection, at) if at is not None else ()
+        return held
+
+    def _calls(
+        self, connection: Connection, branch: Found, first: int, made: Sequence[tuple[int, int]], known: set[Any]
+    ) -> Iterator[Fresh]:
+        """Give the calls that a branch made itself, each with the first checkpoint that is behind it."""
+        last = max(count for count, _ in made)
+        if last <= first:
+            return
+        given = {
+            "tenant": self.tenant_id, "branch": branch.internal_session_id, "first": first, "count": last - first
+        }  # fmt: skip
+        for at, row in enumerate(_CALLS.all(connection, given), first):
+            number = next((number for count, number in made if count > at), None)
+            if number is not None and row.id not in known:
+                yield Fresh(number, CALL, text_of_call(row).text, row_id=row.id)
+
+    # -- words
+
+    def _add(self, connection: Connection, branch: Found, fresh: Iterable[Fresh]) -> None:
+        scope = [scope_of_session(branch.external_session_id), scope_of_branch(branch.internal_session_id)]
+        is_sqlite = connection.dialect.name == "sqlite"
+        rows = []
+        # In the order of their checkpoints, so that what a branch has until one of them can be told by the ids.
+        for one in sorted(fresh, key=lambda one: one.number):
+            marks = [*scope, NAMES] if one.kind == NAMED else scope
+            found = [*marks, *(word.text for word in words(composed(one.text)))]
+            rows.append({
+                "tenant_id": self.tenant_id, "id": new_id(), "internal_session_id": branch.internal_session_id,
+                "number": one.number, "kind": one.kind, "hash": one.hash, "row_id": one.row_id,
+                "words": " ".join(found) if is_sqlite else vector(found),
+            })  # fmt: skip
+        if rows:
+            _ADD.run(connection, *rows)
+            if is_sqlite:
+                _ADD_WORDS.run(connection, *rows)
+
+
+def _state(row: Found | None) -> str | None:
+    """Tell which graph checkpoint a checkpoint stands for: those after and before a turn often have the same."""
+    return row.graph_checkpoint_id if row is not None else None
+
+
+def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
+    """List what one list of hashes has that another has not."""
+    kept = shared_prefix(before, now)
+    if kept == len(before):
+        return list(now[kept:])
+    gone = set(before[kept:])
+    return [key for key in now[kept:] if key not in gone]
+
+
+def scope_of_session(session_id: int) -> str:
+    """Give the word that all texts of a session have."""
+    return f"§s{session_id}"
+
+
+def scope_of_branch(branch_id: int) -> str:
+    """Give the word that all texts of a branch have."""
+    return f"§b{branch_id}"
+
+
+def vector(found: Sequence[str]) -> str:
+    """Write words as PostgreSQL's tsvector: each with the places where it stands.
+
+    Example:
+        >>> vector(["a", "b", "a"])
+        "'a':1,3 'b':2"
+    """
+    places: dict[str, list[int]] = {}
+    for place, word in enumerate(found, 1):
+        places.setdefault(word, []).append(place)
+    return " ".join(f"'{word}':{','.join(map(str, at[:256]))}" for word, at in places.items())
+
+
+def forget_words(connection: Connection, tenant_id: int) -> None:
+    """Forget all words of a tenant, so that the next search of each session puts in what may lie there now.
+
+    On SQLite those of every tenant: an FTS5 table that keeps no texts cannot forget a part of them.
+    """
+    texts, branches = delete(SEARCH_TEXT), update(BRANCH).where(BRANCH.c.searched != 0)
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("INSERT INTO search_words(search_words) VALUES ('delete-all')")
+    else:
+        texts = texts.where(SEARCH_TEXT.c.tenant_id == tenant_id)
+        branches = branches.where(BRANCH.c.tenant_id == tenant_id)
+    connection.execute(texts)
+    connection.execute(branches.values(searched=0))
+
+
+# -- the text of each kind, as it is put in and as it is shown
+
+
+def text_of_message(value: Leaf) -> Text:
+    """Give what a message is found by: its text, and of a tool's answer the tool's name before it."""
+    stored = show_message(value)
+    shown = from_stored(stored)
+    name = stored["data"].get("name") if shown["role"] == "tool" else None
+    text = text_of(shown)
+    return Text(f"{name}: {text}" if name else text, role=shown["role"], name=name, id=shown["id"])
+
+
+def text_of_call(row: Found) -> Text:
+    """Give what a call is found by: tool and arguments, what it raised, and what it returned if no message says so."""
+    text = f"{row.tool_name}({plain(from_json(row.args))})"
+    if row.tool_call_id is None and row.result is not None:
+        text += f" → {plain(from_json(row.result))}"
+    if row.error_message:
+        text += f" ! {row.error_message}"
+    return Text(text, name=row.tool_name, id=row.id)
+
+
+def text_of_checkpoint(row: Found) -> Text:
+    """Give what a checkpoint is found by: its name, and what a person wrote about it."""
+    own = None if row.is_auto else row.description
+    return Text(" - ".join(filter(None, (row.name, own))), name=row.name)
+
+
+# -- statements
+
+_C = CHECKPOINT.c
+_of_branch = (_C.tenant_id == bindparam("tenant"), _C.internal_session_id == bindparam("branch"))
+_OF_BRANCH_TOO = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
+_WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _OF_BRANCH_TOO)).join_from(
+    CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
+)
+# The last one that is in, and those that come next. Who reads them moves the number: others wait until then.
+_NEXT = Prepared(
+    _WITH_BRANCH.where(*_of_branch, _C.number >= BRANCH.c.searched)
+    .order_by(_C.number)
+    .limit(CHECKPOINTS_AT_ONCE)
+    .with_for_update(of=BRANCH, key_share=True)
+)
+_BY_ID = Prepared(_WITH_BRANCH.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
+_BEHIND = Prepared(
+    select(BRANCH.c.id, BRANCH.c.searched, _C.number)
+    .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
+    .where(
+        BRANCH.c.tenant_id == bindparam("tenant"),
+        BRANCH.c.external_session_id == bindparam("session"),
+        _C.number > BRANCH.c.searched,
+    )
+    .order_by(BRANCH.c.id)
+)
+_MOVE = Prepared(
+    update(BRANCH)
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+    .values(searched=bindparam("now"))
+)
+_CALLS = Prepared(
+    select(TOOL_INVOCATION)
+    .where(
+        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
+        TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
+        TOOL_INVOCATION.c.status != PAUSED,
+        TOOL_INVOCATION.c.kind != REDO,
+    )
+    .order_by(TOOL_INVOCATION.c.arrival)
+    .limit(bindparam("count"))
+    .offset(bindparam("first"))
+)
+_OF_BRANCH = Prepared(
+    select(SEARCH_TEXT.c.hash, SEARCH_TEXT.c.row_id).where(
+        SEARCH_TEXT.c.tenant_id == bindparam("tenant"), SEARCH_TEXT.c.internal_session_id == bindparam("branch")
+    )
+)
+_WORDS = table("search_words", column("rowid"), column("words"))
+_ADD_WORDS = Prepared(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))
+_plain: dict[str, Any] = {c.name: bindparam(c.name) for c in SEARCH_TEXT.c if c.name != "words"}
+_ADD = Prepared({
+    "sqlite": insert(SEARCH_TEXT).values(_plain),
+    "postgresql": insert(SEARCH_TEXT).values({**_plain, "words": cast(bindparam("words"), TSVECTOR)}),
+})  # fmt: skip

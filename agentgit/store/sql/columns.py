@@ -1,0 +1,195 @@
+"""What the tables are made of: their MetaData, kinds of columns, and the base of all rows."""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKeyConstraint,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Text,
+    text,
+)
+from sqlalchemy.orm import registry
+from sqlalchemy.types import TypeDecorator
+from sqlmodel import Field, SQLModel
+
+from agentgit.errors import Corrupt
+from agentgit.store.sql.encryption import Clear, as_given, as_stored, is_refused, seal_on, text_as_given, text_as_stored
+
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class UTCDateTime(TypeDecorator[datetime]):
+    """An aware UTC time, also where the database itself knows no zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value.astimezone(UTC) if value is not None else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        found: datetime = value
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+class SafeText(TypeDecorator[str]):
+    """Text that survives U+0000 and lone surrogates, which PostgreSQL and UTF-8 refuse.
+
+    A code point that cannot be stored is written as backslash, `u`, four hex digits; a backslash is doubled.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or ("\\" not in value and "\0" not in value and value.isascii()):
+            return value
+        return "".join(
+            "\\\\" if c == "\\" else f"\\u{ord(c):04x}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in value
+        )
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or "\\" not in value:
+            return value
+        out, i = [], 0
+        while i < len(value):
+            if value[i] != "\\":
+                out.append(value[i])
+                i += 1
+            elif value[i + 1] == "\\":
+                out.append("\\")
+                i += 2
+            else:
+                out.append(chr(int(value[i + 2 : i + 6], 16)))
+                i += 6
+        return "".join(out)
+
+
+class Payload(TypeDecorator[bytes]):
+    """Bytes that are sealed in a database that has keys, see `agentgit.store.sql.encryption`.
+
+    Args:
+        place: the table and the column, like `blob.data`.
+        is_hashed: True if whoever reads it compares it with a hash: then that is what names a row that does not open.
+            What must not be in clear comes as `Clear`.
+    """
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, place: str, *, is_hashed: bool = False) -> None:
+        super().__init__()
+        self.place, self.is_hashed = place, is_hashed
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return None if value is None else as_stored(seal_on(dialect), self.place, value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
+        if value is None:
+            return None
+        seal = seal_on(dialect)
+        if self.is_hashed and is_refused(seal, value):
+            return Clear(value)
+        try:
+            return as_given(seal, self.place, value)
+        except Corrupt:
+            if not self.is_hashed:
+                raise
+            return value
+
+
+class SealedText(SafeText):
+    """Text that is sealed in a database that has keys.
+
+    Args:
+        place: the table and the column.
+    """
+
+    cache_ok = True
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        safe = super().process_bind_param(value, dialect)
+        return None if safe is None else text_as_stored(seal_on(dialect), self.place, safe)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        safe = None if value is None else text_as_given(seal_on(dialect), self.place, value)
+        return super().process_result_value(safe, dialect)
+
+
+def identity(**kwargs: Any) -> Any:
+    return Field(sa_column=Column(BigInteger, nullable=False, autoincrement=False, **kwargs))
+
+
+def reference() -> Any:
+    return Field(default=None, sa_column=Column(BigInteger, nullable=True))
+
+
+def moment(*, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(UTCDateTime, nullable=nullable))
+
+
+def words(*, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(SafeText, nullable=nullable))
+
+
+def word(length: int, *, nullable: bool = False, **kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(String(length), nullable=nullable, **kwargs))
+
+
+def binary(*, nullable: bool = False, **kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable, **kwargs))
+
+
+def sealed(place: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(Payload(place, is_hashed=is_hashed), nullable=nullable))
+
+
+def sealed_words(place: str, *, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
+
+
+def mac() -> Any:
+    """Hold the message authentication code of the row, see `agentgit.store.sql.row_codes`."""
+    return binary(nullable=True)
+
+
+def number(*, small: bool = False, **kwargs: Any) -> Any:
+    return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
+
+
+def same_tenant(column: str, table: str) -> ForeignKeyConstraint:
+    """Refer to a row of the same tenant, and of no other."""
+    return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
+
+
+def where(condition: str) -> dict[str, Any]:
+    """Index only the rows that meet a condition."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
+
+class Row(SQLModel, registry=registry(metadata=METADATA)):
+    """The base of all tables."""
+
+    metadata: ClassVar[MetaData] = METADATA

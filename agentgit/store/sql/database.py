@@ -1,0 +1,465 @@
+"""One database: its address, its connections, its transactions, and what its failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+
+from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as NoneFree
+
+from agentgit.auth.keyring import Keyring
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, Unavailable
+from agentgit.store.audit import outbox
+from agentgit.store.audit.bus import Bus, on_loop
+from agentgit.store.audit.trail import begin_notes, end_notes
+from agentgit.store.sql import postgres, process_fork
+from agentgit.store.sql.driver_errors import Again, Broken, Raced, is_broken, meaning
+from agentgit.store.sql.encryption import Seal, put_seal
+from agentgit.store.sql.leases import LEASE_SECONDS, Leases
+from agentgit.store.sql.nested_transactions import Stage, Turns, nested
+from agentgit.store.sql.row_level_security import CARRIED, EVERYBODY, settings_of, transaction
+from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, Lite
+from agentgit.store.sql.tables import METADATA
+
+if TYPE_CHECKING:
+    from agentgit.store.sql.async_driver import Loops
+
+LOG = logging.getLogger("agentgit")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ATTEMPTS = 6
+"""How often a transaction runs when another one was in its way."""
+
+_SHRINK = {
+    "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
+    "postgresql": ("VACUUM blob", "VACUUM graph_checkpoint", "VACUUM graph_write", "VACUUM checkpoint"),
+}
+
+_WIPE = {
+    "sqlite": _SHRINK["sqlite"],
+    # What the planner knows of a table has values of its rows, until it is analyzed again.
+    "postgresql": ("VACUUM (ANALYZE) " + ", ".join(f'"{name}"' for name in METADATA.tables),),
+}
+
+_USER = "agentgit.user_id"
+"""The setting that says whose sessions a transaction sees."""
+
+_NOT_YOURS = "01000"
+"""How a server warns of a table that it did not look at, as it is another role's."""
+
+_SIZE = {
+    "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+    "postgresql": "SELECT pg_database_size(current_database())",
+}
+
+NOTHING_MORE: Mapping[str, str] = {}
+"""Settings of a transaction beside those of its database."""
+
+_writers: dict[str, Turns] = {}
+"""One lock for each SQLite file, whoever has opened it in this process."""
+
+
+def parse_url(where: str | Path | URL) -> URL:
+    """Read what a user may give as a database: a path, `:memory:`, or a SQLAlchemy URL.
+
+    Args:
+        where: the database.
+
+    Raises:
+        InvalidInput: it is neither.
+
+    Example:
+        >>> parse_url("notes.db").render_as_string()
+        'sqlite:///notes.db'
+    """
+    if isinstance(where, URL):
+        return where
+    text = str(where)
+    if "://" not in text:
+        return URL.create("sqlite", database=text)
+    url = read_url(text)
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"agentgit keeps its data in SQLite or PostgreSQL, not in {url.get_backend_name()}.")
+    return url
+
+
+def read_url(text: str) -> URL:
+    """Take a URL apart; what is wrong with one is told without its text, which may have a password anywhere.
+
+    Raises:
+        InvalidInput: it is none, or what is before its host has a sign that belongs to the URL itself.
+
+    Example:
+        >>> read_url("postgresql://me:p@ss@host/db")
+        Traceback (most recent call last):
+        agentgit.errors.InvalidInput: This URL has more than one @. Write the one of a password or name as %40, ...
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        kind = text.partition("://")[0] if "://" in text else ""
+        raise InvalidInput(
+            f"{kind}://… is no database URL. Give a path, or write sqlite:///agentgit.db or "
+            "postgresql://user:password@host:5432/name; in a password, what has a meaning in URLs is written with %."
+        ) from None
+    if url.get_backend_name() != "sqlite" and "@" in f"{url.host or ''}{url.database or ''}":
+        raise InvalidInput(
+            "This URL has more than one @. Write the one of a password or name as %40, and a % as %25. It is not shown "
+            "here, as it may have a part of the password."
+        )
+    return url
+
+
+def shown(url: URL) -> str:
+    """Write a URL without its passwords.
+
+    Example:
+        >>> shown(parse_url("postgresql://me:se%40cret@host/db?password=more"))
+        'postgresql+psycopg://me:***@host/db?password=***'
+    """
+    hidden = {name: "***" for name in url.query if "password" in name}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
+
+
+class Database:
+    """An open database. Safe to use from many threads.
+
+    Args:
+        where: a path, `:memory:` or a URL.
+        pool_size: how many connections to a server there are at most.
+        lease_seconds: how long a run on a server counts as alive after it was last heard of.
+        keyring: what its values are encrypted with; None if they are not.
+    """
+
+    def __init__(
+        self, where: str | Path | URL, *, pool_size: int = postgres.POOL_SIZE, lease_seconds: float = LEASE_SECONDS,
+        keyring: Keyring | None = None,
+    ) -> None:  # fmt: skip
+        self.seal = Seal(keyring) if keyring is not None else None
+        self.url = parse_url(where)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.in_memory = self.is_sqlite and self.url.database in (None, "", ":memory:")
+        self.name = shown(self.url)
+        self.tenant_id: int | None = None
+        self._bound: dict[str, str] = {}
+        self._settings = self._bound
+        self.bus = Bus()
+        self._lite = Lite(self.url, in_memory=self.in_memory) if self.is_sqlite else None
+        self.engine: Engine = self._lite.engine if self._lite is not None else postgres.server(self.url, pool_size)
+        put_seal(self.engine.dialect, self.seal)
+        self._loops = None if self.is_sqlite else _async_side(self.url, pool_size, self.seal)
+        self.leases = None if self.is_sqlite else Leases(self._renewing, lease_seconds)
+        self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
+        # A database in memory has one connection, so its users take turns; a file has as many as it needs.
+        self._turn: AbstractContextManager[Any] = Turns(threading.RLock()) if self.in_memory else nullcontext()
+        # SQLite lets a second writer sleep for milliseconds before it looks again; in one process they take turns here.
+        self._writing = self._one_writer()
+        # Shared with those that `bound` makes, like all that it closes.
+        self._closed, self._pool = threading.Event(), self.engine.pool
+        self._place = f"memory {id(self.engine)}" if self.in_memory else str(self.url)
+        process_fork.remember(self)
+
+    def __repr__(self) -> str:
+        return f"Database({self.name!r})"
+
+    def bound(
+        self, tenant_id: int | None = None, user_id: int | str | None = None, *, tenant_name: str | None = None
+    ) -> Self:
+        """Give the same database, whose transactions on PostgreSQL see only what row-level security lets somebody see.
+
+        It shares connections, bus and locks, and closing it closes them. SQLite has no such wall.
+
+        Args:
+            tenant_id: the tenant; None is none.
+            user_id: the user whose sessions are seen, `EVERYBODY` for those of all; None is nobody's.
+            tenant_name: how a tenant is called whose id is not known yet.
+        """
+        settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
+        made = self.apart()
+        made.tenant_id = tenant_id
+        made._bound = {f"agentgit.{name}": str(value) for name, value in settings.items() if value is not None}
+        made._settings = made._bound
+        return made
+
+    def apart(self) -> Self:
+        """Give the same database, for which `seeing` holds by itself."""
+        made = copy.copy(self)
+        process_fork.remember(made)
+        return made
+
+    @contextmanager
+    def seeing(self, user_id: int) -> Iterator[None]:
+        """Let the transactions of this object see what another user sees, until the block ends.
+
+        Args:
+            user_id: whose sessions are seen; if those of all are seen, they still are.
+        """
+        bound = self._bound
+        if bound.get(_USER, EVERYBODY) != EVERYBODY:
+            self._settings = {**bound, _USER: str(user_id)}
+        try:
+            yield
+        finally:
+            self._settings = bound
+
+    def _renewing(self, tenant_id: int, work: Callable[[Connection], None]) -> None:
+        self.bound(tenant_id, EVERYBODY).write(work)
+
+    def _one_writer(self) -> AbstractContextManager[Any]:
+        one_file = self.is_sqlite and not self.in_memory
+        return _writers.setdefault(str(self.url), Turns()) if one_file else nullcontext()
+
+    @property
+    def files(self) -> list[str]:
+        """The files that SQLite keeps it in; none on a server or in memory."""
+        if not self.is_sqlite or self.in_memory:
+            return []
+        path = os.path.realpath(str(self.url.database))
+        return [path + end for end in ("", "-wal", "-shm", "-journal")]
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a sync function that uses this database, while the event loop goes on.
+
+        On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
+        greenlet is not installed, it runs in a thread.
+        """
+        self.expect_open()
+        with on_loop():
+            if self._loops is None:
+                return await asyncio.to_thread(call, *args, **kwargs)
+            return await self._loops.run(call, *args, **kwargs)
+
+    def _transaction(
+        self, mode: str, more: Mapping[str, str] = NOTHING_MORE, **kind: bool
+    ) -> AbstractContextManager[Connection]:
+        if self._lite is not None:
+            return self._lite.transaction(mode)
+        engine = (self._loops and self._loops.engine()) or self.engine
+        return transaction(engine, settings_of({**self._settings, **more}), **kind)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed.is_set()
+
+    def expect_open(self) -> None:
+        """Refuse what comes after `close`: a connection would be opened again that nobody closes.
+
+        Raises:
+            Unavailable: it was closed.
+        """
+        if self.is_closed:
+            raise Unavailable(
+                f"{self.name} was closed here, and all that was made from that repository or saver ended with it. Open "
+                "it again: agentgit.open(...)."
+            )
+
+    @contextmanager
+    def _entered(self, stage: Stage) -> Iterator[None]:
+        """Come to a transaction: refuse it after `close`, or inside of one that it would wait for."""
+        self.expect_open()
+        try:
+            with self._translated(stage), nested(stage, self.name, has_one_connection=self.in_memory), self._turn:
+                yield
+        finally:
+            if self.is_closed:  # meanwhile; the connection came back to a pool that nobody empties again
+                self._pool.dispose()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._loops is not None and self._loops.engine() is not None:
+            self._loops.sleep(seconds)
+        else:
+            time.sleep(seconds)
+
+    @contextmanager
+    def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
+        """Give a connection that changes nothing.
+
+        Args:
+            one_moment: True if all its statements must see the same moment. On SQLite they always do; on PostgreSQL
+                each sees what is committed when it begins.
+        """
+        seen = self._transaction(READING, only_reads=True, one_moment=one_moment)
+        with self._entered(Stage(self._place)), seen as connection:
+            yield connection
+
+    def write(self, work: Callable[[Connection], T], *, durable: bool = False, carried: bool = False) -> T:
+        """Run `work` in one transaction, again if another one was in its way, and commit.
+
+        Args:
+            work: does the statements; it may run several times and must make its ids inside.
+            durable: True if the commit must survive a loss of power (intents and pointers do).
+            carried: True if a later commit of the same work is durable, and carries this one to the disk: then a server
+                need not wait for its disk now.
+
+        Raises:
+            Unavailable: the database stayed locked, is read-only, full or out of reach.
+        """
+        # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
+        attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS
+        mode, has_broken, before = DURABLE if durable else WRITING, False, None
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._once(work, mode, CARRIED if carried else NOTHING_MORE)
+            except Again as error:
+                # A row that is refused again, after what refused it is committed and seen, is nobody else's doing.
+                if isinstance(error, Raced) and before == error.words:
+                    raise error.refused from error.__cause__
+                # One connection may break; if the next one does too, it is no accident.
+                if attempt == attempts or (has_broken and isinstance(error, Broken)):
+                    raise Unavailable(str(error)) from error
+                has_broken |= isinstance(error, Broken)
+                before = error.words if isinstance(error, Raced) else None
+                self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _once(self, work: Callable[[Connection], T], mode: str, more: Mapping[str, str]) -> T:
+        """Run `work` in one transaction, write down what it noted, commit, and tell those who listen."""
+        places: Sequence[Any] = ()
+        committed, stage = False, Stage(self._place, writes=True, committing=False)
+        try:
+            with self._entered(stage), self._writing, self._transaction(mode, more) as connection:
+                begin_notes(connection)
+                answer = work(connection)
+                written = end_notes(connection)
+                if written.has_hooks:
+                    outbox.put(connection, written.tenant_id, written.events)
+                if written.rows and self.bus.is_heard:
+                    places = self.bus.expect(written.events)
+                stage.committing = True
+            committed = True
+            return answer
+        finally:
+            if places:
+                self.bus.settle(places, committed=committed)
+
+    def shrink(self, *, wipe: bool = False) -> None:
+        """Give the free space of the database back to the file system; writers wait until it is done.
+
+        Args:
+            wipe: True to look at every table, so that what was deleted is gone from all of them.
+
+        Raises:
+            Unavailable: it should wipe, and somebody holds what was deleted, or the role may not.
+        """
+        statements = (_WIPE if wipe else _SHRINK)["sqlite" if self.is_sqlite else "postgresql"]
+        warned: list[str] = []
+        with self._entered(Stage(self._place, writes=True)), self._writing, self.engine.connect() as connection:
+            raw: Any = connection.connection.dbapi_connection
+            if not self.is_sqlite:
+                raw.autocommit = True  # a vacuum cannot run inside of a transaction
+                raw.add_notice_handler(lambda told: warned.append(told.sqlstate))
+            cursor = raw.cursor()
+            for statement in statements:
+                cursor.execute(statement)
+                if wipe and statement.startswith("PRAGMA wal") and cursor.fetchone()[0]:
+                    raise Unavailable(
+                        f"Somebody reads {self.name} now, so its log keeps what was there. Run agentgit gc later."
+                    )
+            cursor.close()
+            if not self.in_memory:  # the one connection of that is the database
+                connection.invalidate()  # nobody else should get a connection that commits by itself
+        if wipe and _NOT_YOURS in warned:
+            raise Unavailable(
+                "The role of this connection does not own the tables. Let their owner run: VACUUM (ANALYZE)"
+            )
+
+    def size(self) -> int:
+        """Tell how many bytes the database takes: its files, or on a server what that says."""
+        if self.is_sqlite and not self.in_memory:
+            return sum(os.path.getsize(path) for path in self.files if os.path.exists(path))
+        with self.reading() as connection:
+            return int(connection.exec_driver_sql(_SIZE["sqlite" if self.is_sqlite else "postgresql"]).scalar_one())
+
+    def use_wal(self) -> None:
+        """Let readers and a writer of a SQLite file work at once. The file keeps it, so it is asked for only once."""
+        with self._entered(Stage(self._place)), self.engine.connect() as connection:
+            raw: Any = connection.connection.dbapi_connection
+            raw.execute("PRAGMA journal_mode=WAL")  # SQLite refuses it inside of a transaction
+
+    @contextmanager
+    def _translated(self, stage: Stage) -> Iterator[None]:
+        """Turn the drivers' errors into ours, which say what to do next; tell of refusals when all is undone."""
+        try:
+            yield
+        except NotAllowed as error:
+            self._tell(error)
+            raise
+        except NoneFree as error:
+            raise Unavailable(
+                f"All connections to {self.name} were in use for {postgres.POOL_SECONDS} s. Open it with a larger "
+                "pool_size, or let fewer threads or tasks use it at once."
+            ) from error
+        except DBAPIError as error:
+            raise self._meaning(cast(Exception, error.orig), stage) from error
+        except self._driver_error as error:  # from a statement that went past SQLAlchemy
+            raise self._meaning(error, stage) from error
+
+    def _meaning(self, error: Exception, stage: Stage) -> Exception:
+        if not self.is_sqlite and is_broken(error):
+            # The others of the pool go back to the same server, which may have restarted.
+            ((self._loops and self._loops.engine()) or self.engine).dispose()
+        return meaning(error, self.name, committing=stage.committing)
+
+    def before_fork(self) -> None:
+        """Let a child find no open file of this database."""
+        if self._lite is not None and not self.in_memory:
+            self._lite.close_idle()
+
+    def after_fork(self) -> None:
+        """Give a child connections of its own; those of its parent are left alone."""
+        _writers.clear()
+        self._writing = self._one_writer()
+        self.bus.after_fork()
+        if not self.is_sqlite:
+            self.engine.dispose(close=False)
+        if self._loops is not None:
+            self._loops.after_fork()
+        if self.leases is not None:
+            self.leases.after_fork()
+
+    def _tell(self, refused: NotAllowed) -> None:
+        """Write a refusal to the audit trail, in a transaction of its own; the refusal stands if that fails."""
+        told, refused.told = refused.told, None
+        if told is None:
+            return
+        try:
+            self.write(told)
+        except AgentGitError as error:
+            LOG.warning("A refusal is not in the audit trail: %s", error)
+
+    def close(self) -> None:
+        """Give all connections back; whoever uses the object afterwards is refused with `Unavailable`."""
+        self.bus.close()  # first: its callbacks finish what waits for them, and may look here
+        self._closed.set()
+        if self.leases is not None:
+            self.leases.close()
+        if self._loops is not None:
+            self._loops.close()
+        if self._lite is not None:
+            self._lite.close()
+        self.engine.dispose()
+
+
+def _async_side(url: URL, pool_size: int, seal: Seal | None) -> Loops | None:
+    if find_spec("greenlet") is None:  # SQLAlchemy's async side needs it; without it a thread does
+        return None
+    from agentgit.store.sql.async_driver import Loops  # costs 30 ms, which SQLite needs not pay
+
+    return Loops(url, pool_size, seal)

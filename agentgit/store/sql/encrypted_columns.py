@@ -1,0 +1,75 @@
+"""What lies in the sealed columns: the tables as they are stored, and which key each value has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, func, select
+
+from agentgit.store.objects.blobs import LIST
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.columns import Payload, SealedText
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.encryption import TEXT_MARK, key_of, sealed_text
+from agentgit.store.sql.tables import BLOB, METADATA
+
+SHOWN = 40
+"""So many bytes from the beginning of a sealed value tell its key; in base64 a third more."""
+
+
+@cache
+def raw(name: str) -> Table:
+    """Give a table whose values come as they are stored."""
+    kinds = {Payload: LargeBinary, SealedText: Text}
+    columns = [
+        Column(c.name, kinds.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
+        for c in METADATA.tables[name].c
+    ]
+    return Table(name, MetaData(), *columns)
+
+
+@cache
+def sealed_columns() -> Mapping[str, Sequence[str]]:
+    """Name the columns that are sealed, by their tables."""
+    found = {
+        table.name: [c.name for c in table.c if isinstance(c.type, Payload | SealedText)]
+        for table in METADATA.sorted_tables
+    }
+    return {name: columns for name, columns in found.items() if columns}
+
+
+def of_tenant(table: Table, tenant_id: int) -> list[Any]:
+    """Say which rows of a table are meant. Lists are hashes, which the database itself follows."""
+    mine = [table.c.tenant_id == tenant_id]
+    return [*mine, table.c.type != LIST] if table.name == BLOB.name else mine
+
+
+def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
+    """Count the values and rows of a tenant that each key has sealed; the others are under the empty name."""
+    found: Counter[str] = Counter()
+    for name, columns in sealed_columns().items():
+        table = raw(name)
+        for column in columns:
+            head = func.substr(table.c[column], 1, 2 * SHOWN).label("head")
+            query = select(head).where(*of_tenant(table, tenant_id), table.c[column].is_not(None))
+            for page in Prepared(query).pages(connection, raw=True):
+                found.update(key_in(head) for (head,) in page)
+    for table in map(raw, (table.name for table in row_codes.tables())):
+        query = select(func.substr(table.c.mac, 1, SHOWN)).where(table.c.tenant_id == tenant_id)
+        for page in Prepared(query).pages(connection, raw=True):
+            found.update(key_in(head) for (head,) in page)
+    return dict(sorted(found.items()))
+
+
+def key_in(stored: Any) -> str:
+    """Tell which key a stored value has, also from its beginning; the empty text if none."""
+    if not isinstance(stored, str | bytes | memoryview):
+        return ""
+    if isinstance(stored, str):
+        # Whole groups of four: the beginning of a text may end anywhere.
+        rest = len(stored) - (len(stored) - len(TEXT_MARK)) % 4
+        stored = sealed_text(stored[:rest])
+    return key_of(bytes(stored)) or ""

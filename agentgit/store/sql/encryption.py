@@ -1,0 +1,258 @@
+"""Encryption at rest: what the columns of type `Payload` and `SealedText` hold, in a database that has keys.
+
+A sealed value is `MAGIC`, 1, the length of the key's name, the name, a random nonce of 12 bytes, and what AES-256-GCM
+made of the value, with its tag. Tenant, table and column are authenticated with it, so that a value opens only where it
+was sealed; which row it belongs to is told by its hash, where it has one. What is plain is stored as it is; only if it
+happens to begin with `MAGIC` it gets `MAGIC`, 0 in front.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from base64 import b64decode, b64encode
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Dialect
+
+from agentgit.auth.keyring import Keyring
+from agentgit.errors import Corrupt, KeyMissing, Unavailable
+
+MAGIC = b"\xffagit"
+PLAIN, SEALED = 0, 1
+NONCE_BYTES = 12
+HEAD = len(MAGIC) + 2
+
+TEXT_MARK = "\\!agit:"
+"""Before the base64 of a sealed text; no text is stored with a backslash before a `!`, see `SafeText`."""
+
+ENVIRONMENT = "AGENTGIT_ENCRYPTION_KEYS"
+_SEAL = "agentgit_seal"
+
+
+class Clear(bytes):
+    """Bytes that stay as they are in an encrypted database: hashes, by which the database itself follows a list.
+
+    What else is read as such was put there by somebody without the key.
+    """
+
+
+class InClear(Corrupt):
+    """A value is in clear in a database in which everything is encrypted."""
+
+
+class Seal:
+    """Seals and opens the values of one tenant in one open database.
+
+    Args:
+        keyring: its keys.
+
+    Raises:
+        Unavailable: cryptography is not installed.
+    """
+
+    def __init__(self, keyring: Keyring) -> None:
+        self.keyring = keyring
+        self.tenant_id: int | None = None
+        self.is_whole = False
+        """True where nothing is in clear: what is all the same, somebody without the key has put there."""
+        self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        """The statements that were compiled for this database, see `agentgit.store.sql.compiled_statement`."""
+        self._ciphers: dict[str, Any] = {}
+        self._associated: dict[str, bytes] = {}
+        _ = self._library
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            return import_module("cryptography.hazmat.primitives.ciphers.aead")
+        except ModuleNotFoundError as error:
+            raise Unavailable('Encryption needs its library. Run: pip install "agentgit[encryption]"') from error
+
+    def seal(self, place: str, value: bytes | memoryview, key: str | None = None) -> bytes:
+        """Seal a value.
+
+        Args:
+            place: the table and the column, like `blob.data`.
+            value: its bytes.
+            key: the name of the key; None is the current one.
+        """
+        name, nonce = key or self.keyring.current, os.urandom(NONCE_BYTES)
+        closed: bytes = self._cipher(name).encrypt(nonce, value, self._about(place))
+        return _head(name) + nonce + closed
+
+    def open(self, place: str, data: bytes) -> bytes:
+        """Open what `seal` made.
+
+        Raises:
+            KeyMissing: its key is not in the ring.
+            Corrupt: it was changed or moved, or its key is another one of that name.
+        """
+        name = key_of(data) or ""
+        if name not in self.keyring:
+            raise missing(name)
+        start = HEAD + len(name)
+        nonce, rest = data[start : start + NONCE_BYTES], data[start + NONCE_BYTES :]
+        try:
+            plain: bytes = self._cipher(name).decrypt(nonce, rest, self._about(place))
+        except (self._invalid, ValueError) as error:
+            raise Corrupt(
+                f"A value in {place} does not open with the key {name}: it was changed or moved, or this is another "
+                "key of that name. Run: agentgit fsck, which names the row; then restore the database from a copy.",
+                row=place,
+            ) from error
+        return plain
+
+    @cached_property
+    def _invalid(self) -> type[Exception]:
+        found: type[Exception] = import_module("cryptography.exceptions").InvalidTag
+        return found
+
+    def code(self, place: str, message: bytes, key: str | None = None) -> bytes:
+        """Make the message authentication code of a row: HMAC-SHA256, behind the head of a sealed value.
+
+        Its key is derived from that of the values as in HKDF-Expand (RFC 5869), for this use and place.
+
+        Args:
+            place: the table.
+            message: what is authenticated.
+            key: the name of the key; None is the current one.
+        """
+        name = key or self.keyring.current
+        own = hmac.digest(self.keyring[name], b"row " + self._about(place) + b"\1", "sha256")
+        return _head(name) + hmac.digest(own, message, "sha256")
+
+    def is_code(self, place: str, message: bytes, found: bytes) -> bool:
+        """Tell whether `code` gives this for a message, with any key of the ring."""
+        name = key_of(found)
+        if name is None or name not in self.keyring:
+            return False
+        return hmac.compare_digest(self.code(place, message, name), found)
+
+    def _cipher(self, name: str) -> Any:
+        if name not in self._ciphers:
+            self._ciphers[name] = self._library.AESGCM(self.keyring[name])
+        return self._ciphers[name]
+
+    def _about(self, place: str) -> bytes:
+        found = self._associated.get(place)
+        if found is None:
+            assert self.tenant_id is not None, "nothing is sealed before it is known whose it is"  # noqa: S101
+            found = self._associated[place] = f"agentgit\0{self.tenant_id}\0{place}".encode()
+        return found
+
+
+def _head(name: str) -> bytes:
+    return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode())
+
+
+def missing(name: str) -> KeyMissing:
+    """Make the failure that says which key is needed."""
+    return KeyMissing(
+        f"This database is encrypted with the key {name}, which was not given. Give it: "
+        f"agentgit.open(..., keyring=Keyring({{{name!r}: ...}})), or ${ENVIRONMENT}=NAME:BASE64,...",
+        key_id=name,
+    )
+
+
+def key_of(data: bytes) -> str | None:
+    """Tell with which key a value is sealed, also from the first 40 bytes of it; None if it is plain.
+
+    Example:
+        >>> key_of(b"{}") is None
+        True
+    """
+    if len(data) < HEAD or data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : HEAD - 1] != bytes([SEALED]):
+        return None
+    return data[HEAD : HEAD + data[HEAD - 1]].decode("ascii", "replace")
+
+
+def as_stored(seal: Seal | None, place: str, value: bytes | memoryview) -> bytes | memoryview:
+    """Give what is stored for a value."""
+    if seal is not None and not isinstance(value, Clear):
+        return seal.seal(place, value)
+    return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
+
+
+def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
+    """Give the value of what is stored.
+
+    Raises:
+        KeyMissing: its key is not there.
+        Corrupt: it does not open.
+        InClear: it is in clear where everything is encrypted.
+    """
+    if is_refused(seal, data):
+        raise in_clear(place)
+    if data[: len(MAGIC)] != MAGIC:
+        return data
+    name = key_of(data)
+    if name is None:
+        return data[HEAD - 1 :] if data[len(MAGIC) : HEAD - 1] == bytes([PLAIN]) else data
+    if seal is None:
+        raise missing(name)
+    return seal.open(place, data)
+
+
+def is_refused(seal: Seal | None, data: bytes) -> bool:
+    """Tell whether a value is in clear where everything is encrypted."""
+    return seal is not None and seal.is_whole and key_of(data) is None
+
+
+def in_clear(place: str) -> InClear:
+    """Make the failure that says so."""
+    return InClear(
+        f"A value in {place} is in clear, and everything in this database is encrypted: somebody without the key put "
+        "it there. Run: agentgit fsck, which names the row; then restore the database from a copy.",
+        row=place,
+    )
+
+
+def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
+    """Give what is stored for a text that is safe already."""
+    return text if seal is None else TEXT_MARK + b64encode(seal.seal(place, text.encode())).decode()
+
+
+def text_as_given(seal: Seal | None, place: str, text: str) -> str:
+    """Give the safe text of what is stored; it raises as `as_given`."""
+    if not text.startswith(TEXT_MARK):
+        if seal is not None and seal.is_whole:
+            raise in_clear(place)
+        return text
+    return as_given(seal, place, sealed_text(text)).decode()
+
+
+def sealed_text(text: str) -> bytes:
+    """Give the sealed bytes of a stored text; those of a plain one are its own."""
+    if not text.startswith(TEXT_MARK):
+        return text.encode()
+    try:
+        return b64decode(text[len(TEXT_MARK) :], validate=True)
+    except ValueError:
+        return b""
+
+
+def seal_on(dialect: Dialect) -> Seal | None:
+    """Give the seal of the database that a dialect belongs to; None if it has no keys."""
+    found: Seal | None = getattr(dialect, _SEAL, None)
+    return found
+
+
+def put_seal(dialect: Dialect, seal: Seal | None) -> None:
+    """Let the columns of a database be sealed; before anything is read or written there."""
+    if seal is not None:
+        setattr(dialect, _SEAL, seal)
+
+
+def seal_of(connection: Connection) -> Seal | None:
+    """Give the seal of the database of a connection; None if it has no keys."""
+    return seal_on(connection.dialect)
+
+
+def keyring_from(given: Keyring | None) -> Keyring | None:
+    """Give the keys that were given, else those of the environment, else None."""
+    text = os.environ.get(ENVIRONMENT)
+    return given if given is not None or not text else Keyring.from_text(text)

@@ -1,0 +1,138 @@
+"""Connections to a server: how many there may be, and what a pooler between it and us cannot do.
+
+PgBouncer in transaction mode gives each transaction another connection of the server, where the statements that the
+driver has prepared are not known. It is told by the number of the server's process: a pooler gives one of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+
+from agentgit.errors import InvalidInput, Unavailable
+from agentgit.store.sql.row_level_security import BY_HAND, begin_by_hand
+
+IDLE_SECONDS = 5.0
+"""After so long a connection is asked; asking every time costs a third of a turn on PostgreSQL."""
+
+_USED = "agentgit_used"
+
+
+def ask_when_idle(engine: Engine) -> None:
+    """Replace connections of a pool that have been idle and do not answer."""
+
+    def check(raw: Any, record: Any, _proxy: Any) -> None:
+        now = time.monotonic()
+        used = record.info.get(_USED, now)
+        record.info[_USED] = now
+        if now - used < IDLE_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(raw)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise DisconnectionError("the server closed an idle connection") from error
+
+    event.listen(engine, "checkout", check)
+
+
+POOL_SIZE = 16
+"""Connections that one open database has at most; on event loops, each loop."""
+
+POOL_SECONDS = 30
+"""How long a transaction waits for a connection before it gives up."""
+
+THRESHOLD = "prepare_threshold"
+"""In a URL: how often a statement runs before the driver prepares it, or `none`."""
+
+
+def server(url: URL, pool_size: int) -> Engine:
+    """Make the engine of a server.
+
+    Raises:
+        InvalidInput: the pool has no room, or the URL has a setting that cannot be meant.
+        Unavailable: the driver is missing.
+    """
+    if pool_size < 1:
+        raise InvalidInput(f"pool_size={pool_size} leaves no connection; give 1 or more.")
+    try:
+        engine = create_engine(without_ours(url), **settings(pool_size))
+    except ModuleNotFoundError as error:
+        raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
+    except ArgumentError as error:
+        raise InvalidInput(f"{url.render_as_string(hide_password=True)} cannot be used: {error}") from error
+    watch(engine, url)
+    return engine
+
+
+def settings(pool_size: int) -> dict[str, Any]:
+    """Give the arguments of an engine.
+
+    No connection is beyond the pool: opening one takes as long as several turns. The one used last is used next, so
+    that those which nobody needs stay idle.
+    """
+    return {
+        **BY_HAND,
+        "hide_parameters": True,  # what a failure shows has no contents and no secrets
+        "pool_size": pool_size, "max_overflow": 0, "pool_timeout": POOL_SECONDS, "pool_use_lifo": True,
+    }  # fmt: skip
+
+
+def without_ours(url: URL) -> URL:
+    """Take out of a URL what is not the driver's."""
+    return url.difference_update_query([THRESHOLD])
+
+
+def watch(engine: Engine, url: URL) -> None:
+    """Replace connections that were closed while they were idle, and prepare no statements behind a pooler.
+
+    Raises:
+        InvalidInput: the URL has a setting that cannot be meant.
+    """
+    ask_when_idle(engine)
+    begin_by_hand(engine)
+    wanted = _wanted(url)
+    known: list[bool] = []
+    """Whether there is a pooler; it is asked once."""
+
+    def prepare(raw: Any, _record: Any) -> None:
+        connection = getattr(raw, "driver_connection", raw)
+        if wanted is not None:
+            connection.prepare_threshold = wanted or None
+            return
+        if not known:
+            known.append(_is_pooled(raw, connection))
+        if known[0]:
+            connection.prepare_threshold = None
+
+    event.listen(engine, "connect", prepare)
+
+
+def _wanted(url: URL) -> int | None:
+    """Read what a URL says of prepared statements: 0 is none, None is nothing.
+
+    Example:
+        >>> from sqlalchemy import make_url
+        >>> _wanted(make_url("postgresql://db/a?prepare_threshold=none")), _wanted(make_url("postgresql://db/a"))
+        (0, None)
+    """
+    said = url.query.get(THRESHOLD)
+    if said is None:
+        return None
+    if said == "none":
+        return 0
+    if isinstance(said, str) and said.isascii() and said.isdigit() and int(said):
+        return int(said)
+    raise InvalidInput(f"{THRESHOLD}={said} cannot be meant: give `none`, or after how many runs to prepare.")
+
+
+def _is_pooled(raw: Any, connection: Any) -> bool:
+    """Tell whether the process that the server names is another one than that which the connection was told of."""
+    cursor = raw.cursor()
+    cursor.execute("SELECT pg_backend_pid()")
+    (process,) = cursor.fetchone()
+    cursor.close()
+    raw.rollback()
+    return bool(process != connection.info.backend_pid)

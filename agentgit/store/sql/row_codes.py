@@ -1,0 +1,261 @@
+"""Message authentication codes of rows: in a database that has keys, nobody without one changes what a row says.
+
+A code covers the columns of its row as they are read, also those that are sealed: no value can be exchanged with that
+of another row, emptied, or put back alone. A row that is changed is checked before: nobody signs for a stranger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bindparam, insert, literal, select, update
+from sqlalchemy.sql import ClauseElement
+
+from agentgit.errors import Corrupt
+from agentgit.store.sql.compiled_statement import Answer, Convert, Prepared
+from agentgit.store.sql.encryption import Seal, seal_of
+from agentgit.store.sql.tables import METADATA
+
+Found = TypeVar("Found")
+
+UNCOVERED: Mapping[str, frozenset[str]] = {
+    "api_key": frozenset({"last_used_at"}),
+    "external_session": frozenset({"updated_at", "is_active", "meta"}),
+    "internal_session": frozenset({"status", "owner", "lease_until", "epoch", "searched", "meta"}),
+    "operation": frozenset({"owner", "lease_until"}),
+    "graph_checkpoint": frozenset({"seq"}),
+}
+"""The columns that a code does not cover, by their tables: what moves all the time."""
+
+
+def tables() -> list[Table]:
+    """Give the tables whose rows have a code."""
+    return [table for table in METADATA.sorted_tables if "mac" in table.c]
+
+
+def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a new row with its code; without keys, and in other tables, there is none.
+
+    Args:
+        connection: of the database where it is stored.
+        table: which.
+        row: all columns that are not None.
+    """
+    if "mac" not in table.c:
+        return dict(row)
+    seal = seal_of(connection)
+    return {**row, "mac": code(seal, table, row) if seal is not None else None}
+
+
+def add(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
+    """Store new rows."""
+    connection.execute(insert(table), [signed(connection, table, row) for row in rows])
+
+
+def change(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
+    """Change the rows that meet some conditions; tell how many.
+
+    Args:
+        connection: in a transaction that writes.
+        table: which.
+        conditions: which rows.
+        values: of all of them, by column; what is worked out by the database is for columns without a code.
+
+    Raises:
+        Corrupt: somebody without the key has changed one before.
+    """
+    seal = seal_of(connection)
+    if seal is None:
+        return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
+    query = select(table).where(*conditions).order_by(*table.primary_key).with_for_update(key_share=True)
+    rows = connection.execute(query).all()
+    for row, mac in [(row, code_after(connection, seal, table, row, values)) for row in rows]:
+        connection.execute(
+            update(table)
+            .where(and_(*(key == getattr(row, key.name) for key in table.primary_key)))
+            .values(**values, mac=mac)
+        )
+    return len(rows)
+
+
+def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
+    """Copy the rows that meet some conditions.
+
+    Args:
+        connection: in a transaction that writes.
+        table: which.
+        conditions: which rows.
+        values: what is other in the copies, by column.
+
+    Raises:
+        Corrupt: somebody without the key has changed one before.
+    """
+    if seal_of(connection) is None:
+        columns = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
+        rows = select(*columns).where(*conditions)
+        connection.execute(insert(table).from_select([column.name for column in table.c], rows))
+        return
+    found = authentic(connection, table, connection.execute(select(table).where(*conditions)))
+    add(connection, table, *({**row._asdict(), **values} for row in found))
+
+
+class SignedWrite(Prepared):
+    """A statement that stores whole rows, prepared: each gets its code.
+
+    Args:
+        statement: as for Prepared.
+        table: which.
+    """
+
+    def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
+        super().__init__(statement)
+        self._table = table
+
+    def _start(self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: Answer | None = None) -> None:
+        super()._start(connection, [signed(connection, self._table, row) for row in rows], answer)
+
+
+class AuthenticQuery(Prepared):
+    """A query for whole rows, prepared: it gives none that somebody without the key has changed.
+
+    Args:
+        statement: as for Prepared. It may give more columns, and rows of an outer join that have none of the table.
+        table: which.
+    """
+
+    def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
+        super().__init__(statement)
+        self._table = table
+
+    def _reader(self, connection: Connection) -> Convert:
+        read, seal, table = super()._reader(connection), seal_of(connection), self._table
+        if seal is None:
+            return read
+
+        def checked(stored: Any) -> Any:
+            row = read(stored)
+            if row.tenant_id is not None:
+                _expect_authentic(seal, table, row)
+            return row
+
+        return checked
+
+
+class Change:
+    """A change of one row that every turn makes, prepared.
+
+    Args:
+        table: which.
+        columns: those that are changed.
+    """
+
+    def __init__(self, table: Table, *columns: str) -> None:
+        this = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
+        changed = update(table).where(*this).values({name: bindparam(f"new_{name}") for name in columns})
+        self._table = table
+        self._row = Prepared(select(table).where(*this).with_for_update(key_share=True))
+        self._plain = Prepared(changed)
+        self._signed = Prepared(changed.values(mac=bindparam("new_mac")))
+
+    def run(self, connection: Connection, key: Mapping[str, Any], **values: Any) -> None:
+        """Make it.
+
+        Args:
+            connection: in a transaction that writes.
+            key: of the row, by column.
+            values: by column.
+
+        Raises:
+            Corrupt: somebody without the key has changed the row before.
+        """
+        this = {f"of_{name}": value for name, value in key.items()}
+        new = {f"new_{name}": value for name, value in values.items()}
+        seal = seal_of(connection)
+        if seal is None:
+            self._plain.run(connection, this | new)
+            return
+        for row in self._row.all(connection, this):
+            mac = code_after(connection, seal, self._table, row, values)
+            self._signed.run(connection, this | new | {"new_mac": mac})
+
+
+def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
+    """Give rows as they were read, if they are as somebody with a key wrote them.
+
+    Args:
+        connection: of the database that they were read from.
+        table: which.
+        rows: with all its columns.
+
+    Raises:
+        Corrupt: one is not.
+    """
+    seal, found = seal_of(connection), list(rows)
+    if seal is not None:
+        for row in found:
+            _expect_authentic(seal, table, row)
+    return found
+
+
+def _expect_authentic(seal: Seal, table: Table, row: Any) -> None:
+    if not is_authentic(seal, table, row):
+        name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
+        raise Corrupt(
+            f"The row {table.name} {name} was changed by somebody without the key of this database. Run: agentgit "
+            "fsck, which names all such rows; then restore the database from a copy.",
+            row=f"{table.name} {name}",
+        )
+
+
+def columns(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:
+    """Give the columns to read where some are needed: in a database with keys all of them, for `authentic`."""
+    return list(table.c) if seal_of(connection) is not None else [table.c[name] for name in names]
+
+
+def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] | None:
+    """Read one row, as `authentic`; None if there is none."""
+    rows = authentic(connection, table, connection.execute(query.limit(1)))
+    return rows[0] if rows else None
+
+
+def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
+    """Tell whether a row has the code of what it says; without one it is as good where not everything is encrypted."""
+    if row.mac is None:
+        return not seal.is_whole
+    # SQLite keeps a text in a column of bytes, too.
+    return isinstance(row.mac, bytes) and seal.is_code(table.name, _message(table, row._asdict()), row.mac)
+
+
+def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
+    """Make the code of a row with the current key."""
+    return seal.code(table.name, _message(table, row))
+
+
+def code_after(connection: Connection, seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
+    """Make the code that a row has after a change.
+
+    Raises:
+        Corrupt: somebody without the key has changed the row before.
+    """
+    authentic(connection, table, [row])
+    return code(seal, table, {**row._asdict(), **values})
+
+
+@cache
+def _covered(table: Table) -> Sequence[str]:
+    return sorted(set(table.c.keys()) - UNCOVERED.get(table.name, frozenset()) - {"mac"})
+
+
+def _message(table: Table, row: Mapping[str, Any]) -> bytes:
+    """Write what a code covers. What is None is left out, so that a table can have another column one day."""
+    said = [(name.encode(), _bytes(row[name])) for name in _covered(table) if row.get(name) is not None]
+    return b"".join(b"%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in said)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().encode()
+    return bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode("utf-8", "surrogatepass")

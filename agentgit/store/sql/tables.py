@@ -1,0 +1,576 @@
+"""Every table of agentgit, as SQLModel classes on their own MetaData.
+
+Rules (docs/architecture.md): every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
+tenant; no `relationship()`. Rows stay below the repository: what users get are the values of `sessions`,
+`checkpoints` and `tools`.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import Boolean, CheckConstraint, Column, Index, Integer, Table, Text, UniqueConstraint, text
+from sqlalchemy.dialects.postgresql import TSVECTOR
+from sqlmodel import Field
+
+from agentgit.store.sql import columns as column
+from agentgit.store.sql.columns import METADATA, Row, SafeText, same_tenant, where
+
+__all__ = ["METADATA"]  # which has all of them once this module is imported
+
+
+class TenantRow(Row, table=True):
+    """One isolated customer of a database; an embedded database has one."""
+
+    __tablename__ = "tenant"
+    __table_args__ = (Index(None, "name", unique=True),)
+
+    id: int = column.identity(primary_key=True)
+    name: str = column.words()
+    created_at: datetime = column.moment()
+    tokens_revoked_at: datetime | None = column.moment(nullable=True)
+
+
+class UserRow(Row, table=True):
+    """Who owns sessions and makes checkpoints. `password` is argon2's own text; without one nobody logs in by it."""
+
+    __tablename__ = "user"
+    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    name: str = column.words()
+    created_at: datetime = column.moment()
+    is_admin: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    disabled_at: datetime | None = column.moment(nullable=True)
+    password: str | None = column.word(255, nullable=True)
+    tokens_revoked_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class ApiKeyRow(Row, table=True):
+    """A key that a program shows instead of a password. Only the SHA-256 of its secret is here."""
+
+    __tablename__ = "api_key"
+    __table_args__ = (Index(None, "tenant_id", "user_id", "id"), same_tenant("user_id", "user"))
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    user_id: int = column.identity()
+    name: str = column.words()
+    hash: bytes = column.binary()
+    scope: str = column.word(16)
+    created_at: datetime = column.moment()
+    expires_at: datetime | None = column.moment(nullable=True)
+    last_used_at: datetime | None = column.moment(nullable=True)
+    revoked_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class LoginFailureRow(Row, table=True):
+    """How often somebody failed to say who they are. `subject` is a hash of the name or the address that it was."""
+
+    __tablename__ = "login_failure"
+    __table_args__ = (Index(None, "tenant_id", "forget_at"),)
+
+    tenant_id: int = column.identity(primary_key=True)
+    subject: bytes = column.binary(primary_key=True)
+    failures: int = column.number()
+    blocked_until: datetime = column.moment()
+    forget_at: datetime = column.moment()
+
+
+class ErasedNameRow(Row, table=True):
+    """When the last user of a name was erased: tokens from before are nobody's. `hash` is of the name."""
+
+    __tablename__ = "erased_name"
+
+    tenant_id: int = column.identity(primary_key=True)
+    hash: bytes = column.binary(primary_key=True)
+    erased_at: datetime = column.moment()
+
+
+class ExternalSessionRow(Row, table=True):
+    """What a person calls a session. `current_branch_id` moves."""
+
+    __tablename__ = "external_session"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "user_id", "session_name"),
+        Index(None, "tenant_id", "user_id", "updated_at", "id"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    user_id: int = column.identity()
+    session_name: str = column.words()
+    created_at: datetime = column.moment()
+    updated_at: datetime = column.moment()
+    is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
+    current_branch_id: int | None = column.reference()
+    meta: bytes = column.sealed("external_session.meta")
+    mac: bytes | None = column.mac()
+
+
+class SessionMemberRow(Row, table=True):
+    """A role that somebody has in another one's session; `link_id` is the link that gave it, 0 if none did."""
+
+    __tablename__ = "session_member"
+    __table_args__ = (
+        Index(None, "tenant_id", "user_id"),
+        same_tenant("external_session_id", "external_session"),
+        same_tenant("user_id", "user"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    user_id: int = column.identity(primary_key=True)
+    link_id: int = column.identity(primary_key=True)
+    role: str = column.word(16)
+    created_at: datetime = column.moment()
+    expires_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class SessionLinkRow(Row, table=True):
+    """A link by which whoever has its token can join a session. Only the SHA-256 of its secret is here."""
+
+    __tablename__ = "session_link"
+    __table_args__ = (
+        Index(None, "tenant_id", "external_session_id"),
+        same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    hash: bytes = column.binary()
+    role: str = column.word(16)
+    created_at: datetime = column.moment()
+    expires_at: datetime | None = column.moment(nullable=True)
+    revoked_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class InternalSessionRow(Row, table=True):
+    """One branch, which is one LangGraph thread.
+
+    `head_id`, `status`, `owner`, `lease_until`, `epoch`, `world_seen` and `searched` move. `epoch` counts the runs that
+    took the branch; `lease_until` is how long the one on a server is surely alive; `world_seen` is the place in the
+    world log that the branch is up to date with; `searched` is the number of its last checkpoint whose words can be
+    found.
+    """
+
+    __tablename__ = "internal_session"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "external_session_id", "name"),
+        UniqueConstraint("tenant_id", "thread_id"),
+        same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    thread_id: str = column.word(64)
+    name: str = column.words()
+    status: str = column.word(16)
+    owner: str | None = column.word(128, nullable=True)
+    lease_until: datetime | None = column.moment(nullable=True)
+    epoch: int = column.number(server_default="0")
+    world_seen: int = column.number(server_default="0")
+    searched: int = column.number(server_default="0")
+    head_id: int | None = column.reference()
+    parent_id: int | None = column.reference()
+    branch_point_id: int | None = column.reference()
+    inherited: int = column.number()
+    created_at: datetime = column.moment()
+    meta: bytes = column.sealed("internal_session.meta")
+    mac: bytes | None = column.mac()
+
+
+_BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
+_NAMED = where("name IS NOT NULL")
+
+
+class CheckpointRow(Row, table=True):
+    """A saved point of a branch; its state is the graph checkpoint it names.
+
+    `pending` has the pending writes that were there at that moment (`agentgit.store.threads.pending_writes`); None if
+    nobody noted them.
+    """
+
+    __tablename__ = "checkpoint"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "internal_session_id", "number"),
+        # The log, newest first, and what it counts and filters by without a look at the rows. It leads with the branch:
+        # with the tenant, SQLite would read all of it to find a few ids.
+        Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
+        Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_NAMED),
+        same_tenant("internal_session_id", "internal_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    internal_session_id: int = column.identity()
+    number: int = column.number()
+    name: str | None = column.words(nullable=True)
+    description: str | None = column.sealed_words("checkpoint.description", nullable=True)
+    kind: str = column.word(16)
+    is_auto: bool = Field(sa_column=Column(Boolean, nullable=False))
+    user_id: int = column.identity()
+    created_at: datetime = column.moment()
+    graph_checkpoint_id: str | None = column.word(64, nullable=True)
+    state_hash: bytes = column.binary()
+    position: int = column.number()
+    message_count: int = column.number()
+    restore_point: str | None = column.words(nullable=True)
+    data: bytes | None = column.sealed("checkpoint.data", nullable=True)
+    workspace_snapshot_id: int | None = column.reference()
+    pending: bytes | None = column.binary(nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class TagRow(Row, table=True):
+    """A name that a person gave to one checkpoint of a session, which stays as long as it has it."""
+
+    __tablename__ = "tag"
+    __table_args__ = (
+        Index(None, "tenant_id", "checkpoint_id"),
+        same_tenant("checkpoint_id", "checkpoint"),
+        same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    name: str = Field(sa_column=Column(SafeText, primary_key=True))
+    checkpoint_id: int = column.identity()
+    description: str | None = column.sealed_words("tag.description", nullable=True)
+    user_id: int = column.identity()
+    created_at: datetime = column.moment()
+    mac: bytes | None = column.mac()
+
+
+class SearchTextRow(Row, table=True):
+    """A text that can be found: a message by its `hash`, a call or a named checkpoint by its `row_id`.
+
+    `number` is that of the first checkpoint of the branch that holds it. The words themselves are in `words` on
+    PostgreSQL, which has a GIN index on them, and on SQLite in the FTS5 table `search_words`, by the same id.
+    """
+
+    __tablename__ = "search_text"
+    __table_args__ = (
+        Index(None, "tenant_id", "internal_session_id", "number"),
+        same_tenant("internal_session_id", "internal_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    internal_session_id: int = column.identity()
+    number: int = column.number()
+    kind: str = column.word(16)
+    hash: bytes | None = column.binary(nullable=True)
+    row_id: int | None = column.reference()
+    words: str | None = Field(
+        default=None, sa_column=Column(Text().with_variant(TSVECTOR(), "postgresql"), nullable=True)
+    )
+
+
+class WorkspaceSnapshotRow(Row, table=True):
+    """The files of a workspace as a branch left or found them; the files themselves are in the workspace's own store.
+
+    `snapshot` is its id there; `settings` is what opens that workspace again.
+    """
+
+    __tablename__ = "workspace_snapshot"
+    __table_args__ = (
+        same_tenant("external_session_id", "external_session"),
+        Index(None, "tenant_id", "external_session_id", "id"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    internal_session_id: int = column.identity()
+    snapshot: str = column.words()
+    settings: bytes = column.sealed("workspace_snapshot.settings")
+    created_at: datetime = column.moment()
+    mac: bytes | None = column.mac()
+
+
+class ToolInvocationRow(Row, table=True):
+    """One call of one tool. `status` moves, by the rules of the journal.
+
+    `arrival` counts the calls of a branch as they were recorded; (`batch`, `batch_index`) is their order in the AI
+    messages. `kind` says whether the tool ran for a call, ran again for an earlier one (`redo`, off the track), or was
+    not run because the record had the answer (`replay`). `identity` is the hash of what makes two calls the same.
+    `answers` says which of a person's answers it took, and what it waits to be told, if it asked. `made_on` is the
+    branch that made it, by its id in the session that it was imported from; None if it was made here. `task` names the
+    task that made a call which no AI message asked for; the task has the same name when it runs again, on a fork too.
+    """
+
+    __tablename__ = "tool_invocation"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "internal_session_id", "arrival"),
+        Index(None, "tenant_id", "external_session_id", "status"),
+        # Few rows have them, so the others stay out of these indexes.
+        Index(None, "tenant_id", "external_session_id", "identity", **where("identity IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "replay_of", **where("replay_of IS NOT NULL")),
+        Index(None, "tenant_id", "external_session_id", "task", **where("task IS NOT NULL")),
+        same_tenant("internal_session_id", "internal_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    internal_session_id: int = column.identity()
+    arrival: int = column.number()
+    batch: int = column.number()
+    batch_index: int = column.number()
+    tool_name: str = column.words()
+    tool_call_id: str | None = column.words(nullable=True)
+    effect: str = column.word(16)
+    status: str = column.word(16)
+    args: bytes = column.sealed("tool_invocation.args")
+    result: bytes | None = column.sealed("tool_invocation.result", nullable=True)
+    error_message: str | None = column.sealed_words("tool_invocation.error_message", nullable=True)
+    started_at: datetime = column.moment()
+    ended_at: datetime | None = column.moment(nullable=True)
+    idempotency_key: str = column.word(64)
+    undo: str | None = column.words(nullable=True)
+    verify: str | None = column.words(nullable=True)
+    precheck: str | None = column.words(nullable=True)
+    owner: str | None = column.word(128, nullable=True)
+    kind: str = column.word(16, server_default="call")
+    identity: str | None = column.word(64, nullable=True)
+    replay_of: int | None = column.reference()
+    answers: bytes | None = column.sealed("tool_invocation.answers", nullable=True)
+    made_on: int | None = column.reference()
+    task: str | None = column.word(32, nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class WorldLogRow(Row, table=True):
+    """The order in which effects really happened in the world of a session, across its branches."""
+
+    __tablename__ = "world_log"
+    __table_args__ = (
+        Index(None, "tenant_id", "invocation_id"),
+        same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    invocation_id: int = column.identity()
+    action: str = column.word(16)
+    operation_id: int | None = column.reference()
+    created_at: datetime = column.moment()
+    mac: bytes | None = column.mac()
+
+
+class OperationRow(Row, table=True):
+    """A rollback or fork, in progress or done. `status`, `report`, `owner` and `lease_until` move."""
+
+    __tablename__ = "operation"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "external_session_id", "request_id"),
+        same_tenant("external_session_id", "external_session"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity()
+    user_id: int = column.identity()
+    kind: str = column.word(16)
+    status: str = column.word(16)
+    request_id: str = column.word(64)
+    source_id: int = column.identity()
+    target_id: int = column.identity()
+    internal_session_id: int = column.identity()
+    owner: str | None = column.word(128, nullable=True)
+    lease_until: datetime | None = column.moment(nullable=True)
+    request: bytes = column.sealed("operation.request")
+    report: bytes = column.sealed("operation.report")
+    created_at: datetime = column.moment()
+    ended_at: datetime | None = column.moment(nullable=True)
+    mac: bytes | None = column.mac()
+
+
+class GraphCheckpointRow(Row, table=True):
+    """What LangGraph saves at every super-step. `seq` counts the checkpoints of a thread's namespace as they came.
+
+    `root_id` is the checkpoint of the whole graph that a subgraph's checkpoint belongs to.
+    """
+
+    __tablename__ = "graph_checkpoint"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
+        # Only subgraphs have a root: most rows are roots themselves and stay out of this index.
+        Index(None, "tenant_id", "thread_id", "root_id", **where("root_id IS NOT NULL")),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
+    ns: str = Field(sa_column=Column(SafeText, primary_key=True))
+    checkpoint_id: str = column.word(64, primary_key=True)
+    seq: int = column.number()
+    parent_id: str | None = column.word(64, nullable=True)
+    root_id: str | None = column.word(64, nullable=True)
+    run_id: str | None = column.words(nullable=True)
+    message_count: int = column.number()
+    meta: bytes = column.sealed("graph_checkpoint.meta")
+    header: bytes = column.sealed("graph_checkpoint.header")
+    channels: bytes = column.binary()
+    state_hash: bytes = column.binary()
+    mac: bytes | None = column.binary(nullable=True)
+
+
+class GraphWriteRow(Row, table=True):
+    """A write that a task made on top of a graph checkpoint."""
+
+    __tablename__ = "graph_write"
+
+    tenant_id: int = column.identity(primary_key=True)
+    thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
+    ns: str = Field(sa_column=Column(SafeText, primary_key=True))
+    checkpoint_id: str = column.word(64, primary_key=True)
+    task_id: str = column.word(64, primary_key=True)
+    idx: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    task_path: str = column.words()
+    channel: str = column.words()
+    value: bytes = column.binary()
+    mac: bytes | None = column.binary(nullable=True)
+
+
+class BlobRow(Row, table=True):
+    """A value, stored once per tenant under the hash of its uncompressed bytes."""
+
+    __tablename__ = "blob"
+
+    tenant_id: int = column.identity(primary_key=True)
+    hash: bytes = column.binary(primary_key=True)
+    type: str = column.word(32)
+    codec: int = column.number(small=True)
+    size: int = column.number()
+    data: bytes = column.sealed("blob.data", is_hashed=True)
+
+
+class AuditEventRow(Row, table=True):
+    """One thing that happened, chained to the one before it in its session by `hash`. Triggers refuse to change it.
+
+    A session that is gone keeps its trail, so nothing here refers to other rows; `external_session_id` is 0 for what
+    belongs to no session. `owner_id` is whose session it is, `user_id` who did it.
+    """
+
+    __tablename__ = "audit_event"
+    __table_args__ = (UniqueConstraint("tenant_id", "owner_id", "id"),)
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    id: int = column.identity()
+    internal_session_id: int | None = column.reference()
+    owner_id: int | None = column.reference()
+    user_id: int | None = column.reference()
+    kind: str = column.word(32)
+    detail: bytes = column.binary()
+    created_at: datetime = column.moment()
+    hash: bytes = column.binary()
+
+
+class WebhookRow(Row, table=True):
+    """Where a user's events are sent. `secret` is the key of the signatures."""
+
+    __tablename__ = "webhook"
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    user_id: int = column.identity()
+    external_session_id: int | None = column.reference()
+    url: str = column.sealed_words("webhook.url")
+    kinds: bytes = column.binary()
+    secret: str = column.sealed_words("webhook.secret")
+    created_at: datetime = column.moment()
+
+
+class WebhookDeliveryRow(Row, table=True):
+    """An event that is still to be sent, or was given up. `status`, `attempts`, `next_at` and `owner` move."""
+
+    __tablename__ = "webhook_delivery"
+    __table_args__ = (
+        Index(None, "tenant_id", "status", "next_at"),
+        Index(None, "tenant_id", "webhook_id", "status"),
+        same_tenant("webhook_id", "webhook"),
+    )
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: int = column.identity(primary_key=True)
+    webhook_id: int = column.identity()
+    external_session_id: int = column.identity()
+    seq: int = column.number()
+    status: str = column.word(16)
+    attempts: int = column.number()
+    next_at: datetime = column.moment()
+    owner: str | None = column.word(64, nullable=True)
+    last_error: str | None = column.sealed_words("webhook_delivery.last_error", nullable=True)
+    created_at: datetime = column.moment()
+
+
+class EncryptionKeyRow(Row, table=True):
+    """A key that values may be sealed with. `proof` is sealed with it.
+
+    The proof tells another key of that name from it, and whether anything is in clear.
+    """
+
+    __tablename__ = "encryption_key"
+
+    tenant_id: int = column.identity(primary_key=True)
+    id: str = column.word(32, primary_key=True)
+    proof: bytes = column.binary()
+    created_at: datetime = column.moment()
+
+
+class ErasureRow(Row, table=True):
+    """A session that was erased: only its trail may be deleted. Triggers refuse to change it.
+
+    `last_seq` and `last_hash` are those of the last event that the trail had; `user_id` is who erased it.
+    """
+
+    __tablename__ = "erasure"
+    __table_args__ = (CheckConstraint("external_session_id > 0", name="ck_erasure_session"),)
+
+    tenant_id: int = column.identity(primary_key=True)
+    external_session_id: int = column.identity(primary_key=True)
+    user_id: int | None = column.reference()
+    last_seq: int = column.number()
+    last_hash: bytes = column.binary()
+    created_at: datetime = column.moment()
+
+
+def table_of(row: type[Row]) -> Table:
+    """Return the table that SQLModel has made of a class of rows."""
+    table: Table = row.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+    return table
+
+
+TENANT = table_of(TenantRow)
+USER = table_of(UserRow)
+API_KEY = table_of(ApiKeyRow)
+LOGIN_FAILURE = table_of(LoginFailureRow)
+ERASED_NAME = table_of(ErasedNameRow)
+SESSION = table_of(ExternalSessionRow)
+SESSION_MEMBER = table_of(SessionMemberRow)
+SESSION_LINK = table_of(SessionLinkRow)
+BRANCH = table_of(InternalSessionRow)
+CHECKPOINT = table_of(CheckpointRow)
+TAG = table_of(TagRow)
+SEARCH_TEXT = table_of(SearchTextRow)
+WORKSPACE_SNAPSHOT = table_of(WorkspaceSnapshotRow)
+TOOL_INVOCATION = table_of(ToolInvocationRow)
+WORLD_LOG = table_of(WorldLogRow)
+OPERATION = table_of(OperationRow)
+GRAPH_CHECKPOINT = table_of(GraphCheckpointRow)
+GRAPH_WRITE = table_of(GraphWriteRow)
+BLOB = table_of(BlobRow)
+AUDIT_EVENT = table_of(AuditEventRow)
+WEBHOOK = table_of(WebhookRow)
+WEBHOOK_DELIVERY = table_of(WebhookDeliveryRow)
+ENCRYPTION_KEY = table_of(EncryptionKeyRow)
+ERASURE = table_of(ErasureRow)

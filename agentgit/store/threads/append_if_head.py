@@ -1,0 +1,86 @@
+"""A graph checkpoint that goes on from one which this program knows: it is stored in one way to a server.
+
+Nothing is read first. The statement that stores it asks itself whether its parent still is the newest one of its
+namespace, and whether the run still has its branch; if not it stores nothing, and the checkpoint is put as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, exists, select
+from sqlalchemy.dialects import postgresql
+
+from agentgit.sessions.session import RUNNING
+from agentgit.store.objects.lru import Recent
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Answer
+from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT
+from agentgit.store.threads.graph_rows import SPACE, Found, upsert, where
+
+REMEMBERED = 1_000
+"""Of so many namespaces the newest graph checkpoint is remembered."""
+
+
+class Fence(NamedTuple):
+    """By what a run holds its branch."""
+
+    branch: int
+    epoch: int
+    owner: str
+
+
+class Newest:
+    """The newest graph checkpoints, as this program last saw them; each may have been overtaken since."""
+
+    def __init__(self) -> None:
+        self._known: Recent[tuple[str, str], Found] = Recent(REMEMBERED, lambda _: 1)
+
+    def add(self, found: Found) -> None:
+        """Remember one, also of a transaction that may fail yet."""
+        self._known.add([((found.place.thread, found.place.ns), found)])
+
+    def parent(self, thread: str, ns: str, checkpoint_id: str | None) -> Found | None:
+        """Give the one that was the newest of a namespace, if it has this id."""
+        found = self._known.get((thread, ns))
+        return found if found is not None and found.place.checkpoint_id == checkpoint_id else None
+
+
+def put_after(connection: Connection, values: Mapping[str, Any], parent: Found, fence: Fence | None) -> Answer:
+    """Store a graph checkpoint if its parent is the newest one still, and the fence holds.
+
+    Args:
+        connection: in a transaction on a server.
+        values: its columns.
+        parent: what it was made from.
+        fence: by what its run holds its branch; None if there is none.
+
+    Returns:
+        Its count, when the transaction has ended, is 1 if it was stored, and else 0.
+    """
+    held = fence._asdict() if fence is not None else {}
+    return _STORE[fence is not None].ask(connection, {**values, "parent_hash": parent.state_hash, **held})
+
+
+_other = GRAPH_CHECKPOINT.alias("other")
+_newest = (
+    select(_other.c.checkpoint_id, _other.c.state_hash)
+    .where(*where(_other, *SPACE))
+    .order_by(_other.c.seq.desc())
+    .limit(1)
+    .subquery("newest")
+)
+_is_parent = exists().where(
+    _newest.c.checkpoint_id == bindparam("parent_id"), _newest.c.state_hash == bindparam("parent_hash")
+)
+_is_held = exists().where(
+    BRANCH.c.tenant_id == bindparam("tenant_id"), BRANCH.c.id == bindparam("branch"), BRANCH.c.status == RUNNING,
+    BRANCH.c.epoch == bindparam("epoch"), BRANCH.c.owner == bindparam("owner"),
+)  # fmt: skip
+_STORE = {
+    is_fenced: row_codes.SignedWrite(
+        {"postgresql": upsert(postgresql, ["seq"], _is_parent, *([_is_held] if is_fenced else []))}, GRAPH_CHECKPOINT
+    )
+    for is_fenced in (False, True)
+}

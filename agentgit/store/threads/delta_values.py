@@ -1,0 +1,192 @@
+"""Values that are spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel).
+
+LangGraph stores such a value in full only now and then; in between, a graph checkpoint has nothing of it. So that each
+one has a count, a hash and a conversation, the value is made of its writes when the graph checkpoint is stored, and
+kept beside LangGraph's own values (`Found.folded`), where LangGraph never sees it. What the writes come to is known
+only outside of this room (`Fold`). Where it is not known, a digest of the writes stands for the value in the state's
+hash, and the value is left out of what is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.store.objects.content import Body, Content, Encoded
+from agentgit.store.objects.lru import Recent
+from agentgit.store.threads.ancestry import ancestors, writes_of
+from agentgit.store.threads.graph_rows import WRITES, Draft, Found, Made, Pending, Place, pending
+
+LIVE_BYTES = 128 * 2**20
+"""How much of the values made last is kept at hand, to go on from there."""
+
+
+@dataclass
+class Spread:
+    """What the spread values of one graph checkpoint come to.
+
+    Args:
+        made: those that were made of their writes.
+        digests: what stands for the others.
+        names: all of them, also those that the parent has already.
+    """
+
+    made: dict[str, Made] = field(default_factory=dict)
+    digests: dict[str, bytes] = field(default_factory=dict)
+
+    names: Sequence[str] = ()
+
+    @property
+    def encoded(self) -> dict[str, Encoded]:
+        """How those that were made are stored."""
+        return {name: made.encoded for name, made in self.made.items()}
+
+    def header(self, stored: Container[str]) -> dict[str, Any]:
+        """Tell what the header of the graph checkpoint says of spread values; nothing if it has none.
+
+        Args:
+            stored: the channels whose value is stored.
+        """
+        if not self.names:
+            return {}
+        digests = {name: digest.hex() for name, digest in self.digests.items()}
+        return {"folded": [name for name in self.names if name in stored], "digests": digests}
+
+
+NOTHING = Spread()
+"""Of a graph checkpoint that has no spread values."""
+
+
+class SpreadValues:
+    """The spread values of one tenant.
+
+    Args:
+        content: its values.
+    """
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+        self.tenant_id = content.blobs.tenant_id
+        # By what a value's hash stands for, which cannot change; it never says what is stored.
+        self._live: Recent[bytes, Made] = Recent(LIVE_BYTES, lambda made: made.weight)
+
+    def make(
+        self,
+        connection: Connection,
+        place: Place,
+        draft: Draft,
+        parent: Found | None,
+        names: AbstractSet[str],
+        same: AbstractSet[str],
+    ) -> Spread:
+        """Make the values that the parent does not have already; it costs what was written since.
+
+        Args:
+            connection: any.
+            place: where the graph checkpoint is to be stored.
+            draft: the graph checkpoint.
+            parent: what it was made from.
+            names: the channels whose value the parent does not have.
+            same: channels that are as in the parent.
+        """
+        spread = Spread(names=sorted(draft.folds))
+        if parent is not None:
+            spread.digests = {name: digest for name, digest in parent.digests.items() if name in names & same}
+            names = names - spread.digests.keys()
+        written = self._written(connection, place, parent) if names else []
+        bodies = self.content.get(connection, {write.value for write in written if write.channel in names})
+        for name in sorted(names):
+            keys = [write.value for write in written if write.channel == name]
+            made = None
+            if parent is not None or draft.parent_id is None:
+                before = self._live.get(parent.values[name]) if parent and name in parent.values else None
+                made = draft.folds[name](
+                    before, [bodies[key] for key in keys], partial(self._earlier, connection, parent, name)
+                )
+            if made is not None:
+                spread.made[name] = made
+            else:
+                spread.digests[name] = sha256(_standing(parent, name) + b"".join(keys)).digest()
+        return spread
+
+    def remember(self, spread: Spread, hashes: Mapping[str, bytes]) -> None:
+        """Keep what was made at hand, by the hashes under which it was stored."""
+        if spread.made:
+            self._live.add((hashes[name], made) for name, made in spread.made.items())
+
+    def _written(self, connection: Connection, place: Place, parent: Found | None) -> list[Pending]:
+        if parent is None:
+            return []
+        # On the new thread, also where the parent is on another: a write that came late is only here.
+        at = Place(place.thread, place.ns, parent.place.checkpoint_id)
+        key = {"tenant_id": self.tenant_id, "thread_id": at.thread, "ns": at.ns, "checkpoint_id": at.checkpoint_id}
+        return pending(WRITES.all(connection, key))
+
+    def _earlier(
+        self, connection: Connection, parent: Found | None, name: str
+    ) -> tuple[Body | None, list[Body]] | None:
+        """Read what a value was before the newest writes, or its last full value and the writes after that."""
+        if parent is None:
+            return None, []
+        if name in parent.values:
+            key = parent.values[name]
+            return self.content.get(connection, [key])[key], []
+        writes, seeds = self.history(connection, parent, [name])
+        if not seeds and not self._is_whole(connection, parent):
+            return None
+        keys = [write.value for write in writes[name]]
+        seed = [seeds[name].channels[name]] if seeds else []
+        bodies = self.content.get(connection, [*keys, *seed])
+        return (bodies[seed[0]] if seed else None), [bodies[key] for key in keys]
+
+    def _is_whole(self, connection: Connection, start: Found) -> bool:
+        """Tell whether the way back to the root is there."""
+        way = [start, *ancestors(connection, self.tenant_id, start)]
+        return way[-1].parent_id is None
+
+    def history(
+        self, connection: Connection, start: Found, channels: Sequence[str]
+    ) -> tuple[dict[str, list[Pending]], dict[str, Found]]:
+        """Read what channels are made of whose value is spread over the writes on earlier checkpoints.
+
+        Args:
+            connection: any.
+            start: the checkpoint.
+            channels: which.
+
+        Returns:
+            The writes to each channel since its last full value, oldest first, and the graph checkpoint that has that
+            value, if there is one.
+        """
+        wanted, chain, ends = set(channels), list[Found](), dict[str, int]()
+        seeds: dict[str, Found] = {}
+        for at in ancestors(connection, self.tenant_id, start) if wanted else ():
+            chain.append(at)
+            for name in wanted & at.channels.keys():
+                seeds[name], ends[name] = at, len(chain)
+            wanted -= at.channels.keys()
+            if not wanted:
+                break
+        written = writes_of(connection, self.tenant_id, chain, channels)
+        return {
+            name: [
+                write
+                for at in reversed(chain[: ends.get(name)])
+                for write in written[at.place.checkpoint_id]
+                if write.channel == name
+            ]
+            for name in channels
+        }, seeds
+
+
+def _standing(parent: Found | None, name: str) -> bytes:
+    """Tell what stands for a channel in the parent's hash."""
+    if parent is None:
+        return b""
+    return parent.digests.get(name) or parent.values.get(name, b"")

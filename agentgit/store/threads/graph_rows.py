@@ -1,0 +1,278 @@
+"""Graph checkpoints and pending writes as rows: their values, their statements, and what of a state people see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import and_, bindparam, delete, exists, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from agentgit.errors import Corrupt
+from agentgit.store.objects.blobs import unpack
+from agentgit.store.objects.chunks import HASH_BYTES
+from agentgit.store.objects.content import Body, Encoded
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.values import from_json
+
+INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
+"""LangGraph's channels for a question that a task asks, for its answers, and for its failure."""
+
+PREVIOUS = "__previous__"
+"""LangGraph's channel for what an entrypoint of the functional API saved."""
+
+_SHOWN = {"__root__", PREVIOUS}
+_HIDDEN = ("__", "branch:", "join:")
+
+
+class Place(NamedTuple):
+    """Where a graph checkpoint is: its thread, its namespace (empty for the whole graph), its id."""
+
+    thread: str
+    ns: str
+    checkpoint_id: str
+
+
+class Head(NamedTuple):
+    """What a checkpoint of agentgit keeps of a graph checkpoint."""
+
+    checkpoint_id: str
+    state_hash: bytes
+    message_count: int
+
+
+class Found(NamedTuple):
+    """A graph checkpoint as it is stored, its values as hashes."""
+
+    place: Place
+    seq: int
+    parent_id: str | None
+    meta: dict[str, Any]
+    header: dict[str, Any]
+    channels: dict[str, bytes]
+    state_hash: bytes
+    message_count: int
+    folded: dict[str, bytes]
+    """Values that LangGraph keeps as writes on earlier graph checkpoints, see `agentgit.store.threads.delta_values`."""
+
+    @property
+    def values(self) -> Mapping[str, bytes]:
+        """All values that are known."""
+        return {**self.channels, **self.folded} if self.folded else self.channels
+
+    @property
+    def digests(self) -> Mapping[str, bytes]:
+        """What stands for the values that are not known."""
+        return {name: bytes.fromhex(digest) for name, digest in self.header.get("digests", {}).items()}
+
+
+class Made(NamedTuple):
+    """A value that was made of writes: as it is stored, and as whoever made it wants it back to go on from there.
+
+    `weight` is about how many bytes it takes in memory.
+    """
+
+    encoded: Encoded
+    live: Any
+    weight: int
+
+
+class Pending(NamedTuple):
+    """A write that a task made on top of a graph checkpoint; `value` is the hash of what it wrote."""
+
+    task_id: str
+    channel: str
+    value: bytes
+
+
+class Task(NamedTuple):
+    """Who writes: a task of a graph checkpoint, and its path, which orders the tasks of a step."""
+
+    id: str
+    path: str = ""
+
+
+class Scope(NamedTuple):
+    """Which graph checkpoints to list; None means any."""
+
+    thread: str | None = None
+    ns: str | None = None
+    checkpoint_id: str | None = None
+
+
+Earlier: TypeAlias = Callable[[], tuple[Body | None, Sequence[Body]] | None]
+"""Reads what a value was made of before: its last full value, if there is one, and the writes after that. None if some
+of them are gone."""
+
+Fold: TypeAlias = Callable[[Made | None, Sequence[Body], Earlier], Made | None]
+"""Makes a value of what it was before, if that is at hand, else of what that was made of, and of what was written
+since. None if it is not known what writes come to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A graph checkpoint that is to be stored.
+
+    Args:
+        parent_id: the graph checkpoint it was made from.
+        meta: its metadata, JSON-like.
+        header: everything else but the values, JSON-like; `versions` has the version of each channel.
+        names: the channels that have a value, in order.
+        changed: those whose value may differ from the parent's.
+        encode: gives the value of a channel; it is asked only for what the parent does not have.
+        continues: True if the parent must still be the newest of its namespace.
+        folds: for each channel whose value is spread over the writes of earlier graph checkpoints, what makes it.
+        parent_thread: where the parent is, if it is not on the same thread.
+    """
+
+    parent_id: str | None
+    meta: Mapping[str, Any]
+    header: Mapping[str, Any]
+    names: Sequence[str]
+    changed: frozenset[str]
+    encode: Callable[[str], Encoded]
+    continues: bool = False
+    folds: Mapping[str, Fold] = field(default_factory=dict)
+    parent_thread: str | None = None
+
+
+def is_shown(channel: str) -> bool:
+    """Tell whether a channel belongs to the state that people see, and not to LangGraph's own bookkeeping.
+
+    Example:
+        >>> is_shown("messages"), is_shown("__start__"), is_shown("branch:to:tools")
+        (True, False, False)
+    """
+    return channel in _SHOWN or not channel.startswith(_HIDDEN)
+
+
+def hash_state(channels: Mapping[str, bytes]) -> bytes:
+    """Hash a state: SHA-256 over the shown channels in the order of their names, each with NUL and its value's hash.
+
+    Args:
+        channels: the hash of each value, 32 bytes each.
+
+    Example:
+        >>> hash_state({"a": bytes(32), "__start__": bytes(32)}) == hash_state({"a": bytes(32)})
+        True
+    """
+    named = sorted((name.encode(errors="surrogatepass"), value) for name, value in channels.items() if is_shown(name))
+    return sha256(b"".join(b"%b\0%b" % pair for pair in named)).digest()
+
+
+def conversation(counts: Mapping[str, int]) -> str | None:
+    """Tell which channel is the conversation: `messages`, else the first one that holds messages.
+
+    Args:
+        counts: how many messages each channel has that holds messages.
+
+    Example:
+        >>> conversation({"notes": 1, "messages": 7}), conversation({})
+        ('messages', None)
+    """
+    return "messages" if "messages" in counts else next(iter(counts), None)
+
+
+def found(row: Any) -> Found:
+    """Read a row of the table graph_checkpoint.
+
+    Raises:
+        Corrupt: its bytes cannot be read.
+    """
+    place = Place(row.thread_id, row.ns, row.checkpoint_id)
+    try:
+        header, channels = from_json(row.header), unpack(row.channels)
+        folded = {name: channels.pop(name) for name in header.get("folded", ())}
+        return Found(
+            place, row.seq, row.parent_id, from_json(row.meta), header, channels,
+            row.state_hash, row.message_count, folded,
+        )  # fmt: skip
+    except (ValueError, KeyError) as error:
+        key = "/".join(place)
+        raise Corrupt(
+            f"The row {key} in table graph_checkpoint cannot be read. Run: agentgit fsck; then restore the database "
+            "from a copy.",
+            row=f"graph_checkpoint {key}",
+        ) from error
+
+
+def pending(rows: Iterable[Any]) -> list[Pending]:
+    """Read rows of the table graph_write, by task path, task and index."""
+    # Sorted here, because a database may have its own idea of the order of text.
+    ordered = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
+    return [Pending(row.task_id, row.channel, row.value[:HASH_BYTES]) for row in ordered]
+
+
+def where(table: Any, *names: str) -> list[Any]:
+    """Compare columns with the parameters of the same names."""
+    return [table.c[name] == bindparam(name) for name in names]
+
+
+def upsert(dialect: Any, keep: Iterable[str], *conditions: Any) -> Any:
+    """Write the statement that stores a graph checkpoint, or replaces one; with conditions only where they hold."""
+    statement = dialect.insert(GRAPH_CHECKPOINT)
+    if conditions:
+        values = select(*(bindparam(column.name, type_=column.type) for column in GRAPH_CHECKPOINT.c)).where(
+            *conditions
+        )
+        statement = statement.from_select([column.name for column in GRAPH_CHECKPOINT.c], values)
+    key = [column.name for column in GRAPH_CHECKPOINT.primary_key]
+    moved = {c.name: statement.excluded[c.name] for c in GRAPH_CHECKPOINT.c if c.name not in {*key, *keep}}
+    return statement.on_conflict_do_update(index_elements=key, set_=moved)
+
+
+def _replace(dialect: Any) -> Any:
+    statement = dialect.insert(GRAPH_WRITE)
+    moved = {name: statement.excluded[name] for name in ("task_path", "channel", "value", "mac")}
+    return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=moved)
+
+
+_DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
+SPACE = ("tenant_id", "thread_id", "ns")
+KEY = (*SPACE, "checkpoint_id")
+UPSERT = row_codes.SignedWrite(
+    {name: upsert(dialect, keep=["seq"]) for name, dialect in _DIALECTS.items()}, GRAPH_CHECKPOINT
+)
+REPLACE_WRITES = row_codes.SignedWrite({name: _replace(dialect) for name, dialect in _DIALECTS.items()}, GRAPH_WRITE)
+_add_writes = {name: dialect.insert(GRAPH_WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
+ADD_WRITES = row_codes.SignedWrite(_add_writes, GRAPH_WRITE)
+_one = select(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *KEY))
+_newest = (
+    select(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *SPACE)).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1)
+)
+ONE, NEWEST = row_codes.AuthenticQuery(_one, GRAPH_CHECKPOINT), row_codes.AuthenticQuery(_newest, GRAPH_CHECKPOINT)
+_written = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
+_asks = exists().where(*_written, GRAPH_WRITE.c.channel == INTERRUPT)
+_below = GRAPH_CHECKPOINT.alias("below")
+_holds = or_(
+    exists().where(*_written),
+    exists().where(
+        _below.c.tenant_id == GRAPH_CHECKPOINT.c.tenant_id,
+        _below.c.thread_id == GRAPH_CHECKPOINT.c.thread_id,
+        _below.c.root_id == GRAPH_CHECKPOINT.c.checkpoint_id,
+    ),
+)
+NEWEST_ASKING = row_codes.AuthenticQuery(
+    _newest.add_columns(_asks.label("asks"), _holds.label("holds")), GRAPH_CHECKPOINT
+)
+"""With whether it waits for a person's answer, and whether it has pending writes, or a subgraph saved something."""
+# Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
+NEWEST_FOR_PUT = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
+IS_THERE = Prepared(_one.with_only_columns(GRAPH_CHECKPOINT.c.seq))
+WRITES = row_codes.AuthenticQuery(select(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)), GRAPH_WRITE)
+_last = select(
+    GRAPH_CHECKPOINT.c.tenant_id, GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id
+)
+_last_one = _last.where(*where(GRAPH_CHECKPOINT, *SPACE)).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1).subquery()
+WRITES_OF_NEWEST = row_codes.AuthenticQuery(
+    select(_last_one.c.checkpoint_id.label("newest"), GRAPH_WRITE).join_from(
+        _last_one, GRAPH_WRITE, and_(*(GRAPH_WRITE.c[name] == _last_one.c[name] for name in KEY)), isouter=True
+    ),
+    GRAPH_WRITE,
+)
+"""A row for each write, or one without: each says which graph checkpoint was the newest."""
+DROP_WRITES = Prepared(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))

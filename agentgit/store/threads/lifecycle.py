@@ -1,0 +1,147 @@
+"""What is done to whole threads: copy, delete, prune. Values stay where they are; only rows come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exists, func, select
+
+from agentgit.errors import Conflict
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads.ancestry import ancestors
+from agentgit.store.threads.graph_rows import KEY, Found, found, where
+
+OF_SESSIONS = "agentgit-"
+"""What the ids of the threads begin with that belong to sessions."""
+
+DELTA_COUNTERS = "counters_since_delta_snapshot"
+"""LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""
+
+
+# The lock is what a collection of values waits for: what is about to be copied must not be collected.
+_ANY = Prepared(
+    select(GRAPH_CHECKPOINT.c.seq)
+    .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
+    .limit(1)
+    .with_for_update(read=True, key_share=True)
+)
+
+
+def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
+    """Tell whether a thread has anything."""
+    return _ANY.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
+
+
+def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
+    """Refuse to copy into a thread that has something.
+
+    Raises:
+        Conflict: it has.
+    """
+    if exists_already(connection, tenant_id, thread):
+        raise Conflict(f"Thread {thread!r} has checkpoints already. Copy into a new thread, or delete this one first.")
+
+
+def copy(connection: Connection, tenant_id: int, source: str, target: str) -> None:
+    """Copy everything of a thread into a new one; nothing happens if the source is empty.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        source: the thread.
+        target: the new thread.
+
+    Raises:
+        Conflict: the target exists.
+    """
+    must_be_new(connection, tenant_id, target)
+    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
+        of = (table.c.tenant_id == tenant_id, table.c.thread_id == source)
+        row_codes.copy(connection, table, *of, thread_id=target)
+
+
+def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
+    """Delete the graph checkpoints and pending writes of a thread."""
+    for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
+        connection.execute(delete(table).where(table.c.tenant_id == tenant_id, table.c.thread_id == thread))
+
+
+def is_of_nobody(column: Any) -> Any:
+    """Select the threads that belong to no session."""
+    return func.substr(column, 1, len(OF_SESSIONS)) != OF_SESSIONS
+
+
+def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str], *, sessions: bool = False) -> None:
+    """Delete the graph checkpoints that those runs made, with their pending writes.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        run_ids: as in the checkpoints' metadata.
+        sessions: True to delete them from the threads of sessions, too.
+    """
+    for part in slices(run_ids):
+        chosen = GRAPH_CHECKPOINT.c.run_id.in_(part)
+        _delete(connection, tenant_id, chosen if sessions else and_(chosen, is_of_nobody(GRAPH_CHECKPOINT.c.thread_id)))
+
+
+def prune(connection: Connection, tenant_id: int, thread: str) -> None:
+    """Keep only the newest graph checkpoint of each namespace, and what its values are still spread over.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        thread: which.
+    """
+    other = GRAPH_CHECKPOINT.alias("other")
+    newest = (
+        select(func.max(other.c.seq))
+        .where(*(other.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
+        .scalar_subquery()
+    )
+    of_thread = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
+    query = select(GRAPH_CHECKPOINT).where(of_thread, GRAPH_CHECKPOINT.c.seq == newest)
+    rows = row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))
+    kept = [needed.place.checkpoint_id for row in rows for needed in delta_chain(connection, tenant_id, found(row))]
+    _delete(
+        connection,
+        tenant_id,
+        and_(
+            GRAPH_CHECKPOINT.c.thread_id == thread,
+            GRAPH_CHECKPOINT.c.seq < newest,
+            GRAPH_CHECKPOINT.c.checkpoint_id.not_in(kept),
+        ),
+    )
+
+
+def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Found]:
+    """List the ancestors that hold parts of a checkpoint's values, nearest first.
+
+    LangGraph's DeltaChannel keeps only what each step wrote; its value is rebuilt from the writes on the ancestors,
+    back to the nearest one that has the value in full (`BaseCheckpointSaver.get_delta_channel_history`).
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        start: the checkpoint.
+    """
+    wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
+    chain: list[Found] = []
+    for at in ancestors(connection, tenant_id, start) if wanted else ():
+        chain.append(at)
+        wanted -= at.channels.keys()
+        if not wanted:
+            break
+    return chain
+
+
+def _delete(connection: Connection, tenant_id: int, condition: Any) -> None:
+    """Delete graph checkpoints and their writes, and no write whose checkpoint is still on its way."""
+    chosen = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, condition)
+    owner = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY), chosen)
+    connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, owner))
+    connection.execute(delete(GRAPH_CHECKPOINT).where(chosen))

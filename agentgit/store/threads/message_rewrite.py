@@ -1,0 +1,112 @@
+"""New results in the messages of a branch that is not published yet, because its tools ran again."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, select
+
+from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
+from agentgit.store.objects.content import Body
+from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.threads.graph_rows import Found, found, hash_state
+from agentgit.store.threads.graph_store import GraphStore
+from agentgit.tools.messages import Rewriter
+
+READABLE = (MESSAGE, MESSAGE_PY)
+"""How the messages are written that can be read and written without LangChain."""
+
+
+def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: Rewriter) -> None:
+    """Put new results into the messages of a thread, in the graph checkpoints that a fork has just copied.
+
+    The graph checkpoint of the whole graph gets another id then, because an id names one state. It keeps its id where
+    tasks of it wait or are half done: LangGraph knows them by that.
+
+    A message that only a serializer could store stays as it is, and so does one that LangGraph makes of the writes of
+    earlier steps (DeltaChannel).
+
+    Args:
+        connection: in a transaction that writes.
+        graphs: the graph checkpoints.
+        thread: one that nobody uses yet.
+        rewriter: knows the new results.
+    """
+    mine = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
+    head, is_changed = graphs.newest(connection, thread), False
+    for row in row_codes.authentic(
+        connection, GRAPH_CHECKPOINT, connection.execute(select(GRAPH_CHECKPOINT).where(*mine))
+    ):
+        at = found(row)
+        fresh = _fresh(connection, graphs, at, rewriter)
+        if not fresh:
+            continue
+        is_changed |= head is not None and at.place == head.place
+        keys = graphs.content.put(connection, [(body, at.channels[name]) for name, body in fresh.items()])
+        channels = {**at.values, **dict(zip(fresh, keys, strict=True))}
+        this = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
+        state_hash = hash_state({**channels, **at.digests})
+        new = {"channels": pack(channels), "state_hash": state_hash}
+        row_codes.change(connection, GRAPH_CHECKPOINT, *mine, *this, **new)
+    if head is not None and is_changed and not graphs.writes(connection, head.place):
+        _rename(connection, graphs.tenant_id, head)
+
+
+def _rename(connection: Connection, tenant_id: int, head: Found) -> None:
+    """Give the graph checkpoint at which a thread stands a new id, and tell those of its subgraphs."""
+    place, new = head.place, later_id()
+    mine = (GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == place.thread)
+    nested = select(GRAPH_CHECKPOINT).where(*mine, GRAPH_CHECKPOINT.c.root_id == place.checkpoint_id)
+    for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(nested)):
+        at = found(row)
+        meta = {**at.meta, "parents": {**(at.meta.get("parents") or {}), "": new}}
+        this = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
+        row_codes.change(connection, GRAPH_CHECKPOINT, *mine, *this, root_id=new, meta=compact(meta))
+    this = (GRAPH_CHECKPOINT.c.ns == place.ns, GRAPH_CHECKPOINT.c.checkpoint_id == place.checkpoint_id)
+    row_codes.change(connection, GRAPH_CHECKPOINT, *mine, *this, checkpoint_id=new)
+
+
+def later_id() -> str:
+    """Make the id of a graph checkpoint as LangGraph does: a UUID of version 6, which is ordered by time."""
+    now = uuid.uuid1().time
+    rest = secrets.randbits(62) | 0b10 << 62
+    return str(uuid.UUID(int=(now >> 12) << 80 | 6 << 76 | (now & 0xFFF) << 64 | rest))
+
+
+def _fresh(connection: Connection, graphs: GraphStore, at: Found, rewriter: Rewriter) -> dict[str, Body]:
+    """Give the values with messages that change."""
+    held = {name: at.channels[name] for name in at.header["counts"] if name in at.channels}
+    bodies = graphs.content.get(connection, held.values())
+    changed = {name: _with_results(bodies[key], rewriter) for name, key in held.items()}
+    return {name: body for name, body in changed.items() if body is not None}
+
+
+def _with_results(body: Body, rewriter: Rewriter) -> Body | None:
+    """Give a value with new results in its messages; None if nothing changes."""
+    if isinstance(body, list):
+        return _in_list(body, rewriter)
+    if isinstance(body, dict):
+        parts = {name: _in_list(part, rewriter) for name, part in body.items() if isinstance(part, list)}
+        changed = {name: part for name, part in parts.items() if part is not None}
+        return {**body, **changed} if changed else None
+    return None
+
+
+def _in_list(items: list[Leaf], rewriter: Rewriter) -> list[Leaf] | None:
+    messages: list[dict[str, Any]] = [READERS[item.type](item.data) if item.type in READABLE else {} for item in items]
+    changed = rewriter.rewritten(messages)
+    return [_leaf(changed[n]) if n in changed else item for n, item in enumerate(items)] if changed else None
+
+
+def _leaf(message: dict[str, Any]) -> Leaf:
+    """Write a message as LangGraph's codec does, so that equal messages are one value."""
+    try:
+        return leaf(MESSAGE, orjson.dumps(message))
+    except TypeError:
+        return leaf(MESSAGE_PY, json.dumps(message, separators=(",", ":")).encode())

@@ -1,0 +1,202 @@
+"""What waits at a graph checkpoint, kept with a checkpoint of agentgit.
+
+LangGraph goes on writing to the same graph checkpoint while its step is not finished: each answer, each task that ends
+and each new question adds or replaces a pending write there, and a subgraph that paused saves newer checkpoints below
+it. So a checkpoint that is made in between notes which writes there were and where each subgraph stood. Values are
+named by hash; `agentgit.store.maintenance.gc` keeps what is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, select
+
+from agentgit.errors import Corrupt
+from agentgit.store.objects.blobs import compact
+from agentgit.store.objects.chunks import HASH_BYTES, split_hashes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, Place, where
+from agentgit.values import from_json
+
+NO_WRITES = b"[]"
+"""What a checkpoint keeps at which nothing waited."""
+
+Rows = list[dict[str, Any]]
+
+_WRITE = ("task_id", "idx", "task_path", "channel", "value")
+
+
+class PendingAt(NamedTuple):
+    """What waits at one graph checkpoint: that of the whole graph, or that of a subgraph below it.
+
+    Args:
+        ns: its namespace.
+        checkpoint_id: its id.
+        writes: the pending writes, as rows without their place.
+    """
+
+    ns: str
+    checkpoint_id: str
+    writes: Sequence[Mapping[str, Any]]
+
+    def rows(self, tenant_id: int, thread: str) -> Rows:
+        """Give the writes as rows of the table graph_write.
+
+        Args:
+            tenant_id: whose.
+            thread: where the graph checkpoint is.
+        """
+        place = {"tenant_id": tenant_id, "thread_id": thread, "ns": self.ns, "checkpoint_id": self.checkpoint_id}
+        return [{**place, **write} for write in self.writes]
+
+
+def read(connection: Connection, tenant_id: int, place: Place) -> bytes:
+    """Read what waits at a graph checkpoint of the whole graph now, in the form in which a checkpoint keeps it.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        place: of the graph checkpoint.
+    """
+    key = {"tenant_id": tenant_id, "thread_id": place.thread}
+    found = []
+    # In the order of their names, so that equal moments are equal bytes.
+    for ns, checkpoint_id in sorted({"": place.checkpoint_id, **below(connection, tenant_id, place)}.items()):
+        rows = WRITES.all(connection, {**key, "ns": ns, "checkpoint_id": checkpoint_id})
+        writes = sorted((row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows)
+        if ns or writes:
+            found.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
+    return pack(found)
+
+
+def below(connection: Connection, tenant_id: int, place: Place) -> dict[str, str]:
+    """Find where the subgraphs of a graph checkpoint stand: the id of the newest checkpoint of each namespace.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        place: of the graph checkpoint of the whole graph.
+    """
+    key = {"tenant_id": tenant_id, "thread_id": place.thread, "root_id": place.checkpoint_id}
+    newest: dict[str, str] = {}
+    for row in _BELOW.all(connection, key):
+        newest.pop(row.ns, None)  # so that they come in the order in which they were last saved
+        newest[row.ns] = row.checkpoint_id
+    return newest
+
+
+def pack(found: Iterable[Sequence[Any]]) -> bytes:
+    """Write what waits as it is stored.
+
+    Args:
+        found: for each graph checkpoint its namespace, its id, and each write as task, index, path, channel, and value
+            in hexadecimal form.
+
+    Example:
+        >>> pack([]) == NO_WRITES
+        True
+    """
+    return compact(list(found))
+
+
+def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
+    """Read what a checkpoint keeps of what waited.
+
+    Args:
+        data: as it is stored.
+        row: names the checkpoint, for the failure.
+
+    Returns:
+        One for each graph checkpoint; None if it was never noted.
+
+    Raises:
+        Corrupt: it cannot be read.
+    """
+    if data is None:
+        return None
+    try:
+        return [
+            PendingAt(
+                ns, id, [dict(zip(_WRITE, (*rest, bytes.fromhex(value)), strict=True)) for *rest, value in writes]
+            )
+            for ns, id, writes in from_json(data)
+        ]
+    except (ValueError, TypeError) as error:
+        raise Corrupt(
+            f"What waited at {row} cannot be read. Run: agentgit fsck; then restore the database from a copy.", row=row
+        ) from error
+
+
+def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
+    """List the values that are named.
+
+    Raises:
+        Corrupt: it cannot be read.
+    """
+    for one in unpack(data, row) or ():
+        for write in one.writes:
+            yield from split_hashes(write["value"])
+
+
+class TaskWrites(NamedTuple):
+    """What one task of a step has written until now.
+
+    Args:
+        id: of the task.
+        ns: the namespace of its graph; empty for the whole graph.
+        writes: its pending writes.
+    """
+
+    id: str
+    ns: str
+    writes: Sequence[Mapping[str, Any]]
+
+    @property
+    def status(self) -> str:
+        """`done`, `waiting` (it asked something) or `failed`."""
+        channels = {write["channel"] for write in self.writes}
+        if any(write["idx"] >= 0 for write in self.writes):
+            return "done"
+        return "waiting" if INTERRUPT in channels else "failed" if ERROR in channels else "begun"
+
+    def values(self, channel: str) -> list[bytes]:
+        """Give the hashes of what it wrote to a channel."""
+        return [write["value"][:HASH_BYTES] for write in self.writes if write["channel"] == channel]
+
+    @property
+    def results(self) -> list[tuple[str, bytes]]:
+        """Give what it wrote to the channels of the graph: each channel with the hash of the value."""
+        return [(write["channel"], write["value"][:HASH_BYTES]) for write in self.writes if write["idx"] >= 0]
+
+    def digest(self) -> str:
+        """Give a hash of what it wrote."""
+        written = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
+        return sha256(compact(written)).hexdigest()
+
+
+def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
+    """List the tasks that had written something, those of the whole graph first.
+
+    Args:
+        data: as it is stored.
+        row: names the checkpoint, for the failure.
+
+    Raises:
+        Corrupt: it cannot be read.
+    """
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for at in unpack(data, row) or ():
+        for write in at.writes:
+            found.setdefault((at.ns, write["task_id"]), []).append(write)
+    return [TaskWrites(id, ns, writes) for (ns, id), writes in found.items()]
+
+
+_BELOW = Prepared(
+    select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
+    .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"), GRAPH_CHECKPOINT.c.root_id == bindparam("root_id"))
+    .order_by(GRAPH_CHECKPOINT.c.seq)
+)

@@ -1,0 +1,126 @@
+"""Threads that are on their way in: they fill up under a name of their own, and are moved to a branch in one step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, func, select
+
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads.graph_rows import KEY, Place
+from agentgit.store.threads.lifecycle import OF_SESSIONS
+
+IMPORTED = "imported"
+"""Where the metadata of a branch says from which thread it was made."""
+
+PREFIX = f"{OF_SESSIONS}import-"
+_NAME = re.compile(PREFIX + "[0-9a-f]{40}")
+
+
+def name(user_id: int, session_name: str, thread_id: str) -> str:
+    """Name the thread that fills up: always the same, so that an import that was broken off is found again.
+
+    Args:
+        user_id: whose session it becomes.
+        session_name: how that is called.
+        thread_id: the thread in the database that it comes from.
+
+    Example:
+        >>> name(1, "s", "t") == name(1, "s", "t"), len(name(1, "s", "t"))
+        (True, 56)
+    """
+    key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
+    return PREFIX + sha256(key).hexdigest()[:40]
+
+
+def left(connection: Connection, tenant_id: int) -> list[str]:
+    """List the threads that are on their way in, or were left behind by an import that was broken off."""
+    c = GRAPH_CHECKPOINT.c
+    query = select(c.thread_id).where(c.tenant_id == tenant_id, c.thread_id.startswith(PREFIX)).distinct()
+    return [thread for thread in connection.execute(query).scalars() if _NAME.fullmatch(thread)]
+
+
+def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
+    """Tell which graph checkpoints a thread has, by namespace and id, and the parent of each."""
+    c = GRAPH_CHECKPOINT.c
+    query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread)
+    return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
+
+
+def count_writes(connection: Connection, tenant_id: int, place: Place) -> int:
+    """Count the pending writes of a graph checkpoint."""
+    query = select(func.count()).select_from(GRAPH_WRITE).where(*_at(tenant_id, place))
+    return int(connection.execute(query).scalar_one())
+
+
+def move(connection: Connection, tenant_id: int, source: str, target: str) -> int:
+    """Move all of a thread behind what another one has; a pending write that is there already is replaced.
+
+    It tells how many graph checkpoints it moved.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        source: the thread that filled up; it is empty afterwards.
+        target: the thread of a branch.
+    """
+    tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
+    newer = GRAPH_WRITE.alias("newer")
+    same = exists().where(
+        newer.c.tenant_id == tenant_id,
+        newer.c.thread_id == source,
+        *(newer.c[name] == GRAPH_WRITE.c[name] for name in (*tail, "task_id", "idx")),
+    )
+    connection.execute(
+        delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, GRAPH_WRITE.c.thread_id == target, same)
+    )
+    moved = 0
+    for ns, last in _ends(connection, tenant_id, target).items():
+        behind = (*_of(GRAPH_CHECKPOINT, tenant_id, source), GRAPH_CHECKPOINT.c.ns == ns)
+        moved += row_codes.change(
+            connection, GRAPH_CHECKPOINT, *behind, seq=GRAPH_CHECKPOINT.c.seq + last, thread_id=target
+        )
+    for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
+        rest = row_codes.change(connection, table, *_of(table, tenant_id, source), thread_id=target)
+    return moved + rest
+
+
+def move_new(connection: Connection, tenant_id: int, source: str, target: str) -> int:
+    """Move what a thread has that another one has not behind that one; of what both have, the other's stays.
+
+    It tells how many graph checkpoints it moved.
+
+    Args:
+        connection: in a transaction that writes.
+        tenant_id: whose.
+        source: the thread that went on from a copy of the other; it is empty afterwards.
+        target: the thread of a branch.
+    """
+    tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
+    for table, key in ((GRAPH_WRITE, (*tail, "task_id", "idx")), (GRAPH_CHECKPOINT, tail)):
+        there = table.alias("there")
+        same = exists().where(
+            there.c.tenant_id == tenant_id, there.c.thread_id == target, *(there.c[n] == table.c[n] for n in key)
+        )
+        connection.execute(delete(table).where(*_of(table, tenant_id, source), same))
+    return move(connection, tenant_id, source, target)
+
+
+def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
+    return [table.c.tenant_id == tenant_id, table.c.thread_id == thread]
+
+
+def _ends(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
+    """Tell the greatest `seq` of each namespace of a thread."""
+    c = GRAPH_CHECKPOINT.c
+    query = select(c.ns, func.max(c.seq).label("last")).where(c.tenant_id == tenant_id, c.thread_id == thread)
+    return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}
+
+
+def _at(tenant_id: int, place: Place) -> Sequence[Any]:
+    values = (tenant_id, *place)
+    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY, values, strict=True)]

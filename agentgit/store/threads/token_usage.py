@@ -1,0 +1,147 @@
+"""What models have used: counted when a graph checkpoint is stored, from the messages that are new in it.
+
+The header of each graph checkpoint has the sum for the way that led to it, as `usage`: a fork takes it along, and what
+a branch used itself is what its newest one has more than its first. What a message says is counted once, however often
+it is saved, and stays counted when the message is deleted or summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.sessions.stats import Tokens, added
+from agentgit.store.objects.blobs import Leaf
+from agentgit.store.objects.content import Body, Content, Encoded
+from agentgit.store.objects.plain_values import MESSAGE_MSGPACK, MESSAGES, show_message
+from agentgit.store.threads.graph_rows import Found, Place
+
+KEY = "usage"
+UNKNOWN = "unknown"
+"""The model of a message that does not name one."""
+
+MARK = b'"usage_metadata":{'
+"""What the stored form of a message has in it that says what was used; the others need not be read."""
+
+MOST = 2**53
+LONGEST = 200
+
+
+def read(header: Mapping[str, Any]) -> dict[str, Tokens]:
+    """Read what a header says of the way that led to its graph checkpoint; what is no number counts nothing.
+
+    Example:
+        >>> read({"usage": {"m": [1, 20, 3]}})
+        {'m': Tokens(messages=1, input=20, output=3, cache_read=0, cache_write=0)}
+    """
+    found = header.get(KEY)
+    if not isinstance(found, dict):
+        return {}
+    most = len(Tokens._fields)
+    return {model: Tokens(*map(_number, counts[:most])) for model, counts in found.items() if isinstance(counts, list)}
+
+
+def of_put(
+    connection: Connection,
+    content: Content,
+    place: Place,
+    name: str | None,
+    fresh: Mapping[str, Encoded],
+    parent: Found | None,
+    *,
+    counts: bool = True,
+) -> dict[str, Any]:
+    """Give what the header of a new graph checkpoint has; nothing for subgraphs, and where nothing is known.
+
+    Args:
+        connection: any.
+        content: the values of the tenant.
+        place: where it is going to be.
+        name: the channel that is its conversation; None if none is.
+        fresh: the values that the parent does not have.
+        parent: what it was made from.
+        counts: False if what is new in it was said elsewhere, and is counted there.
+    """
+    if place.ns:
+        return {}
+    header: Mapping[str, Any] = parent.header if parent is not None else {}
+    found = header.get(KEY)
+    if counts and name is not None and name in fresh:
+        before = parent.values.get(name) if parent is not None and name in header["counts"] else None
+        found = _counted(connection, content, fresh[name].body, before, header)
+    return {KEY: found} if found else {}
+
+
+def _counted(
+    connection: Connection, content: Content, body: Body, before: bytes | None, header: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    """Count what a conversation says that was used, and give it as a header has it.
+
+    Args:
+        connection: any.
+        content: the values of the tenant.
+        body: the conversation.
+        before: the conversation of the parent, as stored; None if it has none.
+        header: that of the parent.
+    """
+    part = body.get("messages", []) if isinstance(body, dict) else body
+    items = part if isinstance(part, list) else []
+    used = {item.hash: said for item in _new(connection, content, items, before) if (said := _said(item))}
+    if used and before is not None:
+        ids = {id for _, id, _ in used.values() if id is not None}
+        if ids:
+            again = _ids(connection, content, items, before)
+            used = {key: said for key, said in used.items() if said[1] is None or said[1] not in again}
+    sums = added([read(header), *({model: tokens} for model, _, tokens in used.values())])
+    return {model: list(tokens if any(tokens[3:]) else tokens[:3]) for model, tokens in sums.items()}
+
+
+def _new(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes | None) -> Sequence[Leaf]:
+    """Give the messages that the parent does not have."""
+    had = content.items(connection, before) if before is not None else ()
+    if not had:
+        return items
+    if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:  # by far the most common
+        return items[len(had) :]
+    known = set(had)
+    return [item for item in items if item.hash not in known]
+
+
+def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes) -> set[str]:
+    """Give the ids of the counted messages that the parent has and that are otherwise now: those were changed."""
+    had = content.items(connection, before)
+    if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:
+        return set()
+    gone = set(had) - {item.hash for item in items}
+    said = (_said(item) for item in content.blobs.get_many(connection, gone).values())
+    return {one[1] for one in said if one is not None and one[1] is not None}
+
+
+def _said(item: Leaf) -> tuple[str, str | None, Tokens] | None:
+    """Read the model, the id and the tokens of a message; None if it says nothing of what was used."""
+    if item.type not in MESSAGES or (item.type != MESSAGE_MSGPACK and MARK not in item.data):
+        return None
+    data = show_message(item)["data"]
+    usage = data.get("usage_metadata") if isinstance(data, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("input_token_details")
+    cached = details if isinstance(details, dict) else {}
+    tokens = Tokens(
+        messages=1, input=_number(usage.get("input_tokens")), output=_number(usage.get("output_tokens")),
+        cache_read=_number(cached.get("cache_read")), cache_write=_number(cached.get("cache_creation")),
+    )  # fmt: skip
+    id = data.get("id")
+    return _model(data.get("response_metadata")), id if isinstance(id, str) else None, tokens
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else 0
+
+
+def _model(facts: Any) -> str:
+    """Tell which model answered, from what its provider said about the answer."""
+    names: Iterable[Any] = (facts.get(name) for name in ("model_name", "model")) if isinstance(facts, dict) else ()
+    return next((name[:LONGEST] for name in names if isinstance(name, str) and name), UNKNOWN)

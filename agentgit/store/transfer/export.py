@@ -1,0 +1,411 @@
+"""What an export holds, read from the store: a whole session as it is, or one path of it as a session of one branch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Row, and_, exists, or_, select
+
+from agentgit.checkpoints.refs import free_name
+from agentgit.errors import Conflict
+from agentgit.sessions.operation import DONE
+from agentgit.store.records.explorations import MARK
+from agentgit.store.records.journal import Part as TrackPart
+from agentgit.store.records.sessions import Found, Segment, expect_whole
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.tables import BRANCH as BRANCH_ROW
+from agentgit.store.sql.tables import CHECKPOINT as POINT
+from agentgit.store.sql.tables import GRAPH_WRITE, OPERATION, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.store import Store
+from agentgit.store.threads import pending_writes
+from agentgit.store.threads.graph_rows import INTERRUPT, Place
+from agentgit.store.transfer import export_records as records
+from agentgit.store.transfer.export_states import StateWriter
+from agentgit.store.transfer.export_values import ValueWriter, Write
+from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
+from agentgit.tools.effects import READ_ONLY
+from agentgit.tools.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
+from agentgit.tools.plan import KEEP
+from agentgit.tools.report import GROUPS, NEWER
+from agentgit.values import as_object
+
+ELSEWHERE = "elsewhere"
+"""The branch that has, in the export of one path, what other branches did: it stands in the same world."""
+
+MADE_UP = 2**53 - 1
+"""The id in an export of what is not in the database that it comes from; it is newer than everything else."""
+
+NOT_ON_THE_PATH = "it was made on another branch or later, and stands in the world that the export comes from"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What is to be exported.
+
+    Args:
+        session: its row.
+        branch: the row of the branch; None for the whole session.
+        point: the row of the checkpoint where it ends; None for the head of the branch.
+        pending: the checkpoints of the session whose pending writes are to be written.
+    """
+
+    session: Found
+    branch: Found | None = None
+    point: Found | None = None
+    pending: Collection[int] = ()
+
+    @property
+    def of(self) -> str:
+        """What kind of thing it is."""
+        return SESSION if self.branch is None else BRANCH if self.point is None else CHECKPOINT
+
+    @property
+    def place(self) -> str | None:
+        """How a person calls it within the session; None if it is the session itself."""
+        if self.branch is None or self.point is None:
+            return self.branch.name if self.branch is not None else None
+        return f"{self.point.branch_name}#{self.point.number}"
+
+
+def keeping(store: Store, connection: Connection, session_id: int) -> frozenset[int]:
+    """Find the checkpoints of a session of whose pending writes those that are there now say too much or too little.
+
+    Args:
+        store: where.
+        connection: any.
+        session_id: which.
+    """
+    written = exists().where(
+        GRAPH_WRITE.c.tenant_id == POINT.c.tenant_id,
+        GRAPH_WRITE.c.thread_id == BRANCH_ROW.c.thread_id,
+        GRAPH_WRITE.c.ns == "",
+        GRAPH_WRITE.c.checkpoint_id == POINT.c.graph_checkpoint_id,
+    )
+    its_branch = and_(BRANCH_ROW.c.tenant_id == POINT.c.tenant_id, BRANCH_ROW.c.id == POINT.c.internal_session_id)
+    query = (
+        select(POINT.c.id)
+        .join_from(POINT, BRANCH_ROW, its_branch)
+        .where(
+            POINT.c.tenant_id == store.tenant_id, BRANCH_ROW.c.external_session_id == session_id,
+            POINT.c.pending.is_not(None), or_(POINT.c.pending != pending_writes.NO_WRITES, written),
+        )
+    )  # fmt: skip
+    return frozenset(connection.execute(query).scalars())
+
+
+class Sends(Protocol):
+    """What writes the files of snapshots into an export."""
+
+    def send(self, settings: Mapping[str, Any], snapshot: str) -> tuple[int | None, str | None]:
+        """Write a snapshot, unless that was done before; give the number of its tree, or why it has none."""
+
+
+def export(store: Store, connection: Connection, cut: Cut, write: Write, files: Sends | None = None) -> None:
+    """Write the records of an export, all but its header and its end.
+
+    Args:
+        store: where from.
+        connection: one that sees one moment.
+        cut: what.
+        write: writes one record.
+        files: writes files; None leaves them out.
+
+    Raises:
+        Conflict: a rollback of it is half done.
+        Corrupt: something that belongs to it is gone or damaged.
+        InvalidInput: something is too large.
+    """
+    (_Session if cut.branch is None else _Path)(store, connection, cut, write, files).run()
+
+
+class _Export:
+    def __init__(self, store: Store, connection: Connection, cut: Cut, write: Write, files: Sends | None) -> None:
+        self.store = store
+        self.connection = connection
+        self.cut = cut
+        self.write = write
+        self.values = ValueWriter(store.graphs.content.blobs, connection, write)
+        self.files = files
+        self._with_files: dict[int, list[int]] = defaultdict(list)
+
+    def _session(self, current: int) -> None:
+        row = self.cut.session
+        self.write(
+            {
+                "record": "session", "id": row.id, "name": row.session_name, "created_at": row.created_at.isoformat(),
+                "current": current,
+            }
+        )  # fmt: skip
+
+    def _states(self, branch_id: int) -> StateWriter:
+        return StateWriter(self.connection, self.store.tenant_id, self.values, self.write, branch_id)
+
+    def _calls(self, *conditions: Any) -> Iterable[Row[Any]]:
+        """Read calls of the session by their ids, a page at a time."""
+        c, after = TOOL_INVOCATION.c, 0
+        own = (c.tenant_id == self.store.tenant_id, c.external_session_id == self.cut.session.id, *conditions)
+        while rows := self.connection.execute(
+            select(TOOL_INVOCATION).where(*own, c.id > after).order_by(c.id).limit(500)
+        ).all():
+            yield from self.store.journal.authentic(self.connection, rows)
+            after = rows[-1].id
+
+    def _tags(self, points: Container[int] | None = None) -> None:
+        """Write the tags of the session, or those of some of its checkpoints."""
+        for tag in self.store.tags.all(self.connection, self.cut.session.id):
+            if points is None or tag.checkpoint_id in points:
+                self.write(records.of_tag(tag))
+
+    def _point(self, point: Found, **other: Any) -> None:
+        """Write a checkpoint, after the pending writes that it keeps, and note its files."""
+        if point.id in self.cut.pending:
+            self.write(records.of_pending(point))
+        self.write(records.of_checkpoint(point, **other))
+        if point.workspace_snapshot_id is not None:
+            self._with_files[point.workspace_snapshot_id].append(point.id)
+
+    def _pending_values(self, points: Iterable[Found]) -> None:
+        """Write the values of the pending writes that checkpoints keep."""
+        kept = (row for row in points if row.id in self.cut.pending)
+        self.values.put([key for row in kept for key in pending_writes.hashes(row.pending, f"checkpoint {row.id}")])
+
+    def _write_files(self, branches: Sequence[Found], **other: Any) -> None:
+        """Write the snapshots of the checkpoints that were written, and the last one of each of these branches."""
+        if self.files is None:
+            return
+        last = (self.store.snapshots.of_branch(self.connection, branch) for branch in branches)
+        ids = self._with_files.keys() | {row.id for row in last if row is not None}
+        for row in self.store.snapshots.rows(self.connection, ids):
+            tree, why = self.files.send(as_object(row.settings), row.snapshot)
+            found = {"tree": tree, "why": why, "checkpoints": self._with_files.get(row.id, [])}
+            self.write(records.of_snapshot(row, **found, **other))
+
+    def _log(self) -> Sequence[Row[Any]]:
+        of = (WORLD_LOG.c.tenant_id == self.store.tenant_id, WORLD_LOG.c.external_session_id == self.cut.session.id)
+        return row_codes.authentic(
+            self.connection, WORLD_LOG, self.connection.execute(select(WORLD_LOG).where(*of).order_by(WORLD_LOG.c.seq))
+        )
+
+
+class _Session(_Export):
+    """Writes a session as it is."""
+
+    def run(self) -> None:
+        session_id = self.cut.session.id
+        branches = self.store.sessions.branches(self.connection, session_id)
+        for row in branches:
+            expect_whole(row)
+        operations = self._operations(session_id)
+        self._session(self.cut.session.current_branch_id)
+        for row in branches:
+            self.write(records.of_branch(row))
+        for row in branches:
+            self._states(row.id).thread(row.thread_id)
+        points = [
+            point
+            for row in branches
+            for point in self.store.checkpoints.find(self.connection, POINT.c.internal_session_id == row.id)
+        ]
+        self._pending_values(points)
+        for point in points:
+            self._point(point)
+        self._tags()
+        self._write_files(branches)
+        for call in self._calls():
+            self.write(records.of_call(call))
+        for operation in operations:
+            self.write(records.of_operation(operation))
+        for entry in self._log():
+            self.write(records.of_log(entry))
+
+    def _operations(self, session_id: int) -> Sequence[Row[Any]]:
+        of = (OPERATION.c.tenant_id == self.store.tenant_id, OPERATION.c.external_session_id == session_id)
+        query = select(OPERATION).where(*of).order_by(OPERATION.c.id)
+        found = row_codes.authentic(self.connection, OPERATION, self.connection.execute(query))
+        for row in found:
+            if row.status != DONE:
+                raise Conflict(
+                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. Finish it with "
+                    f"repo.resume({row.id}), then export; or export another branch of it."
+                )
+        return found
+
+
+@dataclass
+class _Track:
+    """The calls of one path as those of one branch: the record of each says where it is there.
+
+    Args:
+        calls: the rows, each with its number and its batch.
+        others: what else was done in the same world.
+    """
+
+    calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)
+    others: list[tuple[Row[Any], int, int]] = field(default_factory=list)
+
+
+class _Path(_Export):
+    """Writes one path as a session of one branch; and what else stands in its world, on a branch beside it."""
+
+    def run(self) -> None:
+        branch, point = self.cut.branch, self.cut.point
+        assert branch is not None  # noqa: S101  # else it is a whole session
+        expect_whole(branch)
+        line = self.store.sessions.lineage(self.connection, branch)
+        points = self._points(line)
+        parts = [segment.track for segment in line]
+        if point is not None:
+            parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=point.position - branch.inherited)
+        track = self._track(parts, beside=bool(points))
+        self._session(branch.id)
+        head = points[-1].id if points else None
+        meta = {name: value for name, value in as_object(branch.meta).items() if name != MARK}  # that names others
+        self.write(records.of_branch(branch, parent=None, point=None, inherited=0, head=head, meta=meta))
+        if track.others:
+            self._write_aside(branch, points[0])
+        kept = [row for row in points if row.id in self.cut.pending]
+        self._states(branch.id).path(self._ways(line), branch.thread_id if point is None else None, kept)
+        self._pending_values(points)
+        for n, row in enumerate(points, 1):
+            self._point(row, branch=branch.id, number=n)
+        self._tags({row.id for row in points})
+        if track.others:
+            self._write_beginning(points[0])
+        self._write_files([branch] if point is None else [], branch=branch.id)
+        self._write_track(branch, points, track)
+
+    # -- checkpoints and states
+
+    def _points(self, line: Sequence[Segment]) -> list[Found]:
+        """Read the checkpoints on the path; where a branch begins, the one where it left is as good, and has a name."""
+        found = self.store.checkpoints.on_path(self.connection, line)
+        if (end := self.cut.point) is not None:
+            found = [row for row in found if row.id <= end.id]
+        left = self._left(line)
+        same = [left.get(row.internal_session_id, row) if row.kind == "branch" else row for row in found]
+        # Where the calls of its path ran again, a branch begins with a state of its own.
+        points = [a if a.state_hash == b.state_hash else b for a, b in zip(same, found, strict=True)]
+        states = {(row.graph_checkpoint_id, row.state_hash) for row in points}
+        if len(states) > len({graph_checkpoint_id for graph_checkpoint_id, _ in states}):
+            raise Conflict(
+                "The calls of this branch ran again while a question of it waited, so that one graph checkpoint of its "
+                "path has two states. Export the whole session."
+            )
+        return points
+
+    def _left(self, line: Sequence[Segment]) -> dict[int, Found]:
+        """Read where each branch of the path but the first left its parent, by the id of the branch."""
+        ids = {segment.branch.branch_point_id: segment.branch.id for segment in line[1:]}
+        return {ids[row.id]: row for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(ids)))}
+
+    def _ways(self, line: Sequence[Segment]) -> list[tuple[str, str]]:
+        """Tell through which threads the path goes, and at which graph checkpoint each is left."""
+        left = [*self._left(line).values(), *([self.cut.point] if self.cut.point is not None else [])]
+        return [(row.thread_id, row.graph_checkpoint_id) for row in left if row.graph_checkpoint_id is not None]
+
+    # -- the track
+
+    def _track(self, parts: Sequence[TrackPart], *, beside: bool) -> _Track:
+        """Number the calls of the path anew, and those of other branches that stand in the same world."""
+        track, batch = _Track(), 0
+        for part in parts:
+            rows = self._of_part(part, is_last=part is parts[-1])
+            track.calls += [(row, len(track.calls) + n, batch + row.batch) for n, row in enumerate(rows)]
+            batch += max((row.batch for row in rows), default=-1) + 1
+        offsets: dict[int, int] = {}
+        after = 0
+        for n, row in enumerate(self._others({row.id: row for row, *_ in track.calls}) if beside else ()):
+            if row.internal_session_id not in offsets:
+                offsets[row.internal_session_id] = after
+            place = max(row.batch, 0) + offsets[row.internal_session_id]
+            after = max(after, place + 1)
+            track.others.append((row, n, place if row.batch >= 0 else row.batch))
+        return track
+
+    def _of_part(self, part: TrackPart, *, is_last: bool) -> list[Row[Any]]:
+        """Read the calls of a part of the track, and those that waited for an answer."""
+        rows, counted = [], 0
+        of_branch = TOOL_INVOCATION.c.internal_session_id == part.branch_id
+        ordered = sorted(self._calls(of_branch, TOOL_INVOCATION.c.kind != REDO), key=lambda row: row.arrival)
+        for row in ordered:
+            counted += row.status != PAUSED
+            if part.count is not None and counted > part.count:
+                break
+            rows.append(row)
+        if part.count is not None and not (is_last and self._waits()):
+            while rows and rows[-1].status == PAUSED:
+                rows.pop()
+        return rows
+
+    def _waits(self) -> bool:
+        """Tell whether the checkpoint where the path ends waits for a person's answer."""
+        point, graphs = self.cut.point, self.store.graphs
+        if point is None or point.graph_checkpoint_id is None:
+            return point is None
+        if point.pending is not None:
+            return any(one.values(INTERRUPT) for one in pending_writes.tasks(point.pending, f"checkpoint {point.id}"))
+        at = Place(point.thread_id, "", point.graph_checkpoint_id)
+        return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, at))
+
+    def _others(self, own: Mapping[int, Row[Any]]) -> list[Row[Any]]:
+        """Read what else was done in the world of the session, and what these calls stand for."""
+        needed = {row.replay_of for row in own.values()}
+        found: list[Row[Any]] = []
+        for row in self._calls():
+            acts = row.effect != READ_ONLY and row.kind != REPLAY and row.status != PAUSED
+            if row.id not in own and (acts or row.id in needed):
+                found.append(row)
+        known = own.keys() | {row.id for row in found}
+        return [row for row in found if row.replay_of is None or row.replay_of in known]
+
+    def _write_track(self, branch: Found, points: Sequence[Found], track: _Track) -> None:
+        for row, arrival, batch in track.calls:
+            self.write(records.of_call(row, branch=branch.id, arrival=arrival, batch=batch))
+        for row, arrival, batch in track.others:
+            self.write(records.of_call(row, branch=MADE_UP, arrival=arrival, batch=batch))
+        if track.others:
+            self._write_rollback(branch, points[0], [row for row, *_ in track.others])
+        known = {row.id for row, *_ in (*track.calls, *track.others)}
+        for seq, entry in enumerate((entry for entry in self._log() if entry.invocation_id in known), 1):
+            self.write(records.of_log(entry, seq=seq, operation=None))
+
+    # -- what is beside the path
+
+    def _write_aside(self, branch: Found, first: Found) -> None:
+        """Write the branch of the calls that are not on the path; it begins before anything was said."""
+        taken = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.cut.session.id))}
+        about = {
+            "id": MADE_UP,
+            "name": free_name(ELSEWHERE, taken),
+            "parent": branch.id,
+            "point": first.id,
+            "inherited": first.position,
+        }
+        self.write(records.of_branch(branch, **about, head=MADE_UP, meta={}))
+
+    def _write_beginning(self, first: Found) -> None:
+        """Write the checkpoint that every branch begins with."""
+        begins = {
+            "id": MADE_UP, "branch": MADE_UP, "number": 1, "kind": "branch", "name": None, "is_auto": True,
+            "state": None, "state_hash": None, "messages": 0, "restore_point": None, "data": None,
+            "description": "what other branches did",
+        }  # fmt: skip
+        self.write(records.of_checkpoint(first, **begins))
+
+    def _write_rollback(self, branch: Found, first: Found, others: Sequence[Row[Any]]) -> None:
+        """Write that the path lives with the others, as after a rollback: a fence answers for what they did."""
+        kept = [row for row in others if row.status in STANDING - {FAILED} and row.effect != READ_ONLY]
+        items = [{"invocation": row.id, "reason": NOT_ON_THE_PATH} for row in kept]
+        at = branch.created_at.isoformat()
+        self.write(
+            {
+                "record": "operation", "id": MADE_UP, "kind": "rollback", "request_id": str(MADE_UP),
+                "source": MADE_UP, "target": first.id, "branch": branch.id, "created_at": at, "ended_at": at,
+                "request": {"tools": "keep", "replay": "record"}, "accepted": [],
+                "steps": [{"invocation": row.id, "action": KEEP, "why": NOT_ON_THE_PATH} for row in kept],
+                "report": {group: items if group == "kept" else [] for group in GROUPS if group not in NEWER},
+            }
+        )  # fmt: skip

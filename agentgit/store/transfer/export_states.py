@@ -1,0 +1,184 @@
+"""Graph checkpoints and pending writes on their way into an export, a page at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, Table, and_, literal, or_, select, tuple_
+
+from agentgit.errors import Corrupt
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.threads import fork, pending_writes
+from agentgit.store.threads.ancestry import ancestors
+from agentgit.store.threads.graph_rows import Place, found
+from agentgit.store.transfer import export_records
+from agentgit.store.transfer.export_values import ValueWriter, Write
+
+PAGE = 64
+"""Graph checkpoints in memory at a time."""
+
+States = Sequence[Mapping[str, Any]]
+
+
+class StateWriter:
+    """Writes the graph checkpoints of one branch, each with its values before it and its pending writes after it.
+
+    A graph checkpoint that comes a second time, as the copy that a fork begins with, is left out.
+
+    Args:
+        connection: any.
+        tenant_id: whose.
+        values: writes the values.
+        write: writes one record.
+        branch_id: whose they are in the export.
+    """
+
+    def __init__(
+        self, connection: Connection, tenant_id: int, values: ValueWriter, write: Write, branch_id: int
+    ) -> None:
+        self.connection = connection
+        self.tenant_id = tenant_id
+        self.values = values
+        self.write = write
+        self.branch_id = branch_id
+        self._count: dict[str, int] = defaultdict(int)
+
+    def thread(self, thread: str) -> None:
+        """Write all of a thread."""
+        for rows in self._pages(thread):
+            self._put(rows, self._writes(rows))
+
+    def path(self, ways: Sequence[tuple[str, str]], end: str | None, points: Sequence[Any] = ()) -> None:
+        """Write what lies on a way through several threads, as one thread.
+
+        Args:
+            ways: each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
+                the way ends.
+            end: the thread that is written whole after them; None if the last way ends at a checkpoint.
+            points: checkpoints on the way that keep pending writes, the one where it ends last.
+        """
+        states, writes = self._end(ways, points) if end is None and ways else ((), ())
+        own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)
+        chains = [self._chain(*way) for way in ways]
+        keys = [self._keys(thread, chain) for (thread, _), chain in zip(ways, chains, strict=True)]
+        for n, (thread, left_at) in enumerate(ways):
+            later = own.union(*keys[n + 1 :], {("", left) for _, left in ways[n + 1 :]})
+            for ids in slices(chains[n], PAGE):
+                rows = [row for row in self._of_chain(thread, ids) if (row["ns"], row["checkpoint_id"]) not in later]
+                self._put(self._linked(rows, ways[:n]), self._writes(rows))
+            if ("", left_at) not in later:  # the branch that left there has a state of its own instead
+                self._put(self._linked([self._one(thread, left_at)._asdict()], ways[:n]), [])
+        self._below_points(points, own.union(*keys))
+        self._put(self._linked(states, ways), writes)
+        for page in self._pages(end) if end is not None else ():
+            self._put(self._linked(page, ways), self._writes(page))
+
+    def _end(self, ways: Sequence[tuple[str, str]], points: Sequence[Any]) -> tuple[States, States]:
+        """Give what a fork would take along from where the last way ends."""
+        last = points[-1] if points and (points[-1].thread_id, points[-1].graph_checkpoint_id) == ways[-1] else None
+        return self._forked(*ways[-1], last)
+
+    def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
+        """Give what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
+        pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
+        return fork.rows_of(self.connection, self.tenant_id, Place(thread, "", checkpoint_id), pending)
+
+    def _below_points(self, points: Sequence[Any], written: set[tuple[str, str]]) -> None:
+        """Write what subgraphs had saved when these checkpoints were made, where it is not written otherwise."""
+        for point in points:
+            rows = self._forked(point.thread_id, point.graph_checkpoint_id, point)[0]
+            fresh = [row for row in rows if row["ns"] and (row["ns"], row["checkpoint_id"]) not in written]
+            self._put(fresh, ())
+            written.update((row["ns"], row["checkpoint_id"]) for row in fresh)
+
+    def _put(self, rows: States, writes: States) -> None:
+        self.values.put(export_records.hashes_of(rows, writes))
+        for row in rows:
+            self._count[row["ns"]] += 1
+            self.write(export_records.of_state(row, self.branch_id, seq=self._count[row["ns"]]))
+        for row in writes:
+            self.write(export_records.of_write(row, self.branch_id))
+
+    # -- reading
+
+    def _pages(self, thread: str) -> Iterator[States]:
+        c = GRAPH_CHECKPOINT.c
+        query = select(GRAPH_CHECKPOINT).where(c.tenant_id == self.tenant_id, c.thread_id == thread)
+        query, after = query.order_by(c.ns, c.seq).limit(PAGE), None
+        while True:
+            here = query
+            if after is not None:
+                here = query.where(tuple_(c.ns, c.seq) > tuple_(literal(after[0], c.ns.type), literal(after[1])))
+            rows = self._read(GRAPH_CHECKPOINT, here)
+            if not rows:
+                return
+            yield rows
+            after = rows[-1]["ns"], rows[-1]["seq"]
+
+    def _writes(self, rows: States) -> States:
+        if not rows:
+            return []
+        of = [and_(GRAPH_WRITE.c.ns == row["ns"], GRAPH_WRITE.c.checkpoint_id == row["checkpoint_id"]) for row in rows]
+        thread = GRAPH_WRITE.c.thread_id == rows[0]["thread_id"]
+        query = select(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == self.tenant_id, thread, or_(*of))
+        order = (GRAPH_WRITE.c.ns, GRAPH_WRITE.c.checkpoint_id, GRAPH_WRITE.c.task_id, GRAPH_WRITE.c.idx)
+        return self._read(GRAPH_WRITE, query.order_by(*order))
+
+    def _ids(self, thread: str) -> set[tuple[str, str]]:
+        c = GRAPH_CHECKPOINT.c
+        query = select(c.ns, c.checkpoint_id).where(c.tenant_id == self.tenant_id, c.thread_id == thread)
+        return {(row.ns, row.checkpoint_id) for row in self.connection.execute(query)}
+
+    def _chain(self, thread: str, checkpoint_id: str) -> list[str]:
+        """List the ids of the ancestors of a graph checkpoint, oldest first."""
+        start = self._one(thread, checkpoint_id)
+        if start is None:
+            raise Corrupt(
+                f"The graph checkpoint {checkpoint_id} of thread {thread} is gone, and a branch begins there. Run: "
+                "agentgit fsck",
+                row=f"graph_checkpoint {thread}//{checkpoint_id}",
+            )
+        back = [at.place.checkpoint_id for at in ancestors(self.connection, self.tenant_id, found(start))]
+        return back[::-1]
+
+    def _of_chain(self, thread: str, ids: Sequence[str]) -> States:
+        """Read these graph checkpoints of the whole graph, and what subgraphs saved below them."""
+        query = (
+            select(GRAPH_CHECKPOINT)
+            .where(*self._below(thread, ids))
+            .order_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.seq)
+        )
+        return self._read(GRAPH_CHECKPOINT, query)
+
+    def _keys(self, thread: str, ids: Sequence[str]) -> set[tuple[str, str]]:
+        found: set[tuple[str, str]] = set()
+        for part in slices(ids):
+            query = select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id).where(*self._below(thread, part))
+            found.update((row.ns, row.checkpoint_id) for row in self.connection.execute(query))
+        return found
+
+    def _below(self, thread: str, ids: Sequence[str]) -> Sequence[Any]:
+        c = GRAPH_CHECKPOINT.c
+        of = or_(and_(c.ns == "", c.checkpoint_id.in_(ids)), c.root_id.in_(ids))
+        return c.tenant_id == self.tenant_id, c.thread_id == thread, of
+
+    def _linked(self, rows: States, ways: Iterable[tuple[str, str]]) -> States:
+        """Give the first graph checkpoint of a thread the parent back that it had where it was copied from."""
+        return [self._with_parent(row, ways) if row["parent_id"] is None and not row["ns"] else row for row in rows]
+
+    def _with_parent(self, row: Mapping[str, Any], ways: Iterable[tuple[str, str]]) -> Mapping[str, Any]:
+        parents = (self._one(thread, row["checkpoint_id"]) for thread, _ in ways)
+        parent = next((found.parent_id for found in parents if found is not None and found.parent_id), None)
+        return {**row, "parent_id": parent}
+
+    def _one(self, thread: str, checkpoint_id: str) -> Any:
+        c = GRAPH_CHECKPOINT.c
+        same = (c.tenant_id == self.tenant_id, c.thread_id == thread, c.ns == "", c.checkpoint_id == checkpoint_id)
+        return row_codes.first(self.connection, GRAPH_CHECKPOINT, select(GRAPH_CHECKPOINT).where(*same))
+
+    def _read(self, table: Table, query: Select[Any]) -> States:
+        return [row._asdict() for row in row_codes.authentic(self.connection, table, self.connection.execute(query))]

@@ -1,0 +1,330 @@
+"""The files of an export: contents, each once, and trees of paths, each as what it changes of the one before. Pure.
+
+One file's part and one tree's paths are in memory; of contents only the hashes and sizes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
+
+from agentgit.store.transfer.paths import folded, link_problem, text_of
+
+Record = Mapping[str, Any]
+
+KINDS_BEFORE = ("file", "tree", "path", "snapshot")
+KINDS = (*KINDS_BEFORE, "left")
+"""The records of files; before format 3, whole snapshots were left out because of one path."""
+
+OWN = "its environment alone can read it"
+GONE = "it is no longer stored"
+ODD = "a path, a link or a size in it is not for every system"
+NOT_KNOWN = "nobody there has opened its storage"
+NOT_WANTED = "no workspace was named to put them into"
+REASONS = (OWN, GONE, ODD, NOT_KNOWN)
+"""Why a snapshot may not be in an export though a checkpoint has it."""
+
+PART_BYTES = 256 * 1024
+LARGEST_FILE = 2**30
+MOST_PATHS = 500_000
+MUCH, AT_MOST = 2**30, 100
+"""A tree that unpacks to more than `MUCH` bytes may have `AT_MOST` as many as the contents in the export."""
+
+
+class Item(NamedTuple):
+    """What stands at a path: a file by the hash of its contents, a link by its target, or with neither a directory."""
+
+    mode: int
+    file: bytes | None = None
+    link: bytes | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a directory."""
+        return self.file is None and self.link is None
+
+
+class Keeps(Protocol):
+    """What keeps the files of an export while it is checked."""
+
+    def data(self, part: bytes) -> None:
+        """Keep a part of the contents of a file."""
+
+    def file(self, id: bytes, size: int) -> None:
+        """Take note that the parts since the last file are one, whose contents have this hash."""
+
+    def tree(self, id: int, base: int | None) -> None:
+        """Begin a tree: that of another number, or an empty one, with the changes that come."""
+
+    def change(self, path: bytes, item: Item | None) -> None:
+        """Put something at a path, or take away what stands there."""
+
+    def left(self, path: bytes, why: str | None) -> None:
+        """Take note that the tree leaves out what stands at a path, and why; None if it does not any more."""
+
+
+class Tree:
+    """The paths of one tree, such that every system can have them beside each other."""
+
+    def __init__(self) -> None:
+        self._items: dict[bytes, Item] = {}
+        self._used: Counter[bytes] = Counter()  # for each path and directory, how many items are there and below
+        self._spelled: dict[str, bytes] = {}
+        self._touched: set[bytes] = set()
+
+    def begin(self) -> None:
+        """Begin with the changes that lead to the next tree."""
+        self._touched.clear()
+
+    def change(self, path: bytes, item: Item | None) -> Item | None:
+        """Put something at a path, or take away what stands there; give what stood there.
+
+        Raises:
+            ValueError: that cannot be; the tree is as before.
+        """
+        if path in self._touched or (item is None and path not in self._items):
+            raise ValueError(f"{_shown(path)} is there a second time, or goes though nothing is there")
+        if item is not None and (why := self.problem(path, item)):
+            raise ValueError(f"{_shown(path)} {why}")
+        before = self._remove(path)
+        self._touched.add(path)
+        if item is not None:
+            self._items[path] = item
+            self._count(path, 1)
+        return before
+
+    def problem(self, path: bytes, item: Item) -> str:
+        """Say why something cannot stand at a path beside the others; nothing if it can."""
+        before = self._remove(path)
+        try:
+            return self._problem(path, item)
+        finally:
+            if before is not None:
+                self._items[path] = before
+                self._count(path, 1)
+
+    def holds(self, path: bytes) -> bool:
+        """Tell whether something stands at a path."""
+        return path in self._items
+
+    def forget(self, path: bytes) -> None:
+        """Take back what was just put at a path."""
+        self._remove(path)
+
+    def _remove(self, path: bytes) -> Item | None:
+        before = self._items.pop(path, None)
+        if before is not None:
+            self._count(path, -1)
+        return before
+
+    def _problem(self, path: bytes, item: Item) -> str:
+        if len(self._items) >= MOST_PATHS:
+            return f"is one of more than {MOST_PATHS} of one tree"
+        if item.link is not None and (why := link_problem(path, item.link)):
+            return why
+        above = [self._items.get(one) for one in _above(path)]
+        if (not item.is_folder and self._used[path]) or not all(one is None or one.is_folder for one in above):
+            return "is what no directory is, and something is below it; or it is below such"
+        for one in (path, *_above(path)):
+            if (other := self._spelled.get(_same(one), one)) != one:
+                return f"is the same as {_shown(other)} on some systems"
+        return ""
+
+    def _count(self, path: bytes, by: int) -> None:
+        for one in (path, *_above(path)):
+            self._used[one] += by
+            if self._used[one]:
+                self._spelled[_same(one)] = one
+            else:
+                del self._used[one], self._spelled[_same(one)]
+
+
+class FileChecker:
+    """Holds the records of files against each other.
+
+    Afterwards `snapshots` has the snapshot of each checkpoint whose files are there, `left` counts those that are not
+    by the reason, and `left_paths` has each path that some tree leaves out, with the reason.
+
+    Args:
+        keeps: keeps the files for an import; None only checks.
+    """
+
+    def __init__(self, keeps: Keeps | None = None) -> None:
+        self.snapshots: dict[int, int] = {}
+        self.left: Counter[str] = Counter()
+        self.left_paths: dict[bytes, str] = {}
+        self._left: set[bytes] = set()
+        self._has_paths = False
+        self._keeps = keeps
+        self._sizes: dict[bytes, int] = {}
+        self._carried = 0
+        self._open: Record | None = None
+        self._hash = sha256()
+        self._size = self._parts = 0
+        self._tree: Tree | None = None
+        self._last = 0
+        self._unpacked = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True while parts of a file are to come."""
+        return self._open is not None
+
+    # -- contents
+
+    def file(self, record: Record) -> None:
+        """Take a file, or its beginning if it comes in parts.
+
+        Raises:
+            ValueError: it is none, or does not match its hash.
+        """
+        if sum(record[name] is not None for name in ("text", "data", "parts")) != 1:
+            raise ValueError("has not one of text, data, parts")
+        if record["id"] in self._sizes:
+            raise ValueError(f"is a second file {record['id'].hex()}")
+        self._hash, self._size, self._parts, self._open = sha256(), 0, 0, record
+        if record["parts"] is not None:
+            if record["parts"] != -(-record["size"] // PART_BYTES) or record["parts"] < 2:
+                raise ValueError(f"cannot have {record['parts']} parts")
+            return
+        self._take(record["text"].encode() if record["text"] is not None else unbased(record["data"]))
+        self._close()
+
+    def part(self, record: Record) -> None:
+        """Take a part of a file.
+
+        Raises:
+            ValueError: the file does not match its hash.
+        """
+        assert self._open is not None  # noqa: S101  # whoever calls has looked
+        data = unbased(record["data"])
+        if len(data) > PART_BYTES:
+            raise ValueError(f"has more than {PART_BYTES} bytes")
+        self._take(data)
+        self._parts += 1
+        if self._parts == self._open["parts"]:
+            self._close()
+
+    def _take(self, data: bytes) -> None:
+        self._hash.update(data)
+        self._size += len(data)
+        if self._keeps is not None:
+            self._keeps.data(data)
+
+    def _close(self) -> None:
+        assert self._open is not None  # noqa: S101  # it was just read
+        if self._size != self._open["size"] or self._hash.digest() != self._open["id"]:
+            raise ValueError("does not match its hash, or its size")
+        self._sizes[self._open["id"]] = self._size
+        self._carried += self._size
+        if self._keeps is not None:
+            self._keeps.file(self._open["id"], self._size)
+        self._open = None
+
+    # -- trees
+
+    def tree(self, record: Record) -> None:
+        """Begin a tree.
+
+        Raises:
+            ValueError: it is not the next one, or changes another one than the last.
+        """
+        if record["id"] != self._last + 1 or record["base"] not in (None, self._last or None):
+            raise ValueError("is not the next tree, or does not begin with the one before it")
+        self._last = record["id"]
+        if record["base"] is None or self._tree is None:
+            self._tree, self._unpacked = Tree(), 0
+            self._left.clear()
+        self._tree.begin()
+        self._has_paths = False
+        if self._keeps is not None:
+            self._keeps.tree(record["id"], record["base"])
+
+    def left_out(self, record: Record) -> None:
+        """Take a path that the last tree leaves out, or does not leave out any more. It comes before its changes.
+
+        Raises:
+            ValueError: it is of no tree, or was left out before, or was not.
+        """
+        path, why = record["path"], record["why"]
+        if self._tree is None or self._has_paths or (why is None and path not in self._left):
+            raise ValueError("is of no tree, or comes too late, or was not left out before")
+        if why is None:
+            self._left.remove(path)
+        else:
+            self._left.add(path)
+            self.left_paths[path] = why
+        if len(self._left) > MOST_PATHS:
+            raise ValueError(f"is one of more than {MOST_PATHS} of one tree")
+        if self._keeps is not None:
+            self._keeps.left(path, why)
+
+    def path(self, record: Record) -> None:
+        """Take a change of the last tree.
+
+        Raises:
+            ValueError: no system, or not every one, could have it; or it is too much.
+        """
+        if self._tree is None:
+            raise ValueError("is of no tree")
+        item = None if record["mode"] is None else Item(record["mode"], record["file"], record["link"])
+        if item is None and (record["file"] is not None or record["link"] is not None):
+            raise ValueError("has no mode")
+        if item is not None and item.file is not None and (item.link is not None or item.file not in self._sizes):
+            raise ValueError("is a file and a link, or names a file that did not come before it")
+        if item is not None and record["path"] in self._left:
+            raise ValueError("is carried and left out at once")
+        self._has_paths = True
+        before = self._tree.change(record["path"], item)
+        self._unpacked += self._weight(item) - self._weight(before)
+        if self._unpacked > max(MUCH, AT_MOST * self._carried):
+            raise ValueError(f"is of a tree that unpacks to more than {AT_MOST} times what the export has of files")
+        if self._keeps is not None:
+            self._keeps.change(record["path"], item)
+
+    def _weight(self, item: Item | None) -> int:
+        return self._sizes[item.file] if item is not None and item.file is not None else 0
+
+    def snapshot(self, record: Record) -> None:
+        """Take a snapshot: of which tree, and which checkpoints have it.
+
+        Raises:
+            ValueError: its tree did not come, or a checkpoint has another one.
+        """
+        if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last:
+            raise ValueError("is of no tree that came before it, or does not say why")
+        if record["why"] is not None:
+            self.left[record["why"]] += 1
+            return
+        for id in record["checkpoints"]:
+            if self.snapshots.setdefault(id, record["id"]) != record["id"]:
+                raise ValueError(f"is a second one of checkpoint {id}")
+
+
+def unbased(data: str) -> bytes:
+    """Read base64.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"has data that is no base64 ({error})") from error
+
+
+def _above(path: bytes) -> Iterator[bytes]:
+    while path := path.rpartition(b"/")[0]:
+        yield path
+
+
+def _same(path: bytes) -> str:
+    return folded(text_of(path))
+
+
+def _shown(path: bytes) -> str:
+    return ascii(text_of(path[:80]))

@@ -1,0 +1,372 @@
+"""An export is held against itself before anything of it is stored: what names what, hashes, counts, positions.
+
+It is one pass over the records in their order. In memory are the hashes of the values, and the ids of everything else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgit.store.objects.blobs import RECORD, Leaf, unpack
+from agentgit.store.records.journal import LAST_LOGGED
+from agentgit.store.threads.graph_rows import conversation, hash_state
+from agentgit.store.transfer import branch_metadata
+from agentgit.store.transfer.file_trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
+from agentgit.store.transfer.import_values import ListItems, ValueReader, expect_readable, is_message
+from agentgit.store.transfer.records import COUNTED, HEADER
+from agentgit.tools.invocation import CALL, PAUSED, REDO
+
+Record = Mapping[str, Any]
+
+_RANK = {
+    HEADER: 0, "session": 1, "branch": 2, "value": 3, "list": 3, "state": 3, "write": 3, "pending": 4, "checkpoint": 4,
+    "tag": 4,
+    "file": 5, "tree": 5, "path": 5, "left": 5, "snapshot": 5, "call": 6, "operation": 7, "log": 8,
+    "end": 9,
+}  # fmt: skip
+"""The order of the records; those of one rank are mixed, and a part comes after what it is a part of."""
+
+
+@dataclass
+class _Branch:
+    """What is known of a branch until now."""
+
+    record: Record
+    states: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    keys: set[tuple[str, str]] = field(default_factory=set)
+    seqs: dict[str, int] = field(default_factory=dict)
+    points: dict[int, Record] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
+    arrivals: set[int] = field(default_factory=set)
+    counted: int = 0
+
+
+class Checker:
+    """Holds the records of one export against each other.
+
+    Afterwards `ids` has the ids of each kind, `counts` how many records of each kind there were, `files` what is known
+    of files, `last_seq` the end of the world log, and `seal` the hash of the whole. `made` is the value or the list
+    that the last record made whole.
+
+    Args:
+        keeps: keeps the files; None only checks.
+    """
+
+    made: Leaf | ListItems | None
+
+    def __init__(self, keeps: Keeps | None = None) -> None:
+        self.ids: dict[str, set[int]] = {
+            kind: set() for kind in ("branch", "checkpoint", "call", "operation", "snapshot")
+        }
+        self.files = FileChecker(keeps)
+        self.seal = b""
+        self.counts: Counter[str] = Counter()
+        self.header: Record = {}
+        self.session: Record = {}
+        self._values = ValueReader()
+        self._rank = 0
+        self._weights: dict[bytes, int] = {}
+        self._carried = 0
+        self._lists: set[bytes] = set()
+        self._messages: set[bytes] = set()
+        self._conversations: dict[bytes, int] = {}
+        self._records: set[bytes] = set()
+        self._branches: dict[int, _Branch] = {}
+        self._writes: set[tuple[Any, ...]] = set()
+        self._pending: dict[int, Record] = {}
+        self._replays: list[tuple[int, int]] = []
+        self._statuses: dict[int, str] = {}
+        self._logged: dict[int, str] = {}
+        self._requests: set[str] = set()
+        self._tags: set[str] = set()
+        self.last_seq = 0
+        self._takes: dict[str, Callable[[Record], None]] = {
+            HEADER: self._take_header, "session": self._take_session, "branch": self._take_branch,
+            "value": self._take_value, "part": self._take_part, "list": self._take_list, "state": self._take_state,
+            "write": self._take_write, "pending": self._take_pending, "checkpoint": self._take_checkpoint,
+            "tag": self._take_tag, "file": self.files.file, "tree": self.files.tree, "path": self.files.path,
+            "left": self.files.left_out,
+            "snapshot": self._take_snapshot,
+            "call": self._take_call, "operation": self._take_operation, "log": self._take_log, "end": self._take_end,
+        }  # fmt: skip
+
+    def take(self, kind: str, record: Record) -> None:
+        """Take the next record.
+
+        Args:
+            kind: of the record.
+            record: as `agentgit.store.transfer.records.checked` gives it.
+
+        Raises:
+            ValueError: it does not fit to what came before.
+        """
+        if (kind == "part") != (self._values.is_open or self.files.is_open):
+            raise ValueError("is not where a part of a value or of a file should be")
+        rank, once = _RANK.get(kind, self._rank), kind in (HEADER, "session", "end")
+        if rank < self._rank or (once and self.counts[kind]) or (rank > 1 and not self.session):
+            raise ValueError(f"is a {kind} where none should be")
+        self._rank = rank
+        self._takes[kind](record)
+        self.counts[kind] += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the last record was the end."""
+        return bool(self.counts["end"])
+
+    def _take_header(self, record: Record) -> None:
+        self.header = record
+
+    def _take_session(self, record: Record) -> None:
+        self.session = record
+
+    def _new(self, kind: str, id: int) -> None:
+        if id in self.ids[kind]:
+            raise ValueError(f"is a second {kind} {id}")
+        self.ids[kind].add(id)
+
+    def _expect(self, kind: str, *ids: int | None) -> None:
+        for id in ids:
+            if id is not None and id not in self.ids[kind]:
+                raise ValueError(f"names a {kind} {id} that is not there")
+
+    def _take_branch(self, record: Record) -> None:
+        branch_metadata.checked(record["meta"])
+        if any(one.record["name"] == record["name"] for one in self._branches.values()):
+            raise ValueError(f"is a second branch {record['name']!r}")
+        if (record["parent"] is None) != (not self._branches) or (record["parent"] is None) != (
+            record["point"] is None
+        ):
+            raise ValueError("is not the first branch, and leaves from nowhere; or the other way round")
+        self._expect("branch", record["parent"])
+        self._new("branch", record["id"])
+        self._branches[record["id"]] = _Branch(record)
+
+    def _of(self, record: Record) -> _Branch:
+        self._expect("branch", record["branch"])
+        return self._branches[record["branch"]]
+
+    # -- values
+
+    def _take_value(self, record: Record) -> None:
+        self._add(self._values.value(record))
+
+    def _take_part(self, record: Record) -> None:
+        if self.files.is_open:
+            self.made = None
+            self.files.part(record)
+        else:
+            self._add(self._values.part(record))
+
+    def _add(self, value: Leaf | None) -> None:
+        self.made = value
+        if value is None:
+            return
+        expect_readable(value)
+        if value.type == RECORD:
+            named = unpack(value.data)
+            parts = named.values()
+            self._expect_values(*parts)
+            if (messages := self._conversations.get(named.get("messages", b""))) is not None:
+                self._conversations[value.hash] = messages
+            if not self._records.isdisjoint(parts):
+                raise ValueError("is a record in a record")
+            self._records.add(value.hash)
+            self._new_value(value.hash, self._weight(parts))
+        else:
+            self._carried += len(value.data)
+            if is_message(value):
+                self._messages.add(value.hash)
+            self._new_value(value.hash, len(value.data))
+
+    def _take_list(self, record: Record) -> None:
+        found = self.made = self._values.list(record)
+        self._expect_values(*record["items"])
+        if any(item in self._lists or item in self._records for item in record["items"]):
+            raise ValueError("is a list or a record in a list")
+        self._new_value(found.key, self._weight(found.items))
+        self._lists.add(found.key)
+        if self._messages.issuperset(found.items):
+            self._conversations[found.key] = len(found.items)
+
+    def _new_value(self, key: bytes, weight: int) -> None:
+        if key in self._weights:
+            raise ValueError(f"is a second value {key.hex()}")
+        self._weights[key] = weight
+
+    def _weight(self, keys: Iterable[bytes]) -> int:
+        """Tell how many bytes values take together when they are read.
+
+        Raises:
+            ValueError: far more than the export has.
+        """
+        weight = sum(map(self._weights.__getitem__, keys))
+        if weight > max(MUCH, AT_MOST * self._carried):
+            raise ValueError(f"unpacks to more than {AT_MOST} times what the export has of values")
+        return weight
+
+    def _expect_values(self, *keys: bytes) -> None:
+        for key in keys:
+            if key not in self._weights:
+                raise ValueError(f"names a value {key.hex()} that did not come before it")
+
+    # -- graph checkpoints
+
+    def _take_state(self, record: Record) -> None:
+        branch, channels = self._of(record), record["channels"]
+        self._expect_values(*channels.values())
+        self._weight(channels.values())
+        header = record["header"]
+        if not set(header.get("folded", [])) <= channels.keys():
+            raise ValueError("has folded values that are not there")
+        if record["root"] is not None and "" not in (record["meta"].get("parents") or {}):
+            raise ValueError("belongs to a graph checkpoint that it does not name")
+        digests = {name: bytes.fromhex(digest) for name, digest in header.get("digests", {}).items()}
+        if hash_state({**channels, **digests}) != record["state_hash"]:
+            raise ValueError("does not match the hash of its state")
+        self._expect_messages(record)
+        key = record["ns"], record["id"]
+        if key in branch.keys or record["seq"] <= branch.seqs.get(record["ns"], 0):
+            raise ValueError("is there a second time, or out of order")
+        branch.keys.add(key)
+        branch.seqs[record["ns"]] = record["seq"]
+        if not record["ns"]:
+            branch.states[record["id"]] = record["state_hash"], record["messages"]
+
+    def _expect_messages(self, record: Record) -> None:
+        """Hold the counts of messages against the lists that have them."""
+        counts = record["header"]["counts"]
+        for name, count in counts.items():
+            if self._conversations.get(record["channels"].get(name, b"")) != count:
+                raise ValueError(f"counts {count} messages in {name!r}, which has others")
+        if record["messages"] != counts.get(conversation(counts) or "", 0):
+            raise ValueError(f"counts {record['messages']} messages, and has others")
+
+    def _take_write(self, record: Record) -> None:
+        branch = self._of(record)
+        self._expect_values(*record["value"])
+        if (record["ns"], record["state"]) not in branch.keys or not record["value"]:
+            raise ValueError("belongs to no graph checkpoint, or has no value")
+        key = tuple(record[name] for name in ("branch", "ns", "state", "task", "idx"))
+        if key in self._writes:
+            raise ValueError("is there a second time")
+        self._writes.add(key)
+
+    # -- checkpoints, calls, operations, the world log
+
+    def _take_pending(self, record: Record) -> None:
+        if record["checkpoint"] in self._pending or record["checkpoint"] in self.ids["checkpoint"]:
+            raise ValueError("is there a second time, or after its checkpoint")
+        writes = [(at["ns"], write["task"], write["idx"]) for at in record["at"] for write in at["writes"]]
+        if len(set(writes)) < len(writes) or len({at["ns"] for at in record["at"]}) < len(record["at"]):
+            raise ValueError("has a write or a namespace a second time")
+        for write in (write for at in record["at"] for write in at["writes"]):
+            self._expect_values(*write["value"])
+            if not write["value"]:
+                raise ValueError("has a write without a value")
+        self._pending[record["checkpoint"]] = record
+
+    def _expect_pending(self, branch: _Branch, record: Record) -> None:
+        """Hold the pending writes that a checkpoint keeps against the graph checkpoints of its branch."""
+        for at in self._pending.pop(record["id"], {"at": ()})["at"]:
+            if (at["ns"], at["state"]) not in branch.keys or (not at["ns"] and at["state"] != record["state"]):
+                raise ValueError("keeps pending writes of a graph checkpoint that is not its own")
+
+    def _take_checkpoint(self, record: Record) -> None:
+        branch = self._of(record)
+        self._expect_pending(branch, record)
+        self._new("checkpoint", record["id"])
+        if record["number"] in branch.numbers:
+            raise ValueError(f"is a second checkpoint {record['number']} of its branch")
+        there = (b"", 0) if record["state"] is None else branch.states.get(record["state"])
+        if there != (record["state_hash"] or b"", record["messages"]):
+            raise ValueError("has no graph checkpoint, or one with another state")
+        branch.numbers.add(record["number"])
+        branch.points[record["id"]] = {"position": record["position"]}
+
+    def _take_tag(self, record: Record) -> None:
+        self._expect("checkpoint", record["checkpoint"])
+        names = {one.record["name"] for one in self._branches.values()}
+        if record["name"] in self._tags | names:
+            raise ValueError(f"is a second tag {record['name']!r}, or is called as a branch is")
+        self._tags.add(record["name"])
+
+    def _take_snapshot(self, record: Record) -> None:
+        self._expect("branch", record["branch"])
+        self._expect("checkpoint", *record["checkpoints"])
+        self._new("snapshot", record["id"])
+        self.files.snapshot(record)
+
+    def _take_call(self, record: Record) -> None:
+        branch = self._of(record)
+        self._new("call", record["id"])
+        if record["arrival"] in branch.arrivals:
+            raise ValueError(f"is a second call {record['arrival']} of its branch")
+        if len(record["result"]) > 1 or (record["kind"] != CALL and record["replay_of"] is None):
+            raise ValueError("has two results, or stands for no other call")
+        branch.arrivals.add(record["arrival"])
+        self._statuses[record["id"]] = record["status"]
+        branch.counted += record["status"] != PAUSED and record["kind"] != REDO
+        if record["replay_of"] is not None:
+            self._replays.append((record["id"], record["replay_of"]))
+
+    def _take_operation(self, record: Record) -> None:
+        self._new("operation", record["id"])
+        self._expect("branch", record["source"], record["branch"])
+        self._expect("call", *record["accepted"], *(step["invocation"] for step in record["steps"]))
+        for items in record["report"].values():
+            self._expect("call", *(item["invocation"] for item in items))
+        if record["request_id"] in self._requests:
+            raise ValueError(f"is a second operation {record['request_id']!r}")
+        self._requests.add(record["request_id"])
+
+    def _take_log(self, record: Record) -> None:
+        self._expect("call", record["call"])
+        self._expect("operation", record["operation"])
+        if record["seq"] <= self.last_seq:
+            raise ValueError("is out of order")
+        self.last_seq = record["seq"]
+        self._logged[record["call"]] = record["action"]
+
+    # -- the end
+
+    def _take_end(self, record: Record) -> None:
+        counts = {kind: self.counts[kind] for kind in COUNTED[self.header["format"]]}
+        if record["counts"] != counts or any(self.counts[kind] for kind in KINDS if kind not in counts):
+            raise ValueError(f"counts {record['counts']}, and there are {counts}")
+        if self._pending:
+            raise ValueError(f"comes after pending writes of a checkpoint {min(self._pending)} that is not there")
+        self._expect("branch", self.session["current"])
+        for id, replay_of in self._replays:
+            self._expect("call", replay_of)
+            if id == replay_of:
+                raise ValueError(f"comes after a call {id} that stands for itself")
+        for id, action in self._logged.items():
+            status = self._statuses[id]
+            if action not in LAST_LOGGED.get(status, ()):
+                raise ValueError(f"comes after a call {id} that is {status}, and was last logged as {action}")
+        for branch in self._branches.values():
+            self._expect_fits(branch)
+
+    def _expect_fits(self, branch: _Branch) -> None:
+        """Hold a branch against the checkpoint where it leaves, and its checkpoints against its calls."""
+        record, positions = branch.record, [point["position"] for point in branch.points.values()]
+        name, begins = record["name"], 0
+        if record["point"] is not None:
+            point = self._branches[record["parent"]].points.get(record["point"])
+            if point is None:
+                raise ValueError(f"comes after a branch {name!r} that leaves from no checkpoint of its parent")
+            begins = point["position"]
+        if record["inherited"] not in (0, begins):  # 0: its calls ran again, and all of its track is its own
+            raise ValueError(f"comes after a branch {name!r} that does not begin where it leaves its parent")
+        begins = record["inherited"]
+        if (record["head"] is None) != (not positions) or (positions and record["head"] not in branch.points):
+            raise ValueError(f"comes after a branch {name!r} whose head is no checkpoint of its own")
+        if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
+            raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
+        branch_metadata.moved(
+            branch_metadata.checked(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()}
+        )

@@ -1,0 +1,260 @@
+"""The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
+
+An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
+writes, the checkpoints, each after the pending writes that it keeps, and their tags, the files if they were asked for,
+the calls, the operations, the world log, and an end that counts the others.
+What a record names comes before it, except where two name each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentgit.errors import InvalidInput
+from agentgit.store.transfer import file_trees, graph_headers, paths
+from agentgit.store.transfer.fields import (
+    Check,
+    arguments,
+    branch,
+    digest,
+    fields,
+    flag,
+    ident,
+    key,
+    label,
+    many,
+    maybe,
+    named,
+    number,
+    one_of,
+    packed,
+    settings,
+    shaped,
+    tag,
+    text,
+    thing,
+    time,
+    word,
+)
+from agentgit.tools import invocation
+from agentgit.tools.effects import KINDS, UNDECLARED
+from agentgit.tools.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.tools.report import GROUPS, NEWER
+
+PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
+"""The versions of the form: an export without files can be read by those who know nothing of files. Those of the second
+version leave out whole snapshots, those of the third single paths. Checkpoints of the fourth keep pending writes."""
+
+SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
+"""What an export is of."""
+
+HEADER = "agentgit-export"
+
+STATUSES = (
+    invocation.PAUSED, invocation.DONE, invocation.FAILED, invocation.UNKNOWN, invocation.REVERSED,
+    invocation.REVERSE_FAILED, invocation.REVERSE_UNKNOWN,
+)  # fmt: skip
+"""The statuses that a call may have in an export: nothing is going on there."""
+
+_step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
+_item = shaped(invocation=ident, reason=text)
+_groups = dict.fromkeys(GROUPS, many(_item))
+
+
+def _report(value: Any) -> dict[str, Any]:
+    """Take the groups of a report; an export of an earlier version does not have all of them."""
+    return fields({**{group: [] for group in NEWER}, **thing(value)}, _groups)
+
+
+_share = shaped(
+    task=text, call=text, place=number(), taken=many(number()), graphs=many(number()), question=maybe(text)
+)  # fmt: skip
+
+_write = shaped(task=word(64), idx=number(-1000), path=text, channel=text, value=many(digest))
+_pending = shaped(ns=key, state=word(64), writes=many(_write))
+
+SETTINGS: dict[str, Check] = {
+    "on_error": text, "on_drift": text, "tools": text, "replay": text, "force": flag, "sync": text, "seen": number(),
+    "current": flag, "give_up": flag,
+}  # fmt: skip
+"""What is kept of an operation's request, besides its steps."""
+
+_COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
+
+COUNTED = {
+    PLAIN: _COUNTED,
+    WHOLE_SNAPSHOTS: (*_COUNTED, *file_trees.KINDS_BEFORE),
+    WITH_FILES: (*_COUNTED, *file_trees.KINDS),
+    WITH_PENDING: (*_COUNTED, *file_trees.KINDS, "pending"),
+}
+"""The records that the end of an export counts, by its version."""
+
+_SHAPES: dict[str, dict[str, Check]] = {
+    HEADER: {
+        "format": number(),
+        "of": one_of(SESSION, BRANCH, CHECKPOINT),
+        "place": maybe(text),
+        "agentgit": text,
+        "made_at": time,
+    },
+    "session": {"id": ident, "name": label, "created_at": time, "current": ident},
+    "branch": {
+        "id": ident,
+        "name": branch,
+        "parent": maybe(ident),
+        "point": maybe(ident),
+        "inherited": number(),
+        "head": maybe(ident),
+        "created_at": time,
+        "meta": thing,
+    },
+    "value": {"id": digest, "type": word(32), "text": maybe(text), "data": maybe(text), "parts": maybe(number())},
+    "part": {"data": text},
+    "list": {"id": digest, "base": maybe(digest), "keep": number(), "items": many(digest)},
+    "state": {
+        "branch": ident,
+        "ns": key,
+        "id": word(64),
+        "seq": number(1),
+        "parent": maybe(word(64)),
+        "root": maybe(word(64)),
+        "run": maybe(text),
+        "messages": number(),
+        "meta": graph_headers.meta,
+        "header": graph_headers.header,
+        "channels": named(digest),
+        "state_hash": digest,
+    },
+    "write": {
+        "branch": ident,
+        "ns": key,
+        "state": word(64),
+        "task": word(64),
+        "idx": number(-1000),
+        "path": text,
+        "channel": text,
+        "value": many(digest),
+    },
+    "checkpoint": {
+        "id": ident,
+        "branch": ident,
+        "number": number(1),
+        "name": maybe(label),
+        "description": maybe(text),
+        "kind": one_of("before", "after", "tools", "branch", "named"),
+        "is_auto": flag,
+        "created_at": time,
+        "state": maybe(word(64)),
+        "state_hash": maybe(digest),
+        "position": number(),
+        "messages": number(),
+        "restore_point": maybe(text),
+        "data": maybe(packed),
+    },
+    "pending": {"checkpoint": ident, "at": many(_pending)},
+    "tag": {"name": tag, "checkpoint": ident, "description": maybe(text), "created_at": time},
+    "file": {
+        "id": digest,
+        "size": number(most=file_trees.LARGEST_FILE),
+        "text": maybe(text),
+        "data": maybe(text),
+        "parts": maybe(number()),
+    },
+    "tree": {"id": number(1), "base": maybe(number(1))},
+    "path": {"path": paths.path, "mode": maybe(number(most=0o777)), "file": maybe(digest), "link": maybe(paths.link)},
+    "left": {"path": paths.left_out, "why": maybe(label)},
+    "snapshot": {
+        "id": ident,
+        "branch": ident,
+        "created_at": time,
+        "tree": maybe(number(1)),
+        "why": maybe(one_of(*file_trees.REASONS)),
+        "checkpoints": many(ident),
+    },
+    "call": {
+        "id": ident,
+        "branch": ident,
+        "made_on": ident,
+        "arrival": number(),
+        "batch": number(-1),
+        "batch_index": number(),
+        "tool": text,
+        "tool_call_id": maybe(text),
+        "effect": one_of(*KINDS, UNDECLARED),
+        "status": one_of(*STATUSES),
+        "args": arguments,
+        "result": many(packed),
+        "error": maybe(text),
+        "started_at": time,
+        "ended_at": maybe(time),
+        "key": word(64),
+        "kind": one_of(invocation.CALL, invocation.REPLAY, invocation.REDO),
+        "identity": maybe(word(64)),
+        "replay_of": maybe(ident),
+        "answers": maybe(_share),
+    },
+    "operation": {
+        "id": ident,
+        "kind": one_of("rollback", "fork", "switch"),
+        "request_id": word(64),
+        "source": ident,
+        "target": maybe(ident),
+        "branch": ident,
+        "created_at": time,
+        "ended_at": maybe(time),
+        "request": settings(SETTINGS),
+        "steps": many(_step),
+        "accepted": many(ident),
+        "report": _report,
+    },
+    "log": {
+        "seq": number(1),
+        "call": ident,
+        "operation": maybe(ident),
+        "created_at": time,
+        "action": one_of("done", "failed", "unknown", "reversed", "reverse_unknown"),
+    },
+    "end": {"counts": named(number(most=2**53))},
+}
+
+
+def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Give the kind of a record, and its fields in the form in which they are stored.
+
+    Args:
+        record: as it was read from a line.
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> checked({"record": "part", "data": "AAAA"})
+        ('part', {'data': 'AAAA'})
+    """
+    kind = record.get("record")
+    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    if shape is None or not isinstance(kind, str):
+        raise ValueError("is no record that an export has")
+    try:
+        return kind, fields({name: value for name, value in record.items() if name != "record"}, shape)
+    except ValueError as error:
+        raise ValueError(f"is no {kind}: {error}") from error
+
+
+def expect_header(record: Mapping[str, Any] | None) -> None:
+    """Make sure that a file is an export which this library can read.
+
+    Args:
+        record: its first line; None if there is none.
+
+    Raises:
+        InvalidInput: it is something else, or newer.
+    """
+    if record is None or record.get("record") != HEADER:
+        raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")
+    if record.get("format") not in FORMATS:
+        raise InvalidInput(
+            f"This export has format {record.get('format')!r}, and this library reads {PLAIN} to {FORMATS[-1]}. Run: "
+            "pip install --upgrade agentgit"
+        )

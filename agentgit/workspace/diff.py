@@ -1,0 +1,144 @@
+"""How two sets of files differ, as text."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from agentgit.values import shown
+from agentgit.workspace.scan.excluded import Difference, Left, compare
+from agentgit.workspace.scan.index import within
+from agentgit.workspace.trees import Change, Entry, Trees
+from agentgit.workspace.values import WorkspaceDiff
+
+LOOKED_AT = 8000
+"""How many bytes of a file are searched for a zero byte, which text has not; as git does."""
+
+Read = tuple[bytes, bytes | None]
+"""A path, and the contents of the file there; None if they are too large to be shown."""
+
+
+def contents_of(trees: Trees, key: str | None, entries: Iterable[tuple[bytes, Entry]]) -> Generator[Read, None, None]:
+    """Read files and links of a snapshot, one after the other.
+
+    Args:
+        trees: keeps it.
+        key: of its tree; None if there is none.
+        entries: which, by path.
+    """
+    for path, _, data in trees.contents(key, entries) if key else ():
+        yield path, data if isinstance(data, bytes) else None
+
+
+class Sides(NamedTuple):
+    """What was left out on both sides; None where that is not recorded.
+
+    Args:
+        old: in the first snapshot.
+        new: in the second one, or in the workspace.
+        root: the workspace, if the second side is the workspace as it is now.
+    """
+
+    old: Left | None
+    new: Left | None
+    root: bytes | None
+
+
+def compared(
+    from_id: str | None,
+    to_id: str | None,
+    changes: Mapping[bytes, Change],
+    contents: tuple[Iterator[Read], Iterator[Read]],
+    sides: Sides,
+    among: Callable[[bytes], bool],
+) -> WorkspaceDiff:
+    """Compare two snapshots.
+
+    Args:
+        from_id: of the first.
+        to_id: of the second.
+        changes: by path.
+        contents: of the files and links that `differs`, sorted by path, in the first snapshot and in the second.
+        sides: what is left out there.
+        among: whether a path is among those that are asked about.
+    """
+    left, uncertain = _left_out(changes, sides, among)
+    added, modified, deleted = set(left.new), set(left.changed), set(left.missing)
+    text: list[str] = []
+    for path, change in sorted(changes.items()):
+        was, now = _leaf(change.before), _leaf(change.after)
+        if not was and not now:
+            continue
+        old, new = (
+            next(side)[1] if one and differs(change) else b"" for one, side in zip((was, now), contents, strict=True)
+        )
+        if path not in uncertain:
+            (modified if was and now else added if now else deleted).add(path)
+            text.extend(_shown(shown(path), change, old, new))
+    unseen = left.missing | left.changed | left.new
+    text += [f"{shown(path)} is not compared: left out ({unseen[path]})\n" for path in sorted(unseen)]
+    return WorkspaceDiff(from_id, to_id, _texts(added), _texts(modified), _texts(deleted), "".join(text))
+
+
+def _texts(paths: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(os.fsdecode(path) for path in sorted(paths))
+
+
+def differs(change: Change) -> bool:
+    """Tell whether contents are needed to show a change."""
+    return (change.before.oid if change.before else "") != (change.after.oid if change.after else "")
+
+
+def _left_out(
+    changes: Mapping[bytes, Change], sides: Sides, among: Callable[[bytes], bool]
+) -> tuple[Difference, set[bytes]]:
+    """Compare what was left out; and name the changes that are none, as far as anybody can tell.
+
+    What one side holds and the other left out was there on both, and whether it changed is not known.
+    """
+    old, new = sides.old or {}, sides.new or {}
+    if sides.old is None or sides.new is None:
+        return Difference({}, {}, {}), set()
+    found, uncertain, tops = compare(old, new, sides.root), set(), dict[bytes, str]()
+    for path, (before, after) in changes.items():
+        left = old if before is None else new if after is None else {}
+        if (top := within(path, left)) is not None:
+            uncertain.add(path)
+            tops[top] = left[top].why
+    known = {path for path in tops if sides.root is not None and path in old and path not in found.changed}
+    tops = {path: why for path, why in tops.items() if path not in known}
+    parts = [{path: why for path, why in part.items() if path not in tops and among(path)} for part in found]
+    changed = parts[1] | {path: why for path, why in tops.items() if among(path)}
+    return Difference(parts[0], changed, parts[2]), uncertain
+
+
+def _leaf(entry: Entry | None) -> Entry | None:
+    return None if entry is None or entry.is_directory else entry
+
+
+def _shown(path: str, change: Change, old: bytes | None, new: bytes | None) -> Iterator[str]:
+    was, now = _leaf(change.before), _leaf(change.after)
+    names = (f"a/{path}" if was else "/dev/null", f"b/{path}" if now else "/dev/null")
+    if was and now and was.mode != now.mode:
+        yield f"mode of {path}: {stat.filemode(was.mode)} -> {stat.filemode(now.mode)}\n"
+    if old is None or new is None:
+        yield f"Files {names[0]} and {names[1]} differ; too large to show\n"
+        return
+    if old == new:
+        if not (was and now):
+            yield f"empty file {path} {'added' if now else 'deleted'}\n"
+        return
+    if b"\0" in old[:LOOKED_AT] or b"\0" in new[:LOOKED_AT]:
+        yield f"Binary files {names[0]} and {names[1]} differ\n"
+        return
+    for line in difflib.unified_diff(_lines(old), _lines(new), *names):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _lines(data: bytes) -> list[str]:
+    text = data.decode("utf-8", "replace")
+    lines = [line + "\n" for line in text.split("\n")]
+    return [*lines[:-1], lines[-1][:-1]] if lines[-1] != "\n" else lines[:-1]

@@ -1,0 +1,1 @@
+"""Changing files without losing any, and without leaving the workspace."""

@@ -1,0 +1,166 @@
+"""Moving something out of a workspace into its storage, to another file system too, without losing any of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from agentgit.workspace.disk.atomic_file import CREATE, FOLDER, regular, taken_name, told
+from agentgit.workspace.disk.contents import CHUNK
+from agentgit.workspace.disk.permissions import O_PATH, READABLE, SEARCHABLE
+from agentgit.workspace.disk.renaming import rename_to_free
+
+IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
+"""What cannot be made again on another file system."""
+
+
+class Aside:
+    """A directory of the storage, with what stood in the way in the workspace.
+
+    Args:
+        folder: the directory; it is made when it is needed.
+    """
+
+    def __init__(self, folder: bytes) -> None:
+        self._folder = folder
+
+    def take(self, parent: int, name: bytes, path: bytes) -> bytes:
+        """Move something here, with all that is in it; return where it is now.
+
+        Args:
+            parent: the open directory that has it.
+            name: its name there.
+            path: its path in the workspace.
+
+        Raises:
+            Unavailable: it cannot be moved; it is still there. The error names the path that stands against it.
+        """
+        to = self._free(path)
+        with told(path):
+            os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
+            try:
+                os.rename(name, to, src_dir_fd=parent)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                _carry(parent, name, path, to)
+        return to
+
+    def moved(self) -> list[tuple[bytes, bytes]]:
+        """Give what was moved here: the path of each file that it had, and where it is now."""
+        found = []
+        for parent, folders, names in os.walk(self._folder):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            leaves = names + links if names or folders or parent == self._folder else [b""]
+            for name in leaves:
+                to = os.path.join(parent, name) if name else parent
+                found.append((os.path.relpath(to, self._folder), to))
+        return sorted(found)
+
+    def _free(self, path: bytes) -> bytes:
+        """Give a place for a path that nothing has: what was moved before stays."""
+        to = first = os.path.join(self._folder, path)
+        number = 0
+        while os.path.lexists(to):
+            number += 1
+            to = first + b".%d" % number
+        return to
+
+
+def _carry(parent: int, name: bytes, path: bytes, to: bytes) -> None:
+    """Move to another file system: under another name first, so that nobody writes there while it is copied."""
+    hidden = taken_name(name)
+    if name != hidden:
+        os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
+    try:
+        _copy(parent, hidden, path, to)
+    except BaseException:
+        with suppress(OSError):
+            _remove(None, to)
+        if name != hidden:
+            rename_to_free(parent, hidden, name)
+        raise
+    _remove(parent, hidden)
+
+
+def _copy(parent: int, name: bytes, path: bytes, to: bytes) -> None:
+    """Copy to another file system. A named pipe is made again and never read.
+
+    Raises:
+        Unavailable: the path that it names cannot be copied.
+    """
+    with told(path):
+        found = os.lstat(name, dir_fd=parent)
+        kind = stat.S_IFMT(found.st_mode)
+        if kind in IMMOVABLE:
+            raise OSError(errno.EXDEV, f"{IMMOVABLE[kind]} is in the way, and cannot be moved to the storage")
+        if kind == stat.S_IFLNK:
+            os.symlink(os.readlink(name, dir_fd=parent), to)
+        elif kind == stat.S_IFIFO:
+            os.mkfifo(to, stat.S_IMODE(found.st_mode))
+        elif kind == stat.S_IFDIR:
+            with _lent(parent, name, found, SEARCHABLE):
+                _copy_folder(parent, name, path, to, stat.S_IMODE(found.st_mode))
+        else:
+            with _lent(parent, name, found, READABLE):
+                _copy_file(parent, name, to, stat.S_IMODE(found.st_mode))
+
+
+def _copy_folder(parent: int, name: bytes, path: bytes, to: bytes, mode: int) -> None:
+    os.mkdir(to, 0o700)
+    below = os.open(name, FOLDER, dir_fd=parent)
+    try:
+        for one in os.listdir(below):
+            part = os.fsencode(one)
+            _copy(below, part, os.path.join(path, part), os.path.join(to, part))
+        os.chmod(to, mode)
+    finally:
+        os.close(below)
+
+
+def _copy_file(parent: int, name: bytes, to: bytes, mode: int) -> None:
+    with regular(parent, name) as opened:
+        if opened is None:
+            raise OSError(errno.EAGAIN, "it changes while it is moved")
+        file, found = opened
+        with open(os.open(to, CREATE, 0o600), "wb") as copy:
+            copy.writelines(iter(partial(file.read, CHUNK), b""))
+            copy.flush()
+            os.fchmod(copy.fileno(), mode)
+            os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _remove(parent: int | None, name: bytes) -> None:
+    """Remove something with all that is in it, also what its owner has closed to himself."""
+    found = os.lstat(name, dir_fd=parent)
+    if not stat.S_ISDIR(found.st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    with _lent(parent, name, found, stat.S_IRWXU):
+        below = os.open(name, FOLDER, dir_fd=parent)
+        try:
+            for one in os.listdir(below):
+                _remove(below, os.fsencode(one))
+        finally:
+            os.close(below)
+    os.rmdir(name, dir_fd=parent)
+
+
+@contextmanager
+def _lent(parent: int | None, name: bytes, found: os.stat_result, bits: int) -> Iterator[None]:
+    """Add permission bits for a while to what this user owns; to a file only if it has no other name."""
+    lacks = found.st_mode & bits != bits and found.st_uid == os.geteuid() != 0
+    if not lacks or O_PATH is None or (found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode)):
+        yield
+        return
+    at = os.open(name, O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{at}", stat.S_IMODE(found.st_mode) | bits)
+        yield
+    finally:
+        os.chmod(f"/proc/self/fd/{at}", stat.S_IMODE(found.st_mode))
+        os.close(at)

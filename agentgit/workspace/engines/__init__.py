@@ -1,0 +1,1 @@
+"""What keeps snapshots: git, directories, containers, and the engines of users."""

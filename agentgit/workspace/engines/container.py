@@ -1,0 +1,348 @@
+"""Container snapshots: the files of a container as images, through the docker or podman command line."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.workspace.engines.container_settings import Inspected, differences, mounts, options
+from agentgit.workspace.engines.container_values import ContainerRestored, ContainerSnapshot
+from agentgit.workspace.lock import exclusive
+
+ENGINES = ("docker", "podman")
+"""The command lines that are looked for, in this order."""
+
+OWNER, RECORD = "agentgit.container", "agentgit.snapshot"
+"""Labels of a snapshot's image: whose it is, and what is known of it."""
+
+RUNNING = "agentgit.running"
+"""A label of a container that was made by a restore: whether it is to run."""
+
+NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
+"""What follows the container's name in those of the two that stand beside it while it is replaced."""
+
+NEVER_RAN = ("created", "configured")
+"""States of a container that was made and not yet started."""
+
+IN_USE = re.compile(r"in use|being used|is using|conflict", re.IGNORECASE)
+
+
+class ContainerEnvironment:
+    """Snapshots of one container. All that is known of them is in the engine's own images.
+
+    Args:
+        container: its name.
+        engine: a command, or its words where it needs options, like `("podman", "--root", "/srv/pods")`; None for
+            docker or podman, whichever answers and has the container.
+        timeout: how long one command may take, in seconds.
+
+    Raises:
+        InvalidInput: that is no name of a container.
+        Unavailable: there is no engine, or it does not answer.
+
+    Example:
+        >>> sandbox = ContainerEnvironment("sandbox")  # doctest: +SKIP
+        >>> before = sandbox.checkpoint()  # doctest: +SKIP
+        >>> print(sandbox.restore(before))  # doctest: +SKIP
+    """
+
+    takes_safety = True
+    """A restore takes the safety snapshot itself, when the container stands still; a `Workspace` takes no other."""
+
+    def __init__(self, container: str, *, engine: str | Sequence[str] | None = None, timeout: float = 600) -> None:
+        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", container):
+            raise InvalidInput(f"{container!r} is no name of a container; give the name that `docker ps` shows.")
+        self.container = container
+        self._timeout = timeout
+        self._engine = _words(engine) if engine else self._find_engine()
+
+    def checkpoint(self, message: str = "") -> str:
+        """Take a snapshot, running or stopped; give its id.
+
+        Args:
+            message: what to say of it.
+
+        Raises:
+            NotFound: there is no such container.
+            Unavailable: the engine does not answer, or says no; its words are in the message.
+        """
+        with self._alone():
+            return self._commit(self._container(self.container), "manual", message)
+
+    def restore(self, id: str) -> ContainerRestored:
+        """Replace the container by one of a snapshot, with the same name and settings.
+
+        What stands now becomes a safety snapshot first. If the new container cannot be made or started, the old one
+        goes on.
+
+        Args:
+            id: of the snapshot.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            Unavailable: the engine does not answer, or says no; its words are in the message.
+        """
+        with self._alone():
+            target = self._known(id)
+            old = self._inspect(self.container)
+            settings = options(old) if old else list(target.settings)
+            running = old["State"]["Running"] if old else target.running
+            label = f"--label={RUNNING}={str(running).lower()}"
+            self._run("create", f"--name={self.container}{NEXT}", label, *settings, target.image)
+            new = self._container(self.container + NEXT)
+            safety = self._replace(old, running, f"before the restore of {id}")
+        not_mounted = tuple(path for path in target.not_included if path not in mounts(new))
+        return ContainerRestored(id, safety, mounts(old or new), differences(old, new) if old else (), not_mounted)
+
+    def list(self) -> tuple[ContainerSnapshot, ...]:
+        """Give the snapshots, newest first.
+
+        Raises:
+            Unavailable: the engine does not answer.
+        """
+        found = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
+        if not found:
+            return ()
+        images = json.loads(self._run("image", "inspect", *dict.fromkeys(found)))
+        snapshots = (self._snapshot(image, tag) for image in images for tag in image["RepoTags"] or ())
+        return tuple(sorted((one for one in snapshots if one), key=lambda one: one.id, reverse=True))
+
+    def get(self, id: str) -> ContainerSnapshot | None:
+        """Give one snapshot; None if there is none of that id.
+
+        Args:
+            id: of the snapshot.
+        """
+        return next((snapshot for snapshot in self.list() if snapshot.id == id), None)
+
+    def delete(self, id: str) -> None:
+        """Remove one snapshot and its image.
+
+        Args:
+            id: of the snapshot.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            Conflict: a container runs on its image.
+        """
+        snapshot = self._known(id)
+        try:
+            self._run("rmi", snapshot.image)
+        except Unavailable as error:
+            if not IN_USE.search(str(error)):
+                raise
+            raise Conflict(f"A container is made of the snapshot {id}; restore another snapshot first.") from error
+
+    def gc(self, keep: int = 100) -> tuple[str, ...]:
+        """Remove the oldest snapshots but some; give the ids of those that are gone.
+
+        One that the container is made of stays.
+
+        Args:
+            keep: how many stay.
+        """
+        gone = []
+        for snapshot in self.list()[max(keep, 0) :]:
+            try:
+                self.delete(snapshot.id)
+            except Conflict:
+                continue
+            gone.append(snapshot.id)
+        return tuple(gone)
+
+    # -- replacing the container
+
+    def _replace(self, old: Inspected | None, running: bool, message: str) -> str | None:
+        """Put the new container in the place of the old one; else the old one goes on."""
+        safety = None
+        try:
+            if old:
+                safety = self._set_aside(old, message)
+            self._run("rename", self.container + NEXT, self.container)
+            if running:
+                self._run("start", self.container)
+        except Unavailable:
+            self._go_back(old, safety)
+            raise
+        self._remove(BEFORE)
+        return safety
+
+    def _set_aside(self, old: Inspected, message: str) -> str:
+        """Stop the old container, take the safety snapshot, and free its name."""
+        if old["HostConfig"].get("AutoRemove"):  # it goes as soon as it stops
+            safety = self._commit(old, "safety", message)
+            self._run("rm", "--force", self.container)
+            return safety
+        self._run("stop", self.container)
+        safety = self._commit(old, "safety", message)
+        self._run("rename", self.container, self.container + BEFORE)
+        return safety
+
+    def _go_back(self, old: Inspected | None, safety: str | None) -> None:
+        """Let the old container stand again, from its safety snapshot if it went when it was stopped."""
+        self._remove(NEXT)
+        if old and safety:
+            self._remove()
+            if self._inspect(self.container + BEFORE):
+                self._run("rename", self.container + BEFORE, self.container)
+            else:
+                self._run("create", f"--name={self.container}", *options(old), self._image(safety))
+        if old and old["State"]["Running"]:
+            self._run("start", self.container)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other users of this container out, and settle what one that was killed left."""
+        name = (
+            f"agentgit-{os.getuid()}-{hashlib.sha256(repr((self._engine, self.container)).encode()).hexdigest()[:16]}"
+        )
+        lock = os.path.join(tempfile.gettempdir(), f"{name}.lock")
+        with exclusive(lock, patience=self._timeout, what=f"the container {self.container}"):
+            self._settle()
+            yield
+
+    def _settle(self) -> None:
+        """Finish a replacement that was broken off after the new container got its name, and take back any other."""
+        names = self._run("ps", "--all", "--format={{.Names}}").split()
+        aside = [self.container + suffix for suffix in (BEFORE, NEXT) if self.container + suffix in names]
+        made = self._inspect(aside[-1]) if aside and aside[-1].endswith(NEXT) else self._inspect(self.container)
+        if self.container not in names and aside:
+            self._run("rename", aside.pop(0), self.container)
+        broken_off = aside or (made and made["State"]["Status"] in NEVER_RAN)
+        if made and broken_off and (made["Config"]["Labels"] or {}).get(RUNNING) == "true":
+            self._run("start", self.container)
+        for name in aside:
+            self._run("rm", "--force", name)
+
+    def _remove(self, suffix: str = "") -> None:
+        if self._inspect(self.container + suffix):
+            self._run("rm", "--force", self.container + suffix)
+
+    # -- images
+
+    def _commit(self, container: Inspected, kind: str, message: str) -> str:
+        """Make an image of the container, which stands still meanwhile.
+
+        Args:
+            container: what the engine told of it; it may have been stopped since.
+            kind, message: of the snapshot.
+        """
+        id = f"{time.time_ns():016x}{secrets.token_hex(2)}"
+        record = {
+            "id": id,
+            "kind": kind,
+            "message": message,
+            "running": container["State"]["Running"],
+            "settings": options(container),
+            "not_included": mounts(container),
+        }
+        packed = base64.urlsafe_b64encode(json.dumps(record).encode()).decode().rstrip("=")
+        labels = (f"--change=LABEL {OWNER}={self.container}", f"--change=LABEL {RECORD}={packed}")
+        self._run("commit", "--pause=true", *labels, self.container, self._image(id))
+        return id
+
+    def _image(self, id: str) -> str:
+        return f"agentgit/{_as_repository(self.container)}:{id}"
+
+    def _snapshot(self, image: Inspected, tag: str) -> ContainerSnapshot | None:
+        """Read a tag of an image; None if it is not ours: an image made of our containers has our labels too."""
+        packed = image["Config"]["Labels"][RECORD]
+        record = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
+        if not tag.endswith(self._image(record["id"])):
+            return None
+        return ContainerSnapshot(
+            id=record["id"],
+            message=record["message"],
+            created_at=datetime.fromtimestamp(int(record["id"][:16], 16) / 1e9, UTC),
+            kind=record["kind"],
+            image=tag,
+            size=image["Size"],
+            running=record["running"],
+            settings=tuple(record["settings"]),
+            not_included=tuple(record.get("not_included", ())),  # an older snapshot does not record them
+        )
+
+    def _known(self, id: str) -> ContainerSnapshot:
+        if (found := self.get(id)) is None:
+            raise NotFound(f"The container {self.container} has no snapshot {id}; list() shows those that it has.")
+        return found
+
+    # -- the engine
+
+    def _container(self, name: str) -> Inspected:
+        found = self._inspect(name)
+        if found is None:
+            raise NotFound(f"{self._engine[0]} has no container {name}; make it first, with `{self._engine[0]} run`.")
+        return found
+
+    def _inspect(self, name: str) -> Inspected | None:
+        done = self._call(self._engine, "container", "inspect", name)
+        if done.returncode == 0:
+            found: Inspected = json.loads(done.stdout)[0]
+            return found
+        if "no such" in done.stderr.lower():
+            return None
+        raise self._failed("inspect", done.stderr)
+
+    def _find_engine(self) -> tuple[str, ...]:
+        answers = {name: self._call((name,), "ps", "--quiet") for name in ENGINES if shutil.which(name)}
+        if not answers:
+            raise Unavailable("Neither docker nor podman is on PATH; install one of them, or give its path as engine=.")
+        working = [name for name, done in answers.items() if done.returncode == 0]
+        if not working:
+            said = "; ".join(f"{name}: {_last_line(done.stderr)}" for name, done in answers.items())
+            raise Unavailable(f"No container engine answers. {said}. Start it, or give another one as engine=.")
+        look = ("container", "inspect", self.container)
+        return next(((name,) for name in working if not self._call((name,), *look).returncode), (working[0],))
+
+    def _run(self, *words: str) -> str:
+        done = self._call(self._engine, *words)
+        if done.returncode:
+            raise self._failed(words[0], done.stderr)
+        return done.stdout
+
+    def _call(self, engine: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
+        command = [*engine, *words]
+        try:
+            return subprocess.run(  # noqa: S603 - no shell; the words are ours or checked
+                command, capture_output=True, text=True, errors="replace", timeout=self._timeout, check=False
+            )
+        except FileNotFoundError as error:
+            raise Unavailable(
+                f"The container engine {engine[0]} is not on PATH; install it, or give its path."
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(
+                f"{engine[0]} {words[0]} took longer than {self._timeout:g} s; give a longer timeout=."
+            ) from error
+
+    def _failed(self, verb: str, said: str) -> Unavailable:
+        return Unavailable(f"{self._engine[0]} {verb} failed for the container {self.container}: {_last_line(said)}")
+
+
+def _words(engine: str | Sequence[str]) -> tuple[str, ...]:
+    return (engine,) if isinstance(engine, str) else tuple(engine)
+
+
+def _last_line(said: str) -> str:
+    return (said.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def _as_repository(container: str) -> str:
+    """Give a name that an image may have: small letters, and no two containers with the same one."""
+    if re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", container):
+        return container
+    plain = re.sub(r"[^a-z0-9]+", "-", container.lower()).strip("-")
+    return f"{plain}-{hashlib.sha256(container.encode()).hexdigest()[:8]}"

@@ -1,0 +1,250 @@
+"""Snapshots as directories, where there is no git: what did not change is a hard link to the copy of the one before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import orjson
+
+from agentgit.errors import Corrupt, NotFound, Unavailable
+from agentgit.values import shown
+from agentgit.workspace.disk.atomic_file import flush
+from agentgit.workspace.disk.contents import IN_MEMORY, Data, Large, parts
+from agentgit.workspace.trees import Change, Entry, Written, digest_of
+
+FILES, INDEX = b"files", "tree.json"
+"""What is in the directory of a snapshot: the copies, and what stands at each path with its real permission bits."""
+
+UNFINISHED = ".new-"
+"""What comes before the key of a snapshot that is being written."""
+
+READ_ONLY = 0o444
+"""Copies are shared by snapshots, so nobody should write to one by mistake."""
+
+NO_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system says that has no hard links, or no more of them for one file."""
+
+
+class Copies:
+    """Keeps each snapshot as a directory of copies. A copy is never a link to a file of the workspace.
+
+    Args:
+        folder: where they are kept; it is made if it is not there.
+
+    Raises:
+        Unavailable: it cannot be made.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        with _told(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def write(self, key: str, base: str | None, changes: Iterable[Written]) -> None:
+        """Keep a snapshot: that of another key, with changes; see `Trees.write`."""
+        known = self.tree(base) if base is not None else {}
+        new = self._folder / f"{UNFINISHED}{key}"
+        with _told(new):
+            shutil.rmtree(new, ignore_errors=True)
+            try:
+                (new / os.fsdecode(FILES)).mkdir(parents=True, mode=0o700)
+                old = self._files(base) if base is not None else None
+                writing = _Writing(os.fsencode(new) + b"/" + FILES, old, known)
+                _write(os.fsencode(new / INDEX), _packed(writing.write(changes)))
+                flush(*writing.folders, new)
+                new.rename(self._folder / key)
+                flush(self._folder)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+
+    def tree(self, key: str) -> dict[bytes, Entry]:
+        """Give all that stands in a snapshot.
+
+        Raises:
+            NotFound: there is none under this key.
+            Corrupt: what is known of it cannot be read.
+        """
+        path = self._folder / key / INDEX
+        try:
+            return _unpacked(path.read_bytes())
+        except FileNotFoundError as error:
+            raise NotFound(f"There is no snapshot {key} in {self._folder}.") from error
+        except ValueError as error:
+            raise Corrupt(f"{path} is damaged: {error}. Delete this snapshot; others are whole.", row=key) from error
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be read: {error.strerror}. Give the permission.") from error
+
+    def directories(self, key: str) -> dict[bytes, Entry]:
+        """Give the directories that a snapshot names.
+
+        Raises:
+            NotFound: there is none under this key.
+        """
+        return {path: entry for path, entry in self.tree(key).items() if entry.is_directory}
+
+    def differences(self, before: str, after: str) -> dict[bytes, Change]:
+        """Give the paths at which two snapshots differ.
+
+        Raises:
+            NotFound: there is none under one of the keys.
+        """
+        one, other = self.tree(before), self.tree(after)
+        return {
+            path: Change(one.get(path), other.get(path))
+            for path in one.keys() | other.keys()
+            if one.get(path) != other.get(path)
+        }
+
+    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
+        """Read files and links of a snapshot, one after the other; each comes with its contents.
+
+        Raises:
+            Corrupt: the contents are gone or are not what was written.
+        """
+        for path, entry in entries:
+            at = self._files(key) + b"/" + path
+            try:
+                data = os.readlink(at) if entry.is_link else _read(at)
+            except OSError as error:
+                raise Corrupt(f"{shown(at)} is gone: {error.strerror}.", row=key) from error
+            if digest_of(parts(data), len(data)) != entry.oid:
+                raise Corrupt(f"{shown(at)} is not what was written; somebody has changed it.", row=key)
+            yield path, entry, data
+
+    def collect(self, keep: Collection[str]) -> int:
+        """Remove all snapshots but these, and whatever a killed process left; give how many bytes that freed."""
+        freed = 0
+        with _told(self._folder):
+            for folder in self._folder.iterdir():
+                if folder.name not in keep:
+                    freed += _last_links(folder)
+                    # Under another name first: a process that is killed on the way leaves no half snapshot.
+                    doomed = folder.rename(self._folder / f"{UNFINISHED}{folder.name.removeprefix(UNFINISHED)}")
+                    shutil.rmtree(doomed)
+        return freed
+
+    def _files(self, key: str) -> bytes:
+        return os.fsencode(self._folder / key) + b"/" + FILES
+
+
+class _Writing:
+    """One snapshot on its way to disk.
+
+    Args:
+        new: the directory of its copies, which is empty.
+        old: that of the snapshot to begin with.
+        known: what stands in that one.
+    """
+
+    def __init__(self, new: bytes, old: bytes | None, known: dict[bytes, Entry]) -> None:
+        self._new, self._old = new, old
+        self._index = dict(known)
+        self._copies = {entry.oid: path for path, entry in known.items() if stat.S_ISREG(entry.mode)}
+        self._made = {b""}
+
+    @property
+    def folders(self) -> list[bytes]:
+        """The directories that were made, with that of all copies."""
+        return [os.path.join(self._new, path) for path in self._made]
+
+    def write(self, changes: Iterable[Written]) -> dict[bytes, Entry]:
+        """Put everything there; give what stands in it."""
+        for path, entry in self._index.items():
+            self._place(path, entry)
+        for path, entry_now, data in changes:
+            self._take_away(path)
+            if entry_now is not None:
+                self._index[path] = entry_now
+                self._place(path, entry_now, data)
+        return self._index
+
+    def _place(self, path: bytes, entry: Entry, data: Data | None = None) -> None:
+        at = self._new + b"/" + path
+        self._make_folder(path if entry.is_directory else os.path.dirname(path))
+        if entry.is_directory:
+            return
+        if entry.is_link:
+            os.symlink(os.readlink(self._known(path)) if data is None else b"".join(parts(data)), at)
+        elif (copy := self._copies.get(entry.oid)) is not None:
+            _link(self._known(copy), at)
+        else:
+            _write(at, data or b"")
+
+    def _known(self, path: bytes) -> bytes:
+        return (self._old or self._new) + b"/" + path
+
+    def _make_folder(self, path: bytes) -> None:
+        if path not in self._made:
+            os.makedirs(self._new + b"/" + path, mode=0o700, exist_ok=True)
+            self._made.add(path)
+
+    def _take_away(self, path: bytes) -> None:
+        """Remove a copy, and the directories that held nothing else."""
+        gone = self._index.pop(path, None)
+        if gone is None:
+            return
+        at = self._new + b"/" + path
+        if not gone.is_directory:
+            os.unlink(at)
+            at = os.path.dirname(at)
+        with suppress(OSError):  # the first one that holds something else ends it
+            while at != self._new:
+                os.rmdir(at)
+                self._made.discard(at[len(self._new) + 1 :])
+                at = os.path.dirname(at)
+
+
+def _link(copy: bytes, at: bytes) -> None:
+    try:
+        os.link(copy, at)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _write(at, _read(copy))
+
+
+def _write(at: bytes, data: Data) -> None:
+    with open(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, READ_ONLY), "wb") as file:
+        file.writelines(parts(data))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(at: bytes) -> Data:
+    file = open(at, "rb")  # noqa: SIM115 - large contents are read from it later
+    size = os.fstat(file.fileno()).st_size
+    if size > IN_MEMORY:
+        return Large(file, size)
+    with file:
+        return file.read()
+
+
+def _last_links(folder: Path) -> int:
+    """Tell how many bytes a directory holds that nothing else does."""
+    found = (os.lstat(os.path.join(at, name)) for at, _, names in os.walk(os.fsencode(folder)) for name in names)
+    return sum(one.st_size for one in found if one.st_nlink == 1)
+
+
+def _packed(tree: dict[bytes, Entry]) -> bytes:
+    return orjson.dumps([(path.decode("latin-1"), entry.mode, entry.oid) for path, entry in tree.items()])
+
+
+def _unpacked(data: bytes) -> dict[bytes, Entry]:
+    return {path.encode("latin-1"): Entry(mode, oid) for path, mode, oid in orjson.loads(data)}
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Say where the system said no."""
+    try:
+        yield
+    except OSError as error:
+        where = shown(error.filename if error.filename else str(path))
+        raise Unavailable(f"{where}: {error.strerror}. Free some space or give the permission.") from error

@@ -1,0 +1,430 @@
+"""The engine of a workspace of files: takes snapshots, restores them, tells what differs. Its caller has the lock."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+from agentgit.errors import WorkspaceChanged
+from agentgit.values import shown
+from agentgit.workspace.catalog import Catalog, Restoring, Row
+from agentgit.workspace.diff import Read, Sides, compared, contents_of, differs
+from agentgit.workspace.disk.contents import IN_MEMORY
+from agentgit.workspace.disk.disk import Disk
+from agentgit.workspace.disk.permissions import Permits
+from agentgit.workspace.locations import expect_in_place
+from agentgit.workspace.restore import Outcome, Progress, Restore, limited
+from agentgit.workspace.restore_plan import Planner, Steps
+from agentgit.workspace.scan.excluded import Left, above, compare, left_of
+from agentgit.workspace.scan.excluded_report import Named, in_the_way, is_among
+from agentgit.workspace.scan.ignore import GIT, Rules
+from agentgit.workspace.scan.index import PLAIN_DIRECTORY, Known, Seen, Skipped, stamp_of, within
+from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE, Scan
+from agentgit.workspace.trees import Change, Entry, Trees, Written
+from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+
+Paths = Iterable[bytes] | None
+
+NAMED = 5
+"""How many paths a failure names."""
+
+
+class Expected(NamedTuple):
+    """What a caller knows to stand in the workspace: what it calls that, and the key of the tree."""
+
+    name: str
+    tree: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a restore is to do.
+
+    Args:
+        row: the snapshot that is wanted.
+        paths: only these and what is below them; None is everything.
+        expected: what its caller knows to stand in the workspace; None is whatever does.
+    """
+
+    row: Row
+    paths: tuple[bytes, ...] | None = None
+    expected: Expected | None = None
+
+
+class Looked(NamedTuple):
+    """What a look at the workspace found.
+
+    Args:
+        known: what was known before it.
+        changes: what stands now at each path that is otherwise; None if nothing does.
+        left: what is left out now.
+    """
+
+    known: Known
+    changes: dict[bytes, Entry | None]
+    left: Left
+
+
+class Files:
+    """The files of one workspace and their snapshots.
+
+    Args:
+        root: the workspace.
+        storage: its storage.
+        trees: keeps the snapshots.
+        catalog: lists them.
+        patterns: what is left out.
+        max_file_size: a greater file is left out, in bytes.
+    """
+
+    def __init__(
+        self, root: str, storage: str, trees: Trees, catalog: Catalog, patterns: tuple[str, ...], max_file_size: int
+    ) -> None:
+        self._root, self._storage = os.fsencode(root), os.fsencode(storage)
+        self._trees, self._catalog = trees, catalog
+        self._patterns, self._most = patterns, max_file_size
+        self._planner = Planner(self._root, trees, catalog, patterns)
+        self._known: Known | None = None
+
+    def snapshot(
+        self, made: Callable[[int], FileCheckpoint], paths: Paths = None, progress: Progress | None = None, *,
+        anew: bool = True,
+    ) -> FileCheckpoint:  # fmt: skip
+        """Take a snapshot, and enter it in the catalog.
+
+        Args:
+            made: makes the value, given how many files changed.
+            paths: look only at these.
+            progress: is told how far it is.
+            anew: False to give the newest snapshot that holds the files as they are, if there is one.
+        """
+        known = self._now(paths, progress)
+        left = self._left(known)
+        held = None if anew else self._catalog.of_tree(known.key or "", left)
+        snapshot = held or made(self._changed)
+        self._catalog.enter(snapshot if held is None else None, known, left)
+        self._known = known
+        return snapshot
+
+    def adopt(self, source: Files, row: Row, made: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
+        """Copy a snapshot of another workspace into the storage of this one."""
+        entries = source._trees.tree(row.tree)
+        snapshot = made(sum(not entry.is_directory for entry in entries.values()))
+        left = source._catalog.left(row.snapshot.id)
+        self.put(snapshot, None, source._written(row.tree, entries), left)
+        return snapshot
+
+    def put(
+        self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[Written], left: Left | None = None
+    ) -> str:
+        """Store a snapshot of files that did not stand here; give the key of its tree.
+
+        Args:
+            snapshot: as it is to be listed.
+            base: the key of the tree to begin with; None begins with nothing.
+            changes: what to take away first, then what to put there.
+            left: what it left out where it was taken; None if that is not known.
+        """
+        key = secrets.token_hex(8)
+        self._trees.write(key, base, changes)
+        self._catalog.add(snapshot, key, left)
+        return key
+
+    def _written(self, tree: str, entries: Mapping[bytes, Entry]) -> Iterator[Written]:
+        """Iterate over a part of a snapshot as it is put into another one."""
+        yield from (Written(path, entry) for path, entry in sorted(entries.items()) if entry.is_directory)
+        files = [(path, entry) for path, entry in sorted(entries.items()) if not entry.is_directory]
+        yield from (Written(*one) for one in self._trees.contents(tree, files))
+
+    def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
+        """Go to a snapshot, after a safety snapshot of what stands now.
+
+        Raises:
+            WorkspaceChanged: what is to be touched is not what was expected; nothing was touched.
+            Unavailable: a path cannot be written; what is done stays, and restoring again goes on from there.
+        """
+        known = self._now(None, progress)
+        self._known, before = known, known.key or ""
+        left = self._left(known)
+        if target.expected is not None:
+            self._check(target, before, left)
+        held = self._catalog.of_tree(before, left)
+        kept = held or safety(self._changed)
+        self._catalog.enter(kept if held is None else None, known, left)
+        snapshot, tree = target.row.snapshot.id, target.row.tree
+        number = self._catalog.begin(snapshot, tree, kept.id, before, target.paths)
+        return self._run(Restoring(number, snapshot, tree, kept.id, before, target.paths), progress)
+
+    def finish(self) -> list[Restored]:
+        """Put back modes that a killed process changed for a while, and finish the restores that were killed."""
+        Permits(self._root, self._catalog).recover()
+        return [self._run(one, None, again=True) for one in self._catalog.unfinished()]
+
+    def plan(self, target: Row, paths: Paths, since: Row | None = None) -> RestorePlan:
+        """Tell what a restore would do.
+
+        Args:
+            target: the snapshot.
+            paths: only these and what is below them; None is everything.
+            since: the snapshot that `changed` is told against; None is the last one.
+        """
+        now = self._unwritten()
+        differences = self._differences_to_now(target.tree, now)
+        changes = self._limited({path: Change(after, before) for path, (before, after) in differences.items()}, paths)
+        steps = self._planner.steps(target.snapshot.id, target.tree, changes, now.left)
+        stands = self._planner.standing(steps, now.left)
+        put = [path for path, (_, after) in steps.changes.items() if _leaf(after) and path not in stands]
+        gone = [path for path, (before, after) in steps.changes.items() if _leaf(before) and not _leaf(after)]
+        changed = self._files_among(now) if since is None else self._files_since(since, now)
+        aside = [path for path in in_the_way(now.left, steps.changes) if path not in stands]
+        stays = {path: one for path, one in now.left.items() if path not in aside}
+        said = self._planner.said(steps, stays, paths)
+        return RestorePlan(target.snapshot.id, _texts(put), _texts(gone), changed, _texts(aside), *said)
+
+    def changed(self) -> tuple[str, ...]:
+        """Give the paths of the files that changed since they were last saved or restored."""
+        return self._files_among(self._unwritten())
+
+    def diff(self, a: Row | None, b: Row | None, paths: Paths) -> WorkspaceDiff:
+        """Tell how two snapshots differ; None for the second is the workspace as it is now."""
+        first = a.tree if a else None
+        then = self._catalog.left(a.snapshot.id) if a else {}
+        if b is not None:
+            changes = self._between(first, b.tree)
+            sides = Sides(then, self._catalog.left(b.snapshot.id), None)
+        else:
+            now = self._unwritten()
+            changes = self._differences_to_now(first, now)
+            sides = Sides(then, now.left, self._root)
+        changes = self._limited(changes, paths)
+        contents = [(path, change) for path, change in sorted(changes.items()) if differs(change)]
+        old = [(path, entry) for path, (entry, _) in contents if entry is not None and not entry.is_directory]
+        new = [(path, entry) for path, (_, entry) in contents if entry is not None and not entry.is_directory]
+        with (
+            closing(contents_of(self._trees, first, old)) as before,
+            closing(contents_of(self._trees, b.tree, new) if b else self._read(new)) as after,
+        ):
+            among = partial(is_among, None if paths is None else tuple(paths))
+            ids = [row.snapshot.id if row else None for row in (a, b)]
+            return compared(ids[0], ids[1], changes, (before, after), sides, among)
+
+    def collect(self) -> int:
+        """Remove what no snapshot needs; give how many bytes that freed."""
+        waste = self._catalog.waste()
+        freed = self._trees.collect(self._catalog.trees())
+        self._catalog.gone(waste)
+        return freed
+
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        """Give the paths that no snapshot holds, as they were last seen, each with the reason."""
+        known = self._known or self._catalog.known(None)
+        return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in known.skipped.items()))
+
+    def forget(self) -> None:
+        """Look again at what is stored: an operation was broken off."""
+        self._known = None
+
+    def _scan(self, known: Known, permits: Permits, paths: Paths) -> Scan:
+        expect_in_place(self._root)
+        rules, outside = Rules(self._root, self._patterns), self._outside()
+        settings = repr((GIT, self._patterns, self._most, outside))
+        places = (self._root, known, permits, self._storage, rules, self._most)
+        return Scan(*places, settings=settings, paths=paths, outside=outside)
+
+    def _left(self, known: Known) -> Left:
+        """Return what is left out, without what is none of the workspace's own."""
+        return left_of(known.skipped, {os.path.relpath(path, self._root) for path in self._outside()})
+
+    def _outside(self) -> tuple[bytes, ...]:
+        """Give the absolute paths that are not to be touched, wherever they are."""
+        return (self._storage, *(os.path.join(self._root, os.fsencode(path)) for path in self._catalog.left_out()))
+
+    def _limited(self, differences: Mapping[bytes, Change], paths: Paths) -> dict[bytes, Change]:
+        """Give the differences at some paths, without those paths that are left out now and were not always."""
+        outside = {os.path.relpath(path, self._root) for path in self._outside()}
+        return {path: change for path, change in limited(differences, paths).items() if path not in outside}
+
+    def _now(self, paths: Paths, progress: Progress | None) -> Known:
+        """Write what stands now, if it is not what was last written.
+
+        Args:
+            paths: look only at these.
+            progress: is told how far it is.
+        """
+        known = self._catalog.known(self._known)
+        self._known = None  # until it is stored
+        with Permits(self._root, self._catalog) as permits:
+            scan = self._scan(known, permits, None if known.key is None else paths)
+            changes = _counted(scan.changes(), scan.candidates, progress)
+            first = next(changes, None)
+            if first is not None or known.key is None:
+                key = secrets.token_hex(8)
+                self._trees.write(key, known.key, chain(() if first is None else (first,), changes))
+                known.key = key
+                known.dirty.add(b"")
+            self._changed = scan.files_changed
+        return known
+
+    def _check(self, target: Target, now: str, left: Left) -> None:
+        assert target.expected is not None  # noqa: S101 - its caller looked
+        touched = self._limited(self._trees.differences(now, target.row.tree), target.paths)
+        touched = self._planner.steps(target.row.snapshot.id, target.row.tree, touched, left).changes
+        moved = self._between(target.expected.tree or None, now)
+        if both := sorted(touched.keys() & moved.keys()):
+            more = f" and {len(both) - NAMED} more" if len(both) > NAMED else ""
+            raise WorkspaceChanged(
+                f"Changed since {target.expected.name}: {', '.join(map(shown, both[:NAMED]))}{more}. "
+                "Nothing was touched. Save them first, or restore with force=True: a safety snapshot holds them then."
+            )
+
+    def _run(self, restoring: Restoring, progress: Progress | None, *, again: bool = False) -> Restored:
+        expect_in_place(self._root)
+        aside = os.path.join(self._storage, b"aside", b"%d" % restoring.id)
+        now = self._left(self._known or self._catalog.known(None))
+        try:
+            differences = self._limited(self._trees.differences(restoring.before, restoring.target), restoring.paths)
+            steps = self._planner.steps(restoring.snapshot, restoring.target, differences, now)
+            with Permits(self._root, self._catalog) as permits:
+                disk = Disk(self._root, aside, permits)
+                outcome = Restore(disk, self._trees, restoring.target, steps.changes, progress, again=again).run()
+        except Exception:
+            self._catalog.end(restoring.id, "failed")
+            raise
+        outcome.conflicts += [(path, UNREADABLE) for path in steps.closed]
+        if restoring.paths is None and not outcome.conflicts:
+            self._arrive(restoring, differences, steps)
+        elif touched := [*outcome.restored, *outcome.deleted, *outcome.folders_gone, *disk.created]:
+            self._known = self._now(touched, None)
+            self._catalog.enter(None, self._known)
+        self._catalog.end(restoring.id, "done")
+        moved = set(in_the_way(now, steps.changes))
+        now = {path: one for path, one in now.items() if path not in moved}
+        return self._told(restoring, disk, outcome, self._planner.said(steps, now, restoring.paths))
+
+    def _arrive(self, restoring: Restoring, differences: dict[bytes, Change], steps: Steps) -> None:
+        """Take note that the files are as in a snapshot, but for those that stay although it does not have them."""
+        known, key = self._catalog.known(self._known), restoring.target
+        if steps.stays:
+            key = secrets.token_hex(8)
+            filled = {one for path in steps.stays for one in above(path)}
+            named = self._trees.directories(restoring.target)
+            away = [Written(path, None) for path in filled if named.get(path) == Entry(PLAIN_DIRECTORY)]
+            stays = self._written(restoring.before, steps.stays)
+            self._trees.write(key, restoring.target, chain(away, stays))
+        arrived = {path: change for path, change in differences.items() if path not in steps.stays}
+        _arrived(known, key, arrived, self._trees.directories(key))
+        put = {path for path, change in steps.changes.items() if change.after is not None}
+        for path in {*in_the_way(known.skipped, steps.changes), *(put & known.skipped.keys())}:
+            del known.skipped[path]  # it was moved aside, or it is what the snapshot has
+            known.dirty.add(path)
+        for path in {within(path, steps.then or {}) or path for path in steps.ignored}:
+            with suppress(FileNotFoundError):
+                known.skipped[path] = Skipped(EXCLUDED, stamp_of(os.lstat(os.path.join(self._root, path))))
+                known.dirty.add(path)
+        self._catalog.enter(None, known)
+        self._known = known
+
+    def _told(self, restoring: Restoring, disk: Disk, outcome: Outcome, said: Named) -> Restored:
+        return Restored(
+            id=restoring.snapshot,
+            safety=restoring.safety,
+            restored=_texts(outcome.restored),
+            deleted=_texts(outcome.deleted),
+            created_directories=_texts(disk.created),
+            deleted_directories=_texts(outcome.folders_gone),
+            moved_aside=tuple((os.fsdecode(path), os.fsdecode(to)) for path, to in disk.moved()),
+            skipped=self.skipped(),
+            conflicts=tuple((os.fsdecode(path), why) for path, why in outcome.conflicts),
+            missing=said.missing,
+            left=said.left,
+        )
+
+    def _between(self, a: str | None, b: str) -> dict[bytes, Change]:
+        if a is None:
+            return {path: Change(None, entry) for path, entry in self._trees.tree(b).items()}
+        return self._trees.differences(a, b)
+
+    def _unwritten(self) -> Looked:
+        """Look at the workspace without writing anything."""
+        known = self._catalog.known(self._known)
+        seen = known.copy()
+        with Permits(self._root, self._catalog) as permits:
+            changes = {path: entry for path, entry, _ in self._scan(seen, permits, None).changes()}
+        return Looked(known, changes, self._left(seen))
+
+    def _files_among(self, now: Looked) -> tuple[str, ...]:
+        """Name the files among what changed, and what changed of that which is left out."""
+        files = [path for path, entry in now.changes.items() if path in now.known.files or _leaf(entry)]
+        return _texts(chain(files, *compare(self._left(now.known), now.left, self._root)))
+
+    def _files_since(self, since: Row, now: Looked) -> tuple[str, ...]:
+        """Name the files that are not as in a snapshot, and what differs of that which it left out."""
+        found = self._limited(self._differences_to_now(since.tree, now), None)
+        files = [path for path, (before, after) in found.items() if _leaf(before) or _leaf(after)]
+        then = self._catalog.left(since.snapshot.id)
+        if then is None:
+            return _texts(files)
+        imported = {path for path, one in then.items() if not one.stood_here}
+        return _texts(path for path in chain(files, *compare(then, now.left, self._root)) if path not in imported)
+
+    def _differences_to_now(self, a: str | None, now: Looked) -> dict[bytes, Change]:
+        """Tell how the workspace differs from a snapshot."""
+        known = now.known
+        if known.key is None:  # this workspace has never been looked at; the snapshot is of another one
+            found = {path: Change(entry, None) for path, entry in (self._trees.tree(a) if a else {}).items()}
+        else:
+            found = self._between(a, known.key)
+        entries = {path: seen.entry for path, seen in known.files.items()} | known.directories()
+        for path, entry in now.changes.items():
+            before = found[path].before if path in found else entries.get(path) if a else None
+            found[path] = Change(before, entry)
+        return {path: change for path, change in found.items() if change.before != change.after}
+
+    def _read(self, entries: Iterable[tuple[bytes, Entry]]) -> Generator[Read, None, None]:
+        """Read files of the workspace, in the same way."""
+        with Permits(self._root, self._catalog) as permits:
+            disk = Disk(self._root, b"", permits)
+            for path, _ in entries:
+                yield path, disk.read(path, IN_MEMORY)
+
+
+def _arrived(known: Known, key: str, differences: dict[bytes, Change], named: dict[bytes, Entry]) -> None:
+    """Bring what is known to a snapshot that was restored; what was touched is to be looked at again."""
+    for path, (_, after) in differences.items():
+        known.dirty.add(path)
+        known.files.pop(path, None)
+        if after is not None and not after.is_directory:
+            known.files[path] = Seen(after, None)
+    folders = set(named)
+    for path in [*known.files, *named]:
+        while (path := path.rpartition(b"/")[0]) and path not in folders:
+            folders.add(path)
+    known.dirty |= folders ^ known.folders.keys()
+    modes = {path: named.get(path, Entry(PLAIN_DIRECTORY)) for path in folders}
+    before, known.folders = known.folders, {b"": Seen(Entry(PLAIN_DIRECTORY), None)}
+    for path, entry in modes.items():
+        seen = before.get(path)
+        known.folders[path] = seen if seen and seen.entry == entry else Seen(entry, None)
+    known.key = key
+    known.dirty.add(b"")
+
+
+def _counted(changes: Iterator[Written], most: int, progress: Progress | None) -> Iterator[Written]:
+    for number, change in enumerate(changes, 1):
+        yield change
+        if progress:
+            progress(min(number, most), most)
+
+
+def _leaf(entry: Entry | None) -> bool:
+    return entry is not None and not entry.is_directory
+
+
+def _texts(paths: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(os.fsdecode(path) for path in sorted(set(paths)))

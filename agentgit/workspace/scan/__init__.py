@@ -1,0 +1,1 @@
+"""What stands in a workspace, what is left out, and what changed."""

@@ -1,0 +1,173 @@
+"""What a snapshot leaves out, and why: stored with it, so that a restore never deletes it and a report can name it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import NamedTuple
+
+from agentgit.workspace.scan.index import Skipped, within
+from agentgit.workspace.trees import Change, Entry
+
+UNKNOWN = "the snapshot does not record what it left out, so this may have been there"
+"""Why a file stays that an old snapshot does not have."""
+
+UNRECORDED = "this snapshot is older than the record of what is left out; what of that is missing cannot be told"
+
+
+class LeftOut(NamedTuple):
+    """Something that a snapshot does not hold, as it stood when the snapshot was taken.
+
+    Args:
+        why: the reason, such as `excluded`.
+        mode: as `os.lstat` gives it; 0 if that is not known.
+        size: in bytes; 0 for a directory, which is not looked into.
+        mtime: the time of its last modification in nanoseconds; 0 for a directory.
+    """
+
+    why: str
+    mode: int
+    size: int
+    mtime: int
+
+    @property
+    def stood_here(self) -> bool:
+        """True unless an import brought the record: then nobody here knows how it looked."""
+        return self.mode != 0
+
+    def is_like(self, other: LeftOut) -> bool:
+        """Tell whether it still looks the same, as far as that is known; the reason does not matter."""
+        return not (self.stood_here and other.stood_here) or self[1:] == other[1:]
+
+
+Left = Mapping[bytes, LeftOut]
+"""What is left out, by path. Of an excluded directory there is only its own path."""
+
+
+def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, LeftOut]:
+    """Give what is left out of the workspace.
+
+    Args:
+        skipped: what the last look left out.
+        outside: paths that are none of the workspace's own, such as the storage.
+    """
+    return {
+        path: _looking(why, stamp[4], stamp[2], stamp[0])
+        for path, (why, stamp) in skipped.items()
+        if path not in outside
+    }
+
+
+def look(root: bytes, path: bytes) -> LeftOut | None:
+    """Tell how something looks now; None if nothing is there. No link is followed inside the workspace.
+
+    Args:
+        root: the workspace.
+        path: relative to it.
+
+    Raises:
+        PermissionError: a directory on the way cannot be searched.
+    """
+    end = path.find(b"/")
+    try:
+        while end >= 0:
+            if not stat.S_ISDIR(os.lstat(os.path.join(root, path[:end])).st_mode):
+                return None
+            end = path.find(b"/", end + 1)
+        found = os.lstat(os.path.join(root, path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _looking("", found.st_mode, found.st_size, found.st_mtime_ns)
+
+
+def _looking(why: str, mode: int, size: int, mtime: int) -> LeftOut:
+    return LeftOut(why, mode, 0, 0) if stat.S_ISDIR(mode) else LeftOut(why, mode, size, mtime)
+
+
+def packed(left: Left) -> tuple[str, bytes]:
+    """Give the record as bytes, and a name by which the same one is found again."""
+    rows = [(path.decode("latin-1"), *left[path]) for path in sorted(left)]
+    plain = json.dumps(rows, separators=(",", ":")).encode()
+    return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)
+
+
+def unpacked(data: bytes) -> dict[bytes, LeftOut]:
+    """Read what `packed` gave."""
+    return {path.encode("latin-1"): LeftOut(*values) for path, *values in json.loads(zlib.decompress(data))}
+
+
+def staying(
+    changes: Mapping[bytes, Change], then: Left | None, target: Callable[[], Mapping[bytes, Entry]]
+) -> dict[bytes, Entry]:
+    """Return what a restore must not remove, because the snapshot left it out or may have done so.
+
+    Args:
+        changes: between what stands now and the snapshot.
+        then: what the snapshot left out; None if it does not record that.
+        target: returns what the snapshot holds; asked only if `then` is None.
+    """
+    gone = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
+    if not gone:
+        return {}
+    if then is not None:
+        return {path: entry for path, entry in gone.items() if within(path, then) is not None}
+    free = no_room({path: Change(None, entry) for path, entry in target().items()})
+    files = {path for path, entry in gone.items() if not entry.is_directory and not free(path)}
+    stays = files | {one for path in files for one in above(path)}
+    return {path: entry for path, entry in gone.items() if path in stays and not free(path)}
+
+
+def no_room(changes: Mapping[bytes, Change]) -> Callable[[bytes], bool]:
+    """Return a function that tells where a snapshot cannot have left out a file: above and below what it has.
+
+    Args:
+        changes: what the snapshot has, or what a restore puts.
+    """
+    files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
+    parents = {one for path, (_, after) in changes.items() if after is not None for one in above(path)}
+    return lambda path: path in parents or within(path, files) is not None
+
+
+class Difference(NamedTuple):
+    """How what is left out differs from what was: paths with the reason for which they are left out."""
+
+    missing: dict[bytes, str]
+    changed: dict[bytes, str]
+    new: dict[bytes, str]
+
+
+def compare(then: Left, now: Left, root: bytes | None = None) -> Difference:
+    """Compare what was left out with what is left out later.
+
+    What was left out once and is part of the later snapshot is in none of the three.
+
+    Args:
+        then: the earlier record.
+        now: the later one.
+        root: the workspace, if the later one is that of now: then the files themselves are looked at.
+    """
+    found = Difference({}, {}, {})
+    for path, was in then.items():
+        later = now.get(path)
+        if later is None and root is not None:
+            with suppress(PermissionError):  # then the directory that cannot be searched is left out, and named
+                if (later := look(root, path)) is None:
+                    found.missing[path] = was.why
+        elif later is None and within(path, now) is None:
+            found.missing[path] = was.why
+        if later is not None and not was.is_like(later):
+            found.changed[path] = was.why
+    parents = {one for path in then for one in above(path)}
+    found.new.update((p, one.why) for p, one in now.items() if within(p, then) is None and p not in parents)
+    return found
+
+
+def above(path: bytes) -> Iterator[bytes]:
+    """Iterate over the directories that a path is in, the nearest first."""
+    while path := path.rpartition(b"/")[0]:
+        yield path

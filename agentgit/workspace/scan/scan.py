@@ -1,0 +1,377 @@
+"""What changed in a workspace since it was last looked at: one `lstat` for each known path, and no process.
+
+A directory is listed again only if its times moved, a file is read only if it looks otherwise or is too new to tell.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Collection, Iterable, Iterator
+from functools import partial
+
+from agentgit.errors import Unavailable
+from agentgit.values import shown
+from agentgit.workspace.disk.contents import CHUNK, IN_MEMORY, Data, gather, parts
+from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, Permits
+from agentgit.workspace.scan.ignore import NAME, Rules
+from agentgit.workspace.scan.index import Known, Seen, Skipped, Stamp, mode_of, settled, stamp_of, within
+from agentgit.workspace.trees import Entry, Written, digest, digest_of
+
+EXCLUDED, UNREADABLE = "excluded", "cannot be read"
+
+UNLISTED = {errno.EACCES: UNREADABLE, errno.EPERM: UNREADABLE, errno.ENAMETOOLONG: "its path is too long"}
+"""Why a directory is left out that cannot be listed, by what the system says."""
+
+KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
+
+NO_STAMP: Stamp = (0, 0, 0, 0, 0)
+"""How something looks that cannot be looked at."""
+
+Found = tuple[bytes, Stamp]
+"""A path, and how it looks."""
+
+Contents = tuple[Stamp | None, str, Data]
+"""How a file looked, the hash of its contents, and the contents."""
+
+NOTHING: Contents = (None, "", b"")
+"""What there is of something that is no file."""
+
+
+class Scan:
+    """One look at a workspace. `changes` tells what changed, and brings `known` up to date on the way.
+
+    Args:
+        root: the workspace, without a `/` at its end.
+        known: what is known so far; it is changed.
+        permits: lets its owner look into what he has closed to himself.
+        spool: the folder in which a large file takes space while it is read.
+        rules: what is left out, as it is now.
+        max_file_size: a file that is greater is left out, unless it is captured already, in bytes.
+        settings: stands for all that decides what is left out, but the workspace's own files.
+        paths: look only at these and what is below them; None looks at everything.
+        outside: absolute paths that are none of its own though they may be in it, such as the storage.
+
+    Raises:
+        Unavailable: the workspace is not there.
+    """
+
+    def __init__(
+        self,
+        root: bytes,
+        known: Known,
+        permits: Permits,
+        spool: bytes,
+        rules: Rules,
+        max_file_size: int,
+        *,
+        settings: str = "",
+        paths: Iterable[bytes] | None = None,
+        outside: Collection[bytes] = (),
+    ) -> None:
+        self._at, self._permits, self._spool = root + b"/", permits, spool
+        self._known, self._rules, self._most, self._outside = known, rules, max_file_size, frozenset(outside)
+        self._paths = None if paths is None else tuple(paths)
+        self._named: dict[bytes, Entry] | None = None
+        self._changed: dict[bytes, None] = {}
+        self._gone: dict[bytes, None] = {}
+        self._moved: set[bytes] = set()
+        self.files_changed = 0
+        self._find(settings)
+
+    @property
+    def candidates(self) -> int:
+        """How many files `changes` reads."""
+        return len(self._changed)
+
+    def changes(self) -> Iterator[Written]:
+        """Give what is gone, then what is new or different, then directories."""
+        if not (self._moved or self._changed or self._gone):
+            return
+        named = self._name()
+        away = [path for path in self._gone if path not in self._changed]
+        self.files_changed += len(away)
+        yield from (Written(path, None) for path in away)
+        folders = self._known.folders
+        yield from (Written(p, None) for p in named if p not in folders and p not in self._changed)
+        for path in sorted(self._changed):
+            yield from self._looked_at(path)
+        now = self._known.directories()
+        yield from (Written(path, None) for path in named.keys() - now.keys() if path in folders)
+        yield from (Written(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
+
+    def _name(self) -> dict[bytes, Entry]:
+        """Give the directories that were named before anything that is known was changed."""
+        if self._named is None:
+            self._named = self._known.directories()
+        return self._named
+
+    def _find(self, settings: str) -> None:
+        """Look at every known path, list what moved, and note what is to be read."""
+        known = self._known
+        self._look_at_folders()
+        self._look_at_files()
+        self._let_go()
+        self._look_at_skipped()
+        new = self._list(self._moved)
+        rules = any(path.rpartition(b"/")[2] == NAME for path in (*self._changed, *self._gone, *new))
+        if (rules or known.settings != settings) and self._paths is None:
+            self._moved = set(known.folders)
+            self._list(self._moved)
+            known.settings = settings
+        self._settle_skipped()
+
+    def _look_at_folders(self) -> None:
+        folders, lost = self._known.folders, set()
+        for path in sorted(folders) or [b""]:
+            if path and path.rpartition(b"/")[0] in lost:
+                lost.add(path)
+                continue
+            stamp = self._stamp(path)
+            if stamp is None or not stat.S_ISDIR(stamp[4]):
+                if not path:
+                    raise Unavailable(f"The workspace {shown(self._at)} is not there. Make it, then try again.")
+                lost.add(path)
+                continue
+            self._enter(path, stamp)
+            if path not in folders or stamp != folders[path].stamp:
+                self._moved.add(path)
+        for path in lost if self._paths is None else [path for path in lost if self._within(path)]:
+            self._name()
+            del folders[path]
+            self._known.dirty.add(path)
+            self._moved.add(path.rpartition(b"/")[0])
+        self._lost = lost
+        self._moved -= lost
+
+    def _look_at_files(self) -> None:
+        """The hot loop: what is here runs once for each file."""
+        at, lost, lstat = self._at, self._lost, os.lstat
+        away = []
+        for path, seen in self._known.files.items():
+            if lost and path.rpartition(b"/")[0] in lost:
+                away.append(path)
+                continue
+            try:
+                st = lstat(at + path)
+            except OSError:  # gone, or what is wrong with it shows when its directory is listed
+                away.append(path)
+                continue
+            if (st.st_mtime_ns, st.st_ctime_ns, st.st_size, st.st_ino, st.st_mode) != seen.stamp:
+                if stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode):
+                    self._changed[path] = None
+                else:
+                    away.append(path)
+        if self._paths is not None:
+            self._changed = {path: None for path in self._changed if self._within(path)}
+            away = [path for path in away if self._within(path)]
+        for path in away:
+            self._forget(path)
+
+    def _let_go(self) -> None:
+        """Forget what was captured before it was known to be outside."""
+        for path in [one.removeprefix(self._at) for one in self._outside]:
+            self._changed.pop(path, None)
+            if path in self._known.files:
+                self._forget(path)
+
+    def _look_at_skipped(self) -> None:
+        """List the directory again in which one looks otherwise: it may be small now, or readable, or gone."""
+        for path, skipped in list(self._known.skipped.items()):
+            folder, _, name = path.rpartition(b"/")
+            stamp = self._stamp(path)
+            if stamp == skipped.stamp or not self._within(path):
+                continue
+            if stamp is None:
+                del self._known.skipped[path]
+                self._known.dirty.add(path)
+            if stamp is None or skipped.why != EXCLUDED or name == NAME:
+                self._moved |= self._known.folders.keys() if name == NAME else {folder}
+            else:
+                self._known.skipped[path] = Skipped(skipped.why, stamp)
+                self._known.dirty.add(path)
+
+    def _settle_skipped(self) -> None:
+        """Forget that a path was left out which is captured now, or which is in a directory that is left out."""
+        known = self._known
+        held = (known.files, known.folders, self._changed)
+        for path in list(known.skipped):
+            if any(path in paths for paths in held) or within(path.rpartition(b"/")[0], known.skipped):
+                del known.skipped[path]
+                known.dirty.add(path)
+
+    def _enter(self, folder: bytes, stamp: Stamp) -> None:
+        """See to it that a directory can be listed and what is in it looked at, as far as its owner may."""
+        if stamp[4] & SEARCHABLE != SEARCHABLE:
+            self._permits.give(folder, SEARCHABLE)
+
+    def _forget(self, path: bytes) -> None:
+        self._name()
+        del self._known.files[path]
+        self._known.dirty.add(path)
+        self._gone[path] = None
+        self._moved.add(path.rpartition(b"/")[0])
+
+    def _list(self, folders: Collection[bytes]) -> list[bytes]:
+        """List directories and whatever new ones are in them; give the new files."""
+        known, new = self._known, []
+        mine = (path for path in folders if path in known.folders or not path)
+        waiting = [path for path in mine if path not in self._lost and self._relevant(path)]
+        again = set(waiting)
+        for path in [path for path in known.skipped if path.rpartition(b"/")[0] in again | self._lost]:
+            del known.skipped[path]
+            known.dirty.add(path)
+        while waiting:
+            self._name()
+            folder = waiting.pop()
+            stamp = self._stamp(folder)
+            if stamp is None or not stat.S_ISDIR(stamp[4]):
+                continue
+            self._enter(folder, stamp)
+            whole = self._within(folder)
+            known.folders[folder] = Seen(Entry(stamp[4]), settled(stamp) if whole else None)
+            known.dirty.add(folder)
+            for path, found in self._names(folder):
+                if path in known.files or path in known.folders or path in self._changed:
+                    continue
+                if stat.S_ISDIR(found[4]):
+                    if self._relevant(path) and not self._skips(path, found):
+                        waiting.append(path)
+                        self._moved.add(path)
+                elif self._within(path) and not self._skips(path, found):
+                    self._changed[path] = None
+                    new.append(path)
+        return new
+
+    def _names(self, folder: bytes) -> Iterator[Found]:
+        try:
+            with os.scandir(self._at + folder) as entries:
+                listed = [(entry.name, stamp) for entry in entries if (stamp := _stamp_if_there(entry))]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            if not folder:
+                raise Unavailable(
+                    f"The workspace {shown(self._at)} cannot be read: {error.strerror}. Give the permission."
+                ) from error
+            del self._known.folders[folder]
+            self._skip(folder, _why(error), self._stamp(folder) or NO_STAMP)
+            return
+        for name, found in listed:
+            yield (folder + b"/" + name if folder else name), found
+
+    def _skips(self, path: bytes, stamp: Stamp) -> bool:
+        """Note a new path if it is left out."""
+        kind, folder = stat.S_IFMT(stamp[4]), stat.S_ISDIR(stamp[4])
+        if self._at + path in self._outside or self._rules.ignored(path, directory=folder):
+            why = EXCLUDED
+        elif kind in KINDS:
+            why = KINDS[kind]
+        elif kind == stat.S_IFREG and stamp[2] > self._most:
+            why = self._too_large()
+        else:
+            return False
+        self._skip(path, why, stamp)
+        return True
+
+    def _too_large(self) -> str:
+        return f"larger than {self._most:,} bytes"
+
+    def _skip(self, path: bytes, why: str, stamp: Stamp) -> None:
+        self._known.skipped[path] = Skipped(why, stamp)
+        self._known.dirty.add(path)
+
+    def _looked_at(self, path: bytes) -> Iterator[Written]:
+        """Read one file or link, and give it if it is not what is known."""
+        known = self._known.files.get(path)
+        now = time.time_ns()
+        stamp, oid, data = self._read(path, known.entry.oid if known else "")
+        self._known.dirty.add(path)
+        if stamp is None:
+            if self._known.files.pop(path, None) or path in self._gone:
+                self.files_changed += 1
+                yield Written(path, None)
+            return
+        entry = Entry(mode_of(stamp), oid)
+        self._known.files[path] = Seen(entry, settled(stamp, now))
+        if known is None or known.entry != entry:
+            self.files_changed += 1
+            yield Written(path, entry, data)
+
+    def _read(self, path: bytes, known: str) -> Contents:
+        """Read one file or link; if it cannot be read, leave it out."""
+        at = self._at + path
+        try:
+            return read(at, self._spool, known)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return NOTHING
+        except PermissionError:
+            stamp = self._stamp(path) or NO_STAMP
+            with self._permits.lent(path, READABLE) as lent:
+                if lent:
+                    _, oid, data = read(at, self._spool, known)
+            if lent and (now := self._stamp(path)) and (now[0], now[2:]) == (stamp[0], stamp[2:]):
+                return now, oid, data
+            self._skip(path, UNREADABLE, stamp)
+            return NOTHING
+        except OSError as error:  # whatever is wrong with one file, the others are captured
+            self._skip(path, _why(error), self._stamp(path) or NO_STAMP)
+            return NOTHING
+
+    def _stamp(self, path: bytes) -> Stamp | None:
+        try:
+            return stamp_of(self._permits.before(path) or os.lstat(self._at + path))
+        except OSError:
+            return None
+
+    def _within(self, path: bytes) -> bool:
+        return self._paths is None or any(path == one or path.startswith(one + b"/") or not one for one in self._paths)
+
+    def _relevant(self, path: bytes) -> bool:
+        """Whether it is looked at, or something below it is."""
+        return self._within(path) or not path or any(one.startswith(path + b"/") for one in self._paths or ())
+
+
+def _stamp_if_there(entry: os.DirEntry[bytes]) -> Stamp | None:
+    """Tell how something looks that was listed; None if it went meanwhile."""
+    try:
+        return stamp_of(entry.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in UNLISTED:  # the directory does not let anybody in
+            raise
+        return NO_STAMP  # reading it tells what is wrong
+
+
+def _why(error: OSError) -> str:
+    return UNLISTED.get(error.errno or 0) or error.strerror or str(error)
+
+
+def read(at: bytes, spool: bytes, known: str = "") -> Contents:
+    """Read a regular file or a link: how it looked before, the hash of its contents, the contents.
+
+    Args:
+        at: an absolute path.
+        spool: the folder in which large contents take space.
+        known: a hash; the contents of a large file that has it are not kept.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+    """
+    found = os.lstat(at)
+    if stat.S_ISLNK(found.st_mode):
+        target = os.readlink(at)
+        return stamp_of(found), digest(target), target
+    if not stat.S_ISREG(found.st_mode):
+        return NOTHING
+    with open(os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        stamp = stamp_of(os.fstat(file.fileno()))
+        size = stamp[2]
+        if size > IN_MEMORY and known and known == digest_of(iter(partial(file.read, CHUNK), b""), size):
+            return stamp, known, b""
+        file.seek(0)
+        data = gather(file.read, size, spool)
+        return stamp, digest_of(parts(data), len(data)), data

@@ -1,0 +1,1 @@
+"""The undo stack: what files were before each call that modified them."""

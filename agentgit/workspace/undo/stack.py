@@ -1,0 +1,389 @@
+"""The undo stack: what files were before each call that modified them, on disk, newest first."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
+from agentgit.values import shown
+from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, Files, State
+from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, Entry, Rows
+
+CHANGED = "it was changed meanwhile"
+
+
+class Whole(Protocol):
+    """What can take and restore a snapshot of the whole workspace."""
+
+    def checkpoint(self) -> str:
+        """Take one; give its id."""
+
+    def restore(self, id: str, /) -> Any:
+        """Go back to one."""
+
+    def release(self, id: str, /) -> None:
+        """Be told that the stack does not need one any more."""
+
+
+@dataclass(frozen=True)
+class UndoEntry:
+    """What files were before one call.
+
+    Args:
+        id: what `redo` takes.
+        label: what its user called it, like `edit_file: a.txt`.
+        created_at: UTC.
+        paths: of the files, relative to the workspace; empty if it is the whole workspace.
+        whole: the id of the snapshot of the whole workspace; None if it is single files.
+    """
+
+    id: int
+    label: str
+    created_at: datetime
+    paths: tuple[str, ...]
+    whole: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        return {
+            "id": self.id,
+            "label": self.label,
+            "created_at": self.created_at.isoformat(),
+            "paths": list(self.paths),
+            "whole": self.whole,
+        }
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What an undo did. It is true if it did anything.
+
+    Args:
+        labels: of the entries, in the order in which they were undone.
+        restored: paths of files that are again as they were.
+        deleted: paths of files and directories that were not there before, and are not again.
+        left: paths that were left as they are, each with the reason.
+        wholes: the ids of snapshots of the whole workspace that were restored.
+        safety: the ids of the entries with what stood before; `redo` takes them.
+    """
+
+    labels: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    wholes: tuple[str, ...] = ()
+    safety: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.labels)
+
+    def __add__(self, later: Undone) -> Undone:
+        return Undone(
+            self.labels + later.labels,
+            self.restored + later.restored,
+            self.deleted + later.deleted,
+            self.left + later.left,
+            self.wholes + later.wholes,
+            self.safety + later.safety,
+        )
+
+    def __str__(self) -> str:
+        lines = [f"restored: {shown(path)}" for path in self.restored]
+        lines += [f"deleted: {shown(path)}" for path in self.deleted]
+        lines += [f"restored: the workspace, to {id}" for id in self.wholes]
+        lines += [f"left: {shown(path)} ({why})" for path, why in self.left]
+        return "\n".join(lines) or "nothing to undo"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as JSON-like values."""
+        return {
+            "labels": list(self.labels),
+            "restored": list(self.restored),
+            "deleted": list(self.deleted),
+            "left": [list(one) for one in self.left],
+            "wholes": list(self.wholes),
+            "safety": list(self.safety),
+        }
+
+
+class UndoStack:
+    """What files were before each call that modified them. It survives a restart, and being killed at any moment.
+
+    Args:
+        workspace_dir: the directory of the files.
+        storage_dir: where it is kept, outside of the workspace.
+        max_snapshots: how many entries are kept; the oldest goes first.
+        whole: takes snapshots of the whole workspace, for calls that do not name their files; None if there is none.
+
+    Raises:
+        InvalidInput: `max_snapshots` is no positive number.
+        Unavailable: the storage cannot be used.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> work, storage = pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
+        >>> stack = UndoStack(work, storage)
+        >>> entry = stack.snapshot("write_file: a.txt", ["a.txt"])
+        >>> _ = (work / "a.txt").write_text("hello")
+        >>> print(stack.undo())
+        deleted: a.txt
+        >>> print(stack.redo())
+        restored: a.txt
+    """
+
+    def __init__(
+        self,
+        workspace_dir: str | os.PathLike[str],
+        storage_dir: str | os.PathLike[str],
+        *,
+        max_snapshots: int = 50,
+        whole: Whole | None = None,
+    ) -> None:
+        if max_snapshots < 1:
+            raise InvalidInput(f"max_snapshots={max_snapshots}; an undo stack keeps at least one.")
+        self._files = Files(workspace_dir, Path(storage_dir) / "aside")
+        self._rows = Rows(Path(storage_dir) / "undo.db")
+        self._max_snapshots = max_snapshots
+        self._whole = whole
+        self._thread, self._is_inside = threading.RLock(), False
+
+    # -- what is on it
+
+    def snapshot(self, label: str, paths: Iterable[str | os.PathLike[str]] | None = None) -> int:
+        """Keep what files are, before a call modifies them; give the id of the entry.
+
+        Args:
+            label: what to call it, like `edit_file: a.txt`.
+            paths: of the files, which need not be there; None for the whole workspace.
+
+        Raises:
+            InvalidInput: a path is outside of the workspace or no file; or paths are needed and not given.
+            Unavailable: a file cannot be read, or the storage cannot be written.
+        """
+        with self._alone():
+            self._finish()
+            with self._rows.writing():
+                if paths is None:
+                    entry = self._rows.add(UNDO, label, {}, whole=self._needed().checkpoint())
+                else:
+                    named = [name for path in _several(paths) for name in self._files.named(path)]
+                    entry = self._take(UNDO, label, named)
+                self._rows.retire_redo()
+                wholes = self._rows.evict(self._max_snapshots)
+            self._release(wholes)
+            return entry
+
+    def peek(self) -> UndoEntry | None:
+        """Give the newest entry, which `undo` takes next; None if there is none."""
+        with self._alone():
+            newest = self._rows.newest(UNDO)
+            return _value(newest) if newest else None
+
+    @property
+    def depth(self) -> int:
+        """How many entries `undo` can take."""
+        with self._alone():
+            return len(self._rows.ids(UNDO))
+
+    @property
+    def history(self) -> tuple[UndoEntry, ...]:
+        """The entries, oldest first."""
+        with self._alone():
+            return tuple(map(_value, self._rows.list(UNDO)))
+
+    @property
+    def wholes(self) -> frozenset[str]:
+        """The ids of the snapshots of the whole workspace that entries need; the lock is not waited for."""
+        return frozenset(self._rows.wholes())
+
+    @property
+    def safety(self) -> tuple[UndoEntry, ...]:
+        """What stood before each undo, oldest first; `redo(id)` brings it back."""
+        with self._alone():
+            return tuple(map(_value, self._rows.list(REDO, SAFETY)))
+
+    def clear(self) -> None:
+        """Forget all entries, and give their space back."""
+        with self._alone():
+            self._release(self._rows.clear())
+
+    def close(self) -> None:
+        """Close the storage. Everything is on disk already."""
+        with self._thread:
+            self._rows.close()
+
+    # -- going back and forth
+
+    def undo(self, n: int = 1) -> Undone:
+        """Take the newest entries and make their files what they were; what stands now is kept for `redo`.
+
+        One whose undo was broken off is the first of them: asking again goes on with it, and takes no other.
+
+        Args:
+            n: how many entries; all if there are fewer.
+
+        Raises:
+            InvalidInput: `n` is less than one.
+            Unavailable: a file cannot be written; the next use of the stack goes on from there.
+        """
+        if n < 1:
+            raise InvalidInput(f"undo({n}); it takes the number of entries to undo, one or more.")
+        done = Undone()
+        with self._alone():
+            done += self._finish(UNDO)
+            for _ in range(n - len(done.labels)):
+                newest = self._rows.newest(UNDO)
+                if newest is None:
+                    break
+                done += self._swap(newest, REDO)
+        return done
+
+    def redo(self, id: int | None = None) -> Undone:
+        """Take back the newest undo; what stands now is kept on the stack.
+
+        Args:
+            id: of one of `safety`; None for the newest undo, if nothing was kept since.
+
+        Raises:
+            NotFound: there is no such entry.
+            Unavailable: a file cannot be written; the next use of the stack goes on from there.
+        """
+        with self._alone():
+            pending = self._rows.pending()
+            done = self._finish(REDO, SAFETY)
+            if done and pending and id in (None, pending[0].id):
+                return done
+            entry = self._rows.newest(REDO) if id is None else self._rows.get(id)
+            if id is not None and id not in self._rows.ids(REDO, SAFETY):
+                raise NotFound(f"There is no undo {id} to take back; `safety` lists those that there are.")
+            return self._swap(entry, UNDO) if entry else Undone()
+
+    def _swap(self, entry: Entry, onto: str) -> Undone:
+        """Keep on the other stack what stands at the places of an entry, then do what the entry says."""
+        with self._rows.writing():
+            if entry.whole is not None:
+                id = self._rows.add(onto, entry.label, {}, whole=self._needed().checkpoint())
+            else:
+                id = self._take(onto, entry.label, entry.states, any_kind=True)
+            self._rows.begin(entry.id, id)
+        kept = self._rows.get(id)
+        return self._go_on(entry, kept) if kept else Undone()
+
+    def _finish(self, *stacks: str) -> Undone:
+        """Do what is left of an undo that was broken off; tell what that was if its entry is of one of these stacks."""
+        if pending := self._rows.pending():
+            counts = pending[0].id in self._rows.ids(*stacks)
+            try:
+                done = self._recover(*pending) + self._go_on(*pending)
+            except WorkspaceChanged:  # by a person, meanwhile: the entry stays, to be undone when it is asked for
+                self._rows.cancel(pending[0].id)
+            else:
+                return done if counts else Undone()
+        return Undone()
+
+    def _recover(self, entry: Entry, kept: Entry) -> Undone:
+        """Clear away what a process left that was killed in an undo; what somebody else wrote then is kept."""
+        left = []
+        for path, wanted in entry.states.items():
+            known = (one for one in (wanted, kept.states[path]) if one.kind in (FILE, LINK))
+            if (to := self._files.recover(path, *known)) is not None:
+                left.append((os.fsdecode(path), f"{CHANGED}; that is now at {os.fsdecode(to)}"))
+        return Undone(left=tuple(left))
+
+    def _go_on(self, entry: Entry, kept: Entry) -> Undone:
+        """Do what an entry says where it is not done yet, and take it off its stack.
+
+        Raises:
+            Unavailable: a file cannot be written; all others are done, and the entry stays.
+        """
+        done = Undone(labels=(entry.label,), safety=(kept.id,))
+        if entry.whole is not None:
+            done += self._put_whole(entry.whole)
+        failed: list[Unavailable] = []
+        for path, wanted in entry.states.items():
+            try:
+                done += self._put(path, wanted, kept.states[path])
+            except Unavailable as error:
+                failed.append(error)
+        if failed:
+            raise failed[0] if len(failed) == 1 else Unavailable(" ".join(map(str, failed)))
+        gone = self._files.remove_folders(entry.folders)
+        with self._rows.writing():
+            wholes = [*self._rows.forget([entry.id]), *self._rows.evict(self._max_snapshots)]
+        self._release(wholes)
+        return done + Undone(deleted=tuple(map(os.fsdecode, gone)))
+
+    def _put_whole(self, id: str) -> Undone:
+        try:
+            done = self._needed().restore(id)
+        except NotFound as error:  # somebody deleted it; the entry is of no use any more
+            return Undone(left=(("the workspace", str(error)),))
+        left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(done, name, ())]
+        return Undone(wholes=(id,), left=tuple(left))
+
+    def _put(self, path: bytes, wanted: State, known: State) -> Undone:
+        """Make a file what it was, if what stands there is what we know of."""
+        name, now = os.fsdecode(path), self._files.look(path)
+        if now == wanted:
+            return Undone()
+        if now.kind == OTHER:
+            return Undone(left=((name, "what stands there is no file"),))
+        if now != known or not self._files.put(path, wanted, self._rows.part, known):  # also between look and change
+            return Undone(left=((name, CHANGED),))
+        return Undone(deleted=(name,)) if wanted.kind == ABSENT else Undone(restored=(name,))
+
+    # -- keeping
+
+    def _take(self, stack: str, label: str, paths: Iterable[bytes], *, any_kind: bool = False) -> int:
+        with self._rows.writing():
+            states = {path: self._files.look(path, self._rows.keep) for path in dict.fromkeys(paths)}
+            for path, state in states.items():
+                if state.kind == OTHER and not any_kind:
+                    raise InvalidInput(f"{shown(path)} is no file; the undo stack keeps files only.")
+            missing = dict.fromkeys(folder for path in states for folder in self._files.missing_folders(path))
+            return self._rows.add(stack, label, states, list(missing))
+
+    def _release(self, wholes: Iterable[str]) -> None:
+        for id in wholes:
+            self._needed().release(id)
+
+    def _needed(self) -> Whole:
+        if self._whole is None:
+            raise InvalidInput("Name the paths; this stack has nothing that takes snapshots of the whole workspace.")
+        return self._whole
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads and processes out; the lock of a process goes with it.
+
+        The same thread may come again: a callback of the workspace, told of a snapshot of the whole, may look here.
+        """
+        with self._thread:
+            if self._is_inside:
+                yield
+                return
+            with self._rows.locked():
+                self._is_inside = True
+                try:
+                    yield
+                finally:
+                    self._is_inside = False
+
+
+def _several(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
+    """Refuse one path where several are meant: a text is a sequence of letters."""
+    if isinstance(paths, str | bytes):
+        raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
+    return paths
+
+
+def _value(entry: Entry) -> UndoEntry:
+    at = datetime.fromtimestamp(entry.created_at, UTC)
+    return UndoEntry(entry.id, entry.label, at, tuple(map(os.fsdecode, entry.states)), entry.whole)
