@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from agentgit.auth import Keyring, User
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.diff import Diff, diff
+from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
 from agentgit.errors import (
     AgentGitError,
     Ambiguous,
@@ -26,7 +27,6 @@ from agentgit.errors import (
     WorldDiverged,
 )
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation, compensable, effect, reversible
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -11,8 +11,8 @@ from langchain_core.tools import BaseTool, tool
 from scripted import call, calls
 
 from agentgit.demo import ScriptedModel
-from agentgit.tools import Effect
-from agentgit.tools.effects import effect
+from agentgit.effects import Effect
+from agentgit.effects.effects import effect
 
 _references = itertools.count()
 

@@ -29,9 +29,9 @@ from scripted import call, calls, scripted
 
 import agentgit
 from agentgit import Fenced
+from agentgit.effects.effects import effect
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.records.journal import Journal
-from agentgit.tools.effects import effect
 
 WANTED = ["Ann", "Ann", "Bob"]
 """Who is to be paid: one of them twice."""

@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import interrupt
 
 from agentgit.demo import ScriptedModel
-from agentgit.tools import Effect, compensable, reversible
+from agentgit.effects import Effect, compensable, reversible
 
 Graph = Pregel[Any, Any, Any, Any]
 

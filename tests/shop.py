@@ -23,8 +23,8 @@ from scripted import Graph, call, quick_tool, tool_node_graph
 
 from agentgit import NotDone
 from agentgit.demo import ScriptedModel
-from agentgit.tools import Effect, ToolInvocation
-from agentgit.tools.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
+from agentgit.effects import Effect, ToolInvocation
+from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
 
 DECLARED = ("order", "pay", "mail")
 """The tools whose effects are declared; of `note` nothing is."""

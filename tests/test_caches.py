@@ -13,7 +13,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import CachePolicy, Command, interrupt
 from scripted import World, call, calls
 
-from agentgit.tools import reversible
+from agentgit.effects import reversible
 
 
 class State(TypedDict, total=False):

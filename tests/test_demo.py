@@ -16,8 +16,8 @@ from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
 
 import agentgit
 from agentgit import demo
+from agentgit.effects.effects import as_effect, resolve
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.tools.effects import as_effect, resolve
 
 THREAD = {"configurable": {"thread_id": "1"}}
 

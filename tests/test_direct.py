@@ -19,10 +19,10 @@ from scripted import agent_graph, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput
+from agentgit.effects.effects import effect, reversible
+from agentgit.effects.running import idempotency_key
 from agentgit.errors import AgentGitError
 from agentgit.saver.saver import SQLModelSaver
-from agentgit.tools.effects import effect, reversible
-from agentgit.tools.running import idempotency_key
 
 AGAIN = RetryPolicy(max_attempts=4, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
 PAY = effect("irreversible", identity_args=["to", "amount"])

@@ -9,12 +9,12 @@ import pytest
 
 import agentgit
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
+from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.render import html, rollback
 from agentgit.render.lines import STYLES, Span, plain
 from agentgit.render.text import cells, wrap
-from agentgit.tools.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
-from agentgit.tools.report import GROUPS, ReportItem
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td><img src=x onerror='x'>" + "日本" * 40

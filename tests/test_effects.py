@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentgit.effects import Effect, ToolInvocation, compensable, effect, reversible
+from agentgit.effects.declared import Declared, as_effects, recorded
+from agentgit.effects.effects import KINDS, UNDOABLE, declared_by_name
+from agentgit.effects.hints import Hints, hints_in, stricter
+from agentgit.effects.identity import identity
+from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.tools import Effect, ToolInvocation, compensable, effect, reversible
-from agentgit.tools.declared import Declared, as_effects, recorded
-from agentgit.tools.effects import KINDS, UNDOABLE, declared_by_name
-from agentgit.tools.hints import Hints, hints_in, stricter
-from agentgit.tools.identity import identity
-from agentgit.tools.registry import Registry
 
 
 def undo(args, result): ...
@@ -105,7 +105,7 @@ def test_w3_decorators_stand_above_and_below_tool():
     """W3: the order of the two decorators does not matter."""
     from langchain_core.tools import tool
 
-    from agentgit.tools.effects import declared_on
+    from agentgit.effects.effects import declared_on
 
     @reversible(undo=undo, identity_args=["item"])
     @tool
@@ -126,7 +126,7 @@ def test_w3_two_tools_of_one_function_have_each_its_own_effect():
     """W3: what is declared of a tool is not said of another tool that is made of the same function."""
     from langchain_core.tools import StructuredTool
 
-    from agentgit.tools.effects import declared_on
+    from agentgit.effects.effects import declared_on
 
     def act(item: str) -> str:
         """Act."""
@@ -143,7 +143,7 @@ def test_w3_a_tool_made_of_a_method_carries_its_effect():
     """W3: a method takes no attributes, so the tool carries it; a bare method is refused."""
     from langchain_core.tools import StructuredTool
 
-    from agentgit.tools.effects import declared_on
+    from agentgit.effects.effects import declared_on
 
     class Shop:
         def order(self, item: str) -> str:

@@ -14,7 +14,7 @@ from shop import Shop, wish
 
 import agentgit
 from agentgit import Conflict, InvalidInput, RollbackBlocked, RollbackIncomplete
-from agentgit.tools import compensable, effect, reversible
+from agentgit.effects import compensable, effect, reversible
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from scripted import World, agent_graph, call, calls, scripted, tool_node_graph
 
 import agentgit
 from agentgit.demo import ScriptedModel
+from agentgit.effects import reversible
 from agentgit.errors import (
     Conflict,
     Fenced,
@@ -28,7 +29,6 @@ from agentgit.errors import (
     RollbackIncomplete,
     WorldDiverged,
 )
-from agentgit.tools import reversible
 
 
 def said(messages) -> list[str]:

@@ -24,7 +24,7 @@ from test_delta import all_seen, chat, delta, said, seen
 
 import agentgit
 from agentgit import Conflict, Fenced, InvalidInput, NotFound, Unavailable
-from agentgit.tools.effects import effect
+from agentgit.effects.effects import effect
 
 
 @pytest.fixture

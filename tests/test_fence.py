@@ -19,7 +19,7 @@ from scripted import GRAPHS, agent_graph, call, calls, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput, WorldDiverged
-from agentgit.tools.effects import compensable, effect, reversible
+from agentgit.effects.effects import compensable, effect, reversible
 
 
 @pytest.fixture

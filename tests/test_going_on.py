@@ -20,7 +20,7 @@ from scripted import GRAPHS, World, call, calls, functional_graph, tool_node_gra
 
 import agentgit
 from agentgit import Fenced, InvalidInput
-from agentgit.tools.effects import effect, reversible
+from agentgit.effects.effects import effect, reversible
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from langchain_core.tools import tool
 from scripted import agent_graph, call, calls, scripted, tool_node_graph
 
 from agentgit import NotFound, reversible
-from agentgit.tools import idempotency_key
+from agentgit.effects import idempotency_key
 
 
 @pytest.mark.parametrize("kind", [tool_node_graph, agent_graph], ids=["tool_node", "create_agent"])

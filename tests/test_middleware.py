@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 from scripted import agent_graph, call, calls, scripted, tool_node_graph
 
 from agentgit import Fenced
-from agentgit.tools.effects import effect, reversible
+from agentgit.effects.effects import effect, reversible
 
 
 def say(text: str = "go") -> dict[str, Any]:

@@ -13,11 +13,11 @@ from nbclient import NotebookClient
 
 import agentgit
 from agentgit.checkpoints.diff import Diff
+from agentgit.effects import RollbackPlan, ToolInvocation
+from agentgit.effects.invocation import ToolTrack
+from agentgit.effects.plan import PlanStep
 from agentgit.sessions.history import History
 from agentgit.sessions.tree import Branch, Point, Tree
-from agentgit.tools import RollbackPlan, ToolInvocation
-from agentgit.tools.invocation import ToolTrack
-from agentgit.tools.plan import PlanStep
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CHROMIUM = shutil.which("chromium")

@@ -11,9 +11,9 @@ from scripted import World, obedient, tool_node_graph
 from test_drawn import luminance
 from test_render import HOSTILE, support
 
+from agentgit.effects.marks import MARKS, mark
 from agentgit.render import svg
 from agentgit.sessions.tree import Branch, Point, Tree
-from agentgit.tools.marks import MARKS, mark
 
 IMAGES = Path(__file__).parents[1] / "docs/images"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from agentgit.effects import Effect, ToolInvocation, compensable, effect, reversible
+from agentgit.effects.effects import declared_on, resolve, takes_invocation
+from agentgit.effects.plan import make_plan
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.tools import Effect, ToolInvocation, compensable, effect, reversible
-from agentgit.tools.effects import declared_on, resolve, takes_invocation
-from agentgit.tools.plan import make_plan
 
 
 def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:

@@ -8,9 +8,9 @@ from scripted import World, obedient, tool_node_graph
 from test_drawn import HOSTILE, Page, call
 
 from agentgit import Checkpoint, InternalSession, ToolInvocation
+from agentgit.effects.invocation import ToolTrack
 from agentgit.render import calls, messages, show
 from agentgit.sessions.history import History
-from agentgit.tools.invocation import ToolTrack
 
 SAFE = {
     "div",

@@ -26,11 +26,11 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, WorldDiverged
+from agentgit.effects import ToolInvocation
 from agentgit.store.records.journal import WITH_BRANCH
 from agentgit.store.schema import schema
 from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
-from agentgit.tools import ToolInvocation
 
 BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}
 """Of an item with such a call the journal does not claim to know whether it stands; it may not be silent about it."""

@@ -21,12 +21,12 @@ from sqlalchemy import update
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, cli, effect, reversible
+from agentgit.effects.naming import name_of
 from agentgit.mcp.moves import Moves
 from agentgit.mcp.server import made
 from agentgit.notebook import orders, words
 from agentgit.notebook.subject import Names
 from agentgit.store.sql.tables import ToolInvocationRow
-from agentgit.tools.naming import name_of
 from agentgit.web import app
 
 LEDGER: list[str] = []

@@ -4,8 +4,8 @@ import pytest
 from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
+from agentgit.effects import reversible
 from agentgit.errors import Ambiguous, Conflict, InvalidInput, NotFound, RollbackBlocked, WorldDiverged
-from agentgit.tools import reversible
 
 WORLD = World()
 

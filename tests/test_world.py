@@ -10,9 +10,9 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged
+from agentgit.effects import reversible
 from agentgit.rollback.executor import Worker
 from agentgit.store.records.sessions import Sessions
-from agentgit.tools import reversible
 
 
 @pytest.fixture

@@ -18,6 +18,9 @@ from agentgit.agents.run_verbs import Runs
 from agentgit.agents.undo_verbs import Steps
 from agentgit.auth.roles import EDITOR
 from agentgit.checkpoints import Checkpoint
+from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.effects import UNDECLARED
+from agentgit.effects.files import FilesAt
 from agentgit.errors import Conflict
 from agentgit.render import standing
 from agentgit.rollback import Request, Rollback, Settle, Switch, wait
@@ -26,9 +29,6 @@ from agentgit.sessions.history import History, from_stored
 from agentgit.store.records.checkpoints import named
 from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found, expect_whole
-from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.tools.effects import UNDECLARED
-from agentgit.tools.files import FilesAt
 
 if TYPE_CHECKING:
     from agentgit.handles.session import BranchRef

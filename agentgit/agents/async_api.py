@@ -14,13 +14,13 @@ from agentgit.agents import inputs
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.merge import MergePlan, Resolve
+from agentgit.effects import RollbackPlan, ToolInvocation
+from agentgit.effects.files import FileChanges
 from agentgit.handles.comparison import What
 from agentgit.rollback import on_this_loop
 from agentgit.sessions import InternalSession, Tree
 from agentgit.store.audit.bus import on_loop
 from agentgit.store.records.lookup import Place
-from agentgit.tools import RollbackPlan, ToolInvocation
-from agentgit.tools.files import FileChanges
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

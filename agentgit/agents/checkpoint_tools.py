@@ -16,9 +16,9 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from agentgit.agents.turn.recorder import Recorder
+from agentgit.effects.invocation import INTENDED
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.store.records.checkpoints import named
-from agentgit.tools.invocation import INTENDED
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -10,7 +10,7 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from agentgit.tools import Effect
+from agentgit.effects import Effect
 
 Args = Mapping[str, Any]
 Form = Callable[[Args], Args]

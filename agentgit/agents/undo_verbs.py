@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from agentgit.auth.roles import EDITOR
+from agentgit.effects import RollbackPlan
+from agentgit.effects.files import FileChanges
 from agentgit.rollback import Settle, wait
 from agentgit.store.records.lookup import Place
-from agentgit.tools import RollbackPlan
-from agentgit.tools.files import FileChanges
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -19,10 +19,10 @@ from langgraph.pregel import Pregel
 from agentgit.agents.checkpoint_tools import is_ours
 from agentgit.agents.instrumentation import tools_of
 from agentgit.agents.tools import expect_fit, forward
+from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
+from agentgit.effects.naming import MAIN
+from agentgit.effects.registry import EVERYWHERE, Registry
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
-from agentgit.tools.effects import KINDS, Effect, as_effect, declared_on
-from agentgit.tools.naming import MAIN
-from agentgit.tools.registry import EVERYWHERE, Registry
 from agentgit.values import told
 
 

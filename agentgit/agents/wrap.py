@@ -19,14 +19,14 @@ from agentgit.agents.turn.auto_checkpoint import AutoCheckpoint, Interval
 from agentgit.agents.turn.call_interceptor import FENCES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.agents.turn.turn import Rules
+from agentgit.effects import Effect
+from agentgit.effects.declared import Declared, as_effects
+from agentgit.effects.effects import declared_on
+from agentgit.effects.plan import EXECUTE, RECORD
+from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.rollback.workspace_adapter import attached
 from agentgit.store.records.lookup import Place
-from agentgit.tools import Effect
-from agentgit.tools.declared import Declared, as_effects
-from agentgit.tools.effects import declared_on
-from agentgit.tools.plan import EXECUTE, RECORD
-from agentgit.tools.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path

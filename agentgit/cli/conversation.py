@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.chat_turn import Pieces
     from agentgit.cli.slash import Order
-    from agentgit.tools import RollbackPlan
+    from agentgit.effects import RollbackPlan
 
 CarryOut: TypeAlias = "Callable[[Chat, Order], None]"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentgit.checkpoints.merge import MergePlan
     from agentgit.cli.conversation import Chat
     from agentgit.cli.slash import Order
-    from agentgit.tools import RollbackPlan
+    from agentgit.effects import RollbackPlan
 
 
 def carry_out(chat: Chat, order: Order) -> None:

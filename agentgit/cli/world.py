@@ -10,12 +10,12 @@ import typer
 
 from agentgit.cli import output, places
 from agentgit.cli.options import AsJson, Session, Target, Trust, Where, places_too, repository, usage
+from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
 from agentgit.render import calls, records
 from agentgit.render import operations as operation_lists
 from agentgit.render import rollback as rollbacks
 from agentgit.render.lines import Span
-from agentgit.tools import RollbackPlan, RollbackReport
 
 Tools = Annotated[str, typer.Option("--tools", metavar="WHAT", help="reverse, keep or require_clean.")]
 Replay = Annotated[str, typer.Option("--replay", metavar="HOW", help="record, redo or execute.")]

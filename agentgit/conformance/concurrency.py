@@ -9,11 +9,11 @@ from threading import Barrier
 
 from agentgit.conformance.rules import Rule, Trial, expect, refused
 from agentgit.conformance.values import NOTHING
+from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.repository import Repository
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.journal import Intent, Outcome
-from agentgit.tools import invocation
 from agentgit.values import as_object
 
 WRITERS = 6

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from langchain_core.tools import BaseTool, tool
 
+from agentgit.effects import Effect, compensable, reversible
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.tools import Effect, compensable, reversible
 
 SHOP = "AGENTGIT_DEMO_SHOP"
 """The environment variable that says where the shop is, if it has moved since a call was recorded."""

@@ -9,6 +9,8 @@ from sqlalchemy import Connection
 
 from agentgit.auth.roles import EDITOR, VIEWER, Role
 from agentgit.checkpoints import Checkpoint
+from agentgit.effects import RollbackPlan, RollbackReport
+from agentgit.effects.files import FilesAt
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.rollback import Request
@@ -20,8 +22,6 @@ from agentgit.store.records.checkpoints import Label, Snapshot, named
 from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.threads.pending_writes import NO_WRITES
-from agentgit.tools import RollbackPlan, RollbackReport
-from agentgit.tools.files import FilesAt
 from agentgit.values import as_object
 
 

@@ -13,6 +13,8 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff, diff
 from agentgit.checkpoints.merge import MergePlan, Resolve
+from agentgit.effects import ToolInvocation
+from agentgit.effects.plan import EXECUTE
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
 from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.rollback import Request
@@ -22,8 +24,6 @@ from agentgit.store.records import templates
 from agentgit.store.records.comparison import Compared, Comparing
 from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found
-from agentgit.tools import ToolInvocation
-from agentgit.tools.plan import EXECUTE
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -10,6 +10,8 @@ from sqlalchemy import Connection
 from agentgit.auth import Principal, User
 from agentgit.auth.roles import EDITOR
 from agentgit.auth.scopes import READ
+from agentgit.effects import Effect
+from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.rollback import Rollback
 from agentgit.sessions import ExternalSession, InternalSession
@@ -17,8 +19,6 @@ from agentgit.store.records.lookup import Lookup
 from agentgit.store.records.read_models import Views
 from agentgit.store.sql.database import Database
 from agentgit.store.store import Store
-from agentgit.tools import Effect
-from agentgit.tools.registry import Registry
 
 T = TypeVar("T")
 

@@ -8,6 +8,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth.roles import EDITOR, VIEWER, Role
+from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.files import FileChanges
+from agentgit.effects.invocation import DECISIONS, DONE
+from agentgit.effects.plan import ROLLBACK
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, Handle, SessionRef
 from agentgit.rollback import Request, Switch
@@ -21,10 +25,6 @@ from agentgit.store.records.operations import value
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.sql import process_owner
 from agentgit.store.sql.ids import is_id
-from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.tools.files import FileChanges
-from agentgit.tools.invocation import DECISIONS, DONE
-from agentgit.tools.plan import ROLLBACK
 
 __all__ = ["BranchRef", "SessionRef", "Verbs"]
 

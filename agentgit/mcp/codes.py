@@ -13,10 +13,10 @@ from agentgit.errors import Conflict
 from agentgit.values import to_json
 
 if TYPE_CHECKING:
+    from agentgit.effects import RollbackPlan
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
     from agentgit.sessions.operation import Operation
-    from agentgit.tools import RollbackPlan
 
 PREFIX = "mcp-"
 """What the request id of an operation begins with that was confirmed here."""

@@ -21,9 +21,9 @@ from agentgit.render.lines import Line, Span, plain
 from agentgit.render.sessions import branch_lines, session_lines
 
 if TYPE_CHECKING:
+    from agentgit.effects import RollbackPlan
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
-    from agentgit.tools import RollbackPlan
 
 WIDTH = 120
 """Cells of a line of text; a model reads no pictures."""

@@ -16,9 +16,9 @@ from agentgit.render.lines import Span
 from agentgit.render.sessions import branch_lines
 
 if TYPE_CHECKING:
+    from agentgit.effects import RollbackReport
     from agentgit.repository import Repository
     from agentgit.sessions import ExternalSession
-    from agentgit.tools import RollbackReport
 
 Confirm = Annotated[str, Field(description="The code that the plan of exactly this has given.", max_length=64)]
 Sync = Annotated[

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentgit.checkpoints.checkpoint import Checkpoints
+from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import InvalidInput
 from agentgit.notebook import words
 from agentgit.notebook.subject import Names, Subject
 from agentgit.render import html, standing
 from agentgit.render.lines import Line, Span, plain
 from agentgit.render.text import clean
-from agentgit.tools.invocation import ToolTrack
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

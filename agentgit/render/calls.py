@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
+from agentgit.effects.invocation import DECISIONS, REPLAY, brief
 from agentgit.render import html
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import IRREVERSIBLE, UNDECLARED
-from agentgit.tools.invocation import DECISIONS, REPLAY, brief
 
 _EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
 

@@ -11,6 +11,8 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
 from agentgit.checkpoints.finding import Hits, Tags
 from agentgit.checkpoints.merge import MergePlan
+from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.invocation import ToolTrack
 from agentgit.render import calls, diff, exploration, html, log, merge, messages, rollback, search, svg, tree, upkeep
 from agentgit.render import sessions as lists
 from agentgit.render import show as shows
@@ -21,8 +23,6 @@ from agentgit.sessions.history import History
 from agentgit.sessions.session import Branches, Sessions
 from agentgit.sessions.stats import Stats
 from agentgit.sessions.tree import Tree
-from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.tools.invocation import ToolTrack
 from agentgit.values import Drawing
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
+from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.render import html
 from agentgit.render.calls import cell, effect, status
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count
-from agentgit.tools import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.tools.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
-from agentgit.tools.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.values import shown
 
 STYLES = {
@@ -35,7 +35,7 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
 
     Example:
         >>> call = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="add_note", args={"text": "hi"})
-        >>> from agentgit.tools.plan import PlanStep
+        >>> from agentgit.effects.plan import PlanStep
         >>> step = PlanStep(action="keep", invocation=call, why="nothing was declared about this tool")
         >>> print(draw(RollbackPlan(checkpoint_id=1, target="main#1", position=0, steps=[step])))
         Rollback to main#1: a new branch that begins with 0 tool calls.

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from agentgit.effects.marks import MARKS
 from agentgit.render.html import escape, fold, pre
 from agentgit.render.layout import branch_name, is_named, title_of
 from agentgit.render.picture import LINE, Lane, Picture, Placed, across, picture
@@ -20,7 +21,6 @@ from agentgit.render.text import cells, clean, clock, count, cut
 from agentgit.render.tree import lines as text_lines
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import Point, Tree
-from agentgit.tools.marks import MARKS
 
 Link = Callable[[Point], str | None]
 """Gives the address that a checkpoint leads to; None for none."""

@@ -15,6 +15,9 @@ from agentgit.auth.roles import EDITOR
 from agentgit.auth.scopes import FORK, WRITE
 from agentgit.auth.user import LOCAL, expect_name
 from agentgit.checkpoints import Checkpoint, refs
+from agentgit.effects import Effect, ToolInvocation
+from agentgit.effects.declared import as_effects
+from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.handles.branching import Branching
 from agentgit.handles.comparison import Across
@@ -41,9 +44,6 @@ from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.tables import SESSION
 from agentgit.store.sql.unlock import unlock
 from agentgit.store.store import Store
-from agentgit.tools import Effect, ToolInvocation
-from agentgit.tools.declared import as_effects
-from agentgit.tools.invocation import ToolTrack
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

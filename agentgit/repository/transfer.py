@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 import agentgit
 from agentgit.auth.scopes import WRITE
 from agentgit.checkpoints import Checkpoint
+from agentgit.effects.files import IMPORTED, FilesAt
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.rollback.workspace_adapter import attached
@@ -32,7 +33,6 @@ from agentgit.store.transfer.lines import Sealer
 from agentgit.store.transfer.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING
 from agentgit.store.transfer.summary import Carried
 from agentgit.store.transfer.trajectory import steps
-from agentgit.tools.files import IMPORTED, FilesAt
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.snapshot_export import Outgoing
 from agentgit.workspace.snapshot_import import Incoming

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.tools import invocation
 from agentgit.values import as_object
 
 

@@ -13,6 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackPlan, RollbackReport
+from agentgit.effects.files import FilesAt
+from agentgit.effects.invocation import DECISIONS
+from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.rollback import notes
 from agentgit.rollback.awaiting import Settle, wait
@@ -34,10 +38,6 @@ from agentgit.store.records.operations import Begun
 from agentgit.store.records.sessions import Found
 from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan, RollbackReport
-from agentgit.tools.files import FilesAt
-from agentgit.tools.invocation import DECISIONS
-from agentgit.tools.registry import Registry
 from agentgit.values import as_object
 
 T = TypeVar("T")

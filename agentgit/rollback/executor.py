@@ -11,6 +11,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import ToolInvocation, invocation
+from agentgit.effects.effects import Undo, takes_invocation
+from agentgit.effects.invocation import FAILED, STANDING, and_verify
+from agentgit.effects.plan import EXECUTE, REDO, REVERSE
+from agentgit.effects.raised import LASTING, NothingDone
+from agentgit.effects.registry import Registry, Run
+from agentgit.effects.results import said
+from agentgit.effects.running import idempotency_key, running
 from agentgit.errors import Conflict
 from agentgit.rollback.awaiting import Settle, done, settled
 from agentgit.rollback.replay_calls import REPEATABLE
@@ -19,14 +27,6 @@ from agentgit.spans import span, tool_span
 from agentgit.store.records.journal import Intent, Outcome
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.tools import ToolInvocation, invocation
-from agentgit.tools.effects import Undo, takes_invocation
-from agentgit.tools.invocation import FAILED, STANDING, and_verify
-from agentgit.tools.plan import EXECUTE, REDO, REVERSE
-from agentgit.tools.raised import LASTING, NothingDone
-from agentgit.tools.registry import Registry, Run
-from agentgit.tools.results import said
-from agentgit.tools.running import idempotency_key, running
 from agentgit.values import as_object, portable, told
 
 OFF_THE_TRACK = -1

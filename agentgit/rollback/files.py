@@ -9,15 +9,15 @@ from typing import Any
 from sqlalchemy import Connection, Select
 
 from agentgit.checkpoints import Checkpoint
+from agentgit.effects import RollbackPlan
+from agentgit.effects.files import OVERWRITTEN, FileChange, FileChanges, FilesAt, Keeper
+from agentgit.effects.plan import SWITCH
+from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, Unavailable, WorkspaceChanged
 from agentgit.rollback.workspace_adapter import reopen
 from agentgit.store.records.sessions import Found
 from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan
-from agentgit.tools.files import OVERWRITTEN, FileChange, FileChanges, FilesAt, Keeper
-from agentgit.tools.plan import SWITCH
-from agentgit.tools.registry import Registry
 from agentgit.values import as_object, shown
 
 

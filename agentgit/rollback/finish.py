@@ -6,6 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.files import FileChanges, FilesAt
+from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
+from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
 from agentgit.rollback.executor import stops_at
 from agentgit.rollback.files import Files
@@ -17,10 +21,6 @@ from agentgit.sessions.session import OPEN, PARTIAL
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.files import FileChanges, FilesAt
-from agentgit.tools.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
-from agentgit.tools.report import ReportItem
 from agentgit.values import as_object
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackPlan
+from agentgit.effects.plan import GONE, REDO
+from agentgit.effects.report import ReportItem
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan
-from agentgit.tools.plan import GONE, REDO
-from agentgit.tools.report import ReportItem
 from agentgit.values import as_object
 
 CHANGED = "world_note"

@@ -1,4 +1,4 @@
-"""What would be done about each effect: read from the store, decided by `agentgit.tools.plan`."""
+"""What would be done about each effect: read from the store, decided by `agentgit.effects.plan`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from agentgit.rollback.replay_calls import Past
-from agentgit.rollback.request import Request
-from agentgit.store.records.journal import Part
-from agentgit.store.records.sessions import Found
-from agentgit.store.sql.tables import CHECKPOINT
-from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan, ToolInvocation
-from agentgit.tools.invocation import DONE, REVERSE_FAILED, REVERSED
-from agentgit.tools.plan import (
+from agentgit.effects import RollbackPlan, ToolInvocation
+from agentgit.effects.invocation import DONE, REVERSE_FAILED, REVERSED
+from agentgit.effects.plan import (
     BLOCK,
     EXECUTE,
     GONE,
@@ -29,7 +23,13 @@ from agentgit.tools.plan import (
     PlanStep,
     make_plan,
 )
-from agentgit.tools.registry import Registry
+from agentgit.effects.registry import Registry
+from agentgit.rollback.replay_calls import Past
+from agentgit.rollback.request import Request
+from agentgit.store.records.journal import Part
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.store import Store
 from agentgit.values import as_object
 
 Cannot = Mapping[int, str]

@@ -7,6 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import FAILED
+from agentgit.effects.messages import Answered, Rewriter
+from agentgit.effects.plan import EXECUTE, REDO
 from agentgit.rollback.executor import IN_THE_WORLD, Worker
 from agentgit.rollback.replay_calls import Past
 from agentgit.store.records import rerun_track
@@ -14,10 +18,6 @@ from agentgit.store.records.rerun_track import Placed
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
 from agentgit.store.threads import message_rewrite
-from agentgit.tools import ToolInvocation
-from agentgit.tools.invocation import FAILED
-from agentgit.tools.messages import Answered, Rewriter
-from agentgit.tools.plan import EXECUTE, REDO
 from agentgit.values import as_object
 
 

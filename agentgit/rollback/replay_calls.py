@@ -6,13 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from agentgit.store.records.journal import Part
-from agentgit.store.records.sessions import Found
-from agentgit.store.store import Store
-from agentgit.store.threads.graph_rows import Place
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import IDEMPOTENT, READ_ONLY, UNDECLARED
-from agentgit.tools.invocation import (
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import IDEMPOTENT, READ_ONLY, UNDECLARED
+from agentgit.effects.invocation import (
     FAILED,
     INTENDED,
     REPLAY,
@@ -22,8 +18,12 @@ from agentgit.tools.invocation import (
     STANDING,
     UNKNOWN,
 )
-from agentgit.tools.plan import PastCall
-from agentgit.tools.registry import Registry
+from agentgit.effects.plan import PastCall
+from agentgit.effects.registry import Registry
+from agentgit.store.records.journal import Part
+from agentgit.store.records.sessions import Found
+from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import Place
 
 HAPPENED = STANDING - {FAILED} | {REVERSED}
 """The statuses of what happened, or may have."""

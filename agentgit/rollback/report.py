@@ -7,15 +7,15 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackReport, ToolInvocation, invocation
+from agentgit.effects.files import FileChanges
+from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
+from agentgit.effects.registry import Registry
+from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.rollback.executor import IN_THE_WORLD, Worker, drift
 from agentgit.sessions.operation import DONE
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.tools import RollbackReport, ToolInvocation, invocation
-from agentgit.tools.files import FileChanges
-from agentgit.tools.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
-from agentgit.tools.registry import Registry
-from agentgit.tools.report import GROUPS, ReportItem
 from agentgit.values import as_object
 
 FAILED_BEFORE = "not tried, because an earlier one failed"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from agentgit.effects.files import FilesAt
+from agentgit.effects.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
 from agentgit.errors import InvalidInput
 from agentgit.store.records.sessions import Found
-from agentgit.tools.files import FilesAt
-from agentgit.tools.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
 
 ON_ERROR = ("stop", "continue")
 """What to do when an undo function or a tool raises, or when a tool that runs again returns something else."""

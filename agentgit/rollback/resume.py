@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackPlan
+from agentgit.effects.plan import REDO
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
 from agentgit.rollback.crash_recovery import expect_quiet, take_back
 from agentgit.rollback.executor import Worker
@@ -15,8 +17,6 @@ from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan
-from agentgit.tools.plan import REDO
 from agentgit.values import as_object
 
 

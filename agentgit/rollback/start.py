@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackPlan
+from agentgit.effects.files import FilesAt
+from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import expect_quiet
@@ -18,9 +21,6 @@ from agentgit.store.records.operations import Begun
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan
-from agentgit.tools.files import FilesAt
-from agentgit.tools.plan import ROLLBACK, SWITCH
 from agentgit.values import as_object
 
 Admit = Callable[[Connection, int], None]

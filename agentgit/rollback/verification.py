@@ -13,14 +13,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackPlan, ToolInvocation, invocation
+from agentgit.effects.invocation import and_verify
+from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, NotFound
 from agentgit.rollback.awaiting import Settle, done
 from agentgit.rollback.crash_recovery import take_back_all
 from agentgit.rollback.planner import Cannot
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan, ToolInvocation, invocation
-from agentgit.tools.invocation import and_verify
-from agentgit.tools.registry import Registry
 from agentgit.values import portable, told
 
 LOG = logging.getLogger("agentgit")

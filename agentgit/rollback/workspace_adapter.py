@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from agentgit.errors import AgentGitError, InvalidInput
-from agentgit.tools.files import (
+from agentgit.effects.files import (
     ASIDE,
     CONFLICT,
     DELETE,
@@ -21,6 +20,7 @@ from agentgit.tools.files import (
     FileChanges,
     FilesAt,
 )
+from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.values import shown
 from agentgit.workspace.api import AUTO, Workspace
 from agentgit.workspace.locations import expect_noted
@@ -32,7 +32,7 @@ HOLDER = "holder"
 
 
 class WorkspaceKeeper:
-    """Keeps the files of a session in the store of a workspace; see `agentgit.tools.files.Keeper`.
+    """Keeps the files of a session in the store of a workspace; see `agentgit.effects.files.Keeper`.
 
     Args:
         workspace: which.

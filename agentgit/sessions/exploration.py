@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentgit.errors import NotFound
 
 if TYPE_CHECKING:
-    from agentgit.tools import ToolInvocation
+    from agentgit.effects import ToolInvocation
 from agentgit.values import Drawn
 
 BEGUN, DONE, WAITING, FAILED = "begun", "done", "waiting", "failed"

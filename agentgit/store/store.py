@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth import Principal
+from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
 from agentgit.sessions.history import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
@@ -40,7 +41,6 @@ from agentgit.store.threads.graph_rows import INTERRUPT, Place
 from agentgit.store.threads.graph_rows import Found as At
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
-from agentgit.tools import ToolInvocation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from agentgit.effects.by_name import ByName, name_of
+from agentgit.effects.effects import READ_ONLY, declared_on
 from agentgit.errors import InvalidInput
-from agentgit.tools.by_name import ByName, name_of
-from agentgit.tools.effects import READ_ONLY, declared_on
 
 Tool = TypeVar("Tool")
 

@@ -19,7 +19,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 import agentgit
 from agentgit import RollbackIncomplete, reversible
 from agentgit.demo import ScriptedModel
-from agentgit.tools import ToolInvocation
+from agentgit.effects import ToolInvocation
 from bench.graphs import Graph
 from bench.measure import Counts
 from bench.stage import Stage

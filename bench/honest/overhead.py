@@ -10,7 +10,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 
 import agentgit
-from agentgit.tools import Effect, reversible
+from agentgit.effects import Effect, reversible
 from bench.graphs import Graph
 from bench.measure import Subject, interleaved, lines
 from bench.stage import Stage

@@ -19,8 +19,8 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 import agentgit
 from agentgit.demo import ScriptedModel
-from agentgit.tools import Effect, compensable
-from agentgit.tools.effects import effect
+from agentgit.effects import Effect, compensable
+from agentgit.effects.effects import effect
 from bench.graphs import Graph
 from bench.measure import Counts
 from bench.stage import Stage

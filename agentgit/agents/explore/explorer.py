@@ -21,6 +21,10 @@ from sqlalchemy import Connection
 from agentgit.agents import inputs
 from agentgit.agents.explore.variants import Way
 from agentgit.checkpoints import refs
+from agentgit.effects import ToolInvocation, invocation
+from agentgit.effects.effects import READ_ONLY, UNDECLARED
+from agentgit.effects.files import FilesAt
+from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.rollback import Settle
 from agentgit.rollback.awaiting import settled
@@ -29,10 +33,6 @@ from agentgit.sessions.exploration import BEGUN, DONE, FAILED, WAITING
 from agentgit.store.records.explorations import Explorations, branch_name, mark_of
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
-from agentgit.tools import ToolInvocation, invocation
-from agentgit.tools.effects import READ_ONLY, UNDECLARED
-from agentgit.tools.files import FilesAt
-from agentgit.tools.plan import BLOCK, REDO, REVERSE
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

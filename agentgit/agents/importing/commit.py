@@ -12,6 +12,8 @@ from sqlalchemy import Connection
 
 from agentgit.agents.importing.history import Past, PastCall, PastReader
 from agentgit.auth.scopes import WRITE
+from agentgit.effects.effects import UNDECLARED
+from agentgit.effects.invocation import DONE
 from agentgit.errors import Conflict
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
@@ -21,8 +23,6 @@ from agentgit.store.sql.tables import CHECKPOINT, SESSION
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import Place
 from agentgit.store.threads.staging import IMPORTED
-from agentgit.tools.effects import UNDECLARED
-from agentgit.tools.invocation import DONE
 from agentgit.values import as_object, portable
 
 if TYPE_CHECKING:

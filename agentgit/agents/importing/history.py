@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
+from agentgit.effects.invocation import DONE, FAILED
 from agentgit.sessions.history import from_stored, text_of
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGES, show_message
@@ -21,7 +22,6 @@ from agentgit.store.store import Store, snapshot_of
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Found, Place
-from agentgit.tools.invocation import DONE, FAILED
 
 BY_HAND = ("update", "fork")
 """What LangGraph calls a graph checkpoint that somebody made by hand (`update_state`)."""

@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from agentgit.agents.merge.merge import Coming, alone, narrowed
 from agentgit.agents.merge.side import Side
 from agentgit.checkpoints.merge import added, batch_of
+from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.comparison import What
 from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found
-from agentgit.tools import ToolInvocation
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -22,15 +22,10 @@ from agentgit.agents.turn.fence_errors import expect_same, refusal, standing_alr
 from agentgit.agents.turn.inflight_calls import Answer, Attempt, Slot, Slots
 from agentgit.agents.turn.recorded_results import Unreadable, given_back
 from agentgit.agents.turn.task_scopes import scope_of
-from agentgit.errors import NotFound
-from agentgit.rollback import wait
-from agentgit.rollback.verification import Looks
-from agentgit.store.records.effect_fences import ANSWERS
-from agentgit.store.records.journal import Intent, Outcome, Part
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED
-from agentgit.tools.identity import call_key, key_after
-from agentgit.tools.invocation import (
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED
+from agentgit.effects.identity import call_key, key_after
+from agentgit.effects.invocation import (
     DONE,
     FAILED,
     INTENDED,
@@ -41,7 +36,12 @@ from agentgit.tools.invocation import (
     STANDING,
     UNKNOWN,
 )
-from agentgit.tools.registry import Registry
+from agentgit.effects.registry import Registry
+from agentgit.errors import NotFound
+from agentgit.rollback import wait
+from agentgit.rollback.verification import Looks
+from agentgit.store.records.effect_fences import ANSWERS
+from agentgit.store.records.journal import Intent, Outcome, Part
 
 if TYPE_CHECKING:
     from agentgit.agents.turn.outcome_buffer import Outcomes

@@ -7,10 +7,10 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp
 
 from agentgit.agents.turn.recorded_results import Unreadable
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.errors import AgentGitError, Fenced
 from agentgit.store.records.journal import Intent
-from agentgit.tools import ToolInvocation
-from agentgit.tools.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 
 UNREACHABLE = (
     "The class of its tool has a run() or arun() of its own, so that it cannot be answered from the record: put the "

@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.effects import RollbackPlan
+from agentgit.effects.files import FileChanges, FilesAt, Keeper
 from agentgit.errors import AgentGitError
 from agentgit.rollback import Planner
 from agentgit.rollback.files import not_done
 from agentgit.store.records.sessions import Found
 from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
-from agentgit.tools import RollbackPlan
-from agentgit.tools.files import FileChanges, FilesAt, Keeper
 from agentgit.values import shown
 
 LOG = logging.getLogger("agentgit")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from sqlalchemy import Connection
 
 from agentgit.agents.turn.call_interceptor import Call
+from agentgit.effects.invocation import DONE, FAILED
 from agentgit.errors import Unavailable
 from agentgit.store.records.journal import Outcome
-from agentgit.tools.invocation import DONE, FAILED
 
 if TYPE_CHECKING:
     from agentgit.agents.turn.turn import Turn

@@ -20,6 +20,10 @@ from agentgit.agents.turn.call_interceptor import ANSWER
 from agentgit.agents.turn.checkpoint_buffer import Saves
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, name_of
+from agentgit.effects.declared import Declared
+from agentgit.effects.effects import READ_ONLY, UNDECLARED
+from agentgit.effects.files import Keeper
+from agentgit.effects.plan import KEEP
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import take_back
@@ -36,10 +40,6 @@ from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.threads.append_if_head import Fence
 from agentgit.store.threads.graph_rows import Place
 from agentgit.store.threads.pending_writes import NO_WRITES
-from agentgit.tools.declared import Declared
-from agentgit.tools.effects import READ_ONLY, UNDECLARED
-from agentgit.tools.files import Keeper
-from agentgit.tools.plan import KEEP
 from agentgit.values import as_object
 
 if TYPE_CHECKING:

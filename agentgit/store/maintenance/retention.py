@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from agentgit.checkpoints.retention import Point, Retention, Verdict, judge
+from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.store.maintenance.statistics import Sizes
 from agentgit.store.records.checkpoints import merged_by
 from agentgit.store.records.explorations import mark_of
@@ -20,7 +21,6 @@ from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import INTERRUPT
-from agentgit.tools.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.values import as_object, to_json
 
 MARK = "retention"

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.invocation import FAILED, REDO, REPLAY
+from agentgit.effects.marks import mark
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.journal import HAS_PLACE, IN_ORDER
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.tables import TOOL_INVOCATION
-from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import FAILED, REDO, REPLAY
-from agentgit.tools.marks import mark
 
 
 def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, list[tuple[int, str]]]:

@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.invocation import CALL, DONE, FAILED, REDO, REPLAY, REVERSE_FAILED, STANDING
 from agentgit.store.records.journal import WITH_BRANCH, Journal, Part
 from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, World
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import CALL, DONE, FAILED, REDO, REPLAY, REVERSE_FAILED, STANDING
 from agentgit.values import as_object
 
 ANSWERS = frozenset({DONE, REVERSE_FAILED})

@@ -9,6 +9,8 @@ from sqlalchemy import Connection
 
 from agentgit.checkpoints.diff import Tokens
 from agentgit.checkpoints.refs import free_name
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import UNDECLARED
 from agentgit.errors import NotFound
 from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
 from agentgit.sessions.history import from_stored, text_of
@@ -16,8 +18,6 @@ from agentgit.store.records.journal import Part
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import UNDECLARED
 from agentgit.values import as_object
 
 MARK = "exploration"

@@ -18,6 +18,20 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, insert, or_, select, update
 
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.invocation import (
+    CALL,
+    DONE,
+    INTENDED,
+    MOVES,
+    PAUSED,
+    REDO,
+    REVERSE_FAILED,
+    REVERSE_UNKNOWN,
+    REVERSING,
+    UNKNOWN,
+)
 from agentgit.errors import Conflict
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
@@ -30,20 +44,6 @@ from agentgit.store.sql.tables import (
     BRANCH,
     TOOL_INVOCATION,
     WORLD_LOG,
-)
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import (
-    CALL,
-    DONE,
-    INTENDED,
-    MOVES,
-    PAUSED,
-    REDO,
-    REVERSE_FAILED,
-    REVERSE_UNKNOWN,
-    REVERSING,
-    UNKNOWN,
 )
 from agentgit.values import as_object, from_json, to_json
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from agentgit.checkpoints import Checkpoint
+from agentgit.effects.invocation import PAUSED
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.call_marks import marked, marks
@@ -15,7 +16,6 @@ from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.tools.invocation import PAUSED
 from agentgit.values import as_object, from_json
 
 

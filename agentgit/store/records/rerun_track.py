@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
 
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import CALL, DONE, FAILED, INTENDED, REPLAY, REVERSED, UNKNOWN
 from agentgit.store.records.journal import Journal
 from agentgit.store.records.sessions import Found, Sessions
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import TOOL_INVOCATION
-from agentgit.tools import ToolInvocation
-from agentgit.tools.invocation import CALL, DONE, FAILED, INTENDED, REPLAY, REVERSED, UNKNOWN
 
 SHOWN = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}
 """The status that a call has where it was taken over from the record; DONE for all others."""

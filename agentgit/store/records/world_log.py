@@ -11,16 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
-from agentgit.errors import Corrupt
-from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, Part
-from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
-from agentgit.store.sql.encryption import seal_of
-from agentgit.store.sql.slices import slices
-from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
-from agentgit.tools import ToolInvocation
-from agentgit.tools.effects import READ_ONLY, REVERSIBLE, UNDECLARED
-from agentgit.tools.invocation import (
+from agentgit.effects import ToolInvocation
+from agentgit.effects.effects import READ_ONLY, REVERSIBLE, UNDECLARED
+from agentgit.effects.invocation import (
     CALL,
     FAILED,
     REDO,
@@ -31,6 +24,13 @@ from agentgit.tools.invocation import (
     STANDING,
     UNKNOWN,
 )
+from agentgit.errors import Corrupt
+from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, Part
+from agentgit.store.sql import row_codes
+from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.encryption import seal_of
+from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 
 
 class World:

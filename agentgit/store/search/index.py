@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.finding import Text, plain
 from agentgit.checkpoints.words import composed, words
+from agentgit.effects.invocation import PAUSED, REDO
 from agentgit.sessions.history import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import SEALED, show_message
@@ -25,7 +26,6 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import Place
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.tools.invocation import PAUSED, REDO
 from agentgit.values import from_json
 
 MESSAGE, CALL, NAMED = "message", "call", "checkpoint"

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, select
 
+from agentgit.effects.messages import Rewriter
 from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
@@ -17,7 +18,6 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads.graph_rows import Found, found, hash_state
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.tools.messages import Rewriter
 
 READABLE = (MESSAGE, MESSAGE_PY)
 """How the messages are written that can be read and written without LangChain."""

@@ -10,6 +10,10 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, Row, and_, exists, or_, select
 
 from agentgit.checkpoints.refs import free_name
+from agentgit.effects.effects import READ_ONLY
+from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
+from agentgit.effects.plan import KEEP
+from agentgit.effects.report import GROUPS, NEWER
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
 from agentgit.store.records.explorations import MARK
@@ -26,10 +30,6 @@ from agentgit.store.transfer import export_records as records
 from agentgit.store.transfer.export_states import StateWriter
 from agentgit.store.transfer.export_values import ValueWriter, Write
 from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
-from agentgit.tools.effects import READ_ONLY
-from agentgit.tools.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
-from agentgit.tools.plan import KEEP
-from agentgit.tools.report import GROUPS, NEWER
 from agentgit.values import as_object
 
 ELSEWHERE = "elsewhere"

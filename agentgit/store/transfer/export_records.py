@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Row
 
 from agentgit.checkpoints.finding import Tag
+from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
+from agentgit.effects.report import GROUPS, NEWER
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.chunks import split_hashes
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer.records import SETTINGS
-from agentgit.tools.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
-from agentgit.tools.report import GROUPS, NEWER
 from agentgit.values import as_object, from_json
 
 Record = dict[str, Any]

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 from sqlalchemy import Connection, Table
 
 from agentgit.checkpoints.refs import free_name
+from agentgit.effects.files import FilesAt
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note
 from agentgit.store.objects.blobs import Blobs, Leaf
@@ -34,7 +35,6 @@ from agentgit.store.transfer.import_rows import Rows, new_ids
 from agentgit.store.transfer.import_values import ListItems
 from agentgit.store.transfer.lines import damaged, read
 from agentgit.store.transfer.records import checked, expect_header
-from agentgit.tools.files import FilesAt
 
 BYTES_AT_ONCE = 4 * 2**20
 """Bytes of values that wait to be stored."""

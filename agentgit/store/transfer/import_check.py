@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentgit.effects.invocation import CALL, PAUSED, REDO
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.records.journal import LAST_LOGGED
 from agentgit.store.threads.graph_rows import conversation, hash_state
@@ -17,7 +18,6 @@ from agentgit.store.transfer import branch_metadata
 from agentgit.store.transfer.file_trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
 from agentgit.store.transfer.import_values import ListItems, ValueReader, expect_readable, is_message
 from agentgit.store.transfer.records import COUNTED, HEADER
-from agentgit.tools.invocation import CALL, PAUSED, REDO
 
 Record = Mapping[str, Any]
 

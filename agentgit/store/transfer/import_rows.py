@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from agentgit.effects.files import FilesAt
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import compact, pack
@@ -14,7 +15,6 @@ from agentgit.store.records.checkpoints import MERGED, merged_by
 from agentgit.store.sql.ids import new_id
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer import branch_metadata
-from agentgit.tools.files import FilesAt
 from agentgit.values import as_object, to_json
 
 Record = Mapping[str, Any]

@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentgit.effects import invocation
+from agentgit.effects.effects import KINDS, UNDECLARED
+from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.effects.report import GROUPS, NEWER
 from agentgit.errors import InvalidInput
 from agentgit.store.transfer import file_trees, graph_headers, paths
 from agentgit.store.transfer.fields import (
@@ -37,10 +41,6 @@ from agentgit.store.transfer.fields import (
     time,
     word,
 )
-from agentgit.tools import invocation
-from agentgit.tools.effects import KINDS, UNDECLARED
-from agentgit.tools.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
-from agentgit.tools.report import GROUPS, NEWER
 
 PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
 """The versions of the form: an export without files can be read by those who know nothing of files. Those of the second

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentgit.checkpoints import Checkpoint
-from agentgit.tools import ToolInvocation
+from agentgit.effects import ToolInvocation
 
 Message = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from uuid import uuid4
 from fastapi import APIRouter, Depends, Form, Query
 from starlette.responses import Response
 
+from agentgit.effects import RollbackPlan
 from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
-from agentgit.tools import RollbackPlan
 from agentgit.values import to_json
 from agentgit.web.api.asking import BranchName, Id
 from agentgit.web.pages.visiting import LONGEST, Visit, inside, place_of

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, func, select
 
+from agentgit.effects.invocation import REDO
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.maintenance.erasure import erased_users
 from agentgit.store.maintenance.fsck.values import RESTORE, Report, rows
@@ -27,7 +28,6 @@ from agentgit.store.sql.tables import (
     WORKSPACE_SNAPSHOT,
 )
 from agentgit.store.store import Store
-from agentgit.tools.invocation import REDO
 from agentgit.values import from_json
 
 LOST = "Restore the database from a copy, or delete the session: what belongs to this row cannot be found."

@@ -6,15 +6,15 @@ from typing import Any
 
 from sqlalchemy import and_, func, select
 
+from agentgit.effects import invocation
+from agentgit.effects.effects import KINDS, UNDECLARED
+from agentgit.effects.invocation import FAILED, MOVES, PAUSED, REVERSED
+from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.sessions import operation
 from agentgit.store.maintenance.fsck.rows import Rows
 from agentgit.store.maintenance.fsck.values import RESTORE
 from agentgit.store.records.journal import LAST_LOGGED, LOGGED
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
-from agentgit.tools import invocation
-from agentgit.tools.effects import KINDS, UNDECLARED
-from agentgit.tools.invocation import FAILED, MOVES, PAUSED, REVERSED
-from agentgit.tools.plan import ROLLBACK, SWITCH
 from agentgit.values import from_json
 
 CALL_STATUSES = frozenset({*MOVES, FAILED, PAUSED, REVERSED})

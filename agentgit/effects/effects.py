@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from agentgit.effects.by_name import ByName
+from agentgit.effects.naming import name_of
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.tools.by_name import ByName
-from agentgit.tools.naming import name_of
 
 READ_ONLY = "read_only"
 IDEMPOTENT = "idempotent"

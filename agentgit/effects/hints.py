@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentgit.tools.effects import IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED, Effect
+from agentgit.effects.effects import IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED, Effect
 
 PLACES = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
 """Where a tool's metadata has the annotations: langchain-mcp-adapters, others, and langchain.mcp, in this order."""

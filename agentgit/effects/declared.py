@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgit.errors import InvalidInput
-from agentgit.tools.effects import (
+from agentgit.effects.effects import (
     READ_ONLY,
     UNDECLARED,
     Effect,
     as_effect,
     decorated,
 )
-from agentgit.tools.hints import hints_in, stricter
-from agentgit.tools.identity import identity
+from agentgit.effects.hints import hints_in, stricter
+from agentgit.effects.identity import identity
+from agentgit.errors import InvalidInput
 
 ALL = "*"
 """In the defaults of a repository: every tool of which nothing else is said."""

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from agentgit.errors import InvalidInput, NotFound
-from agentgit.tools.declared import ALL
-from agentgit.tools.effects import (
+from agentgit.effects.declared import ALL
+from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
     REVERSIBLE,
@@ -19,9 +18,10 @@ from agentgit.tools.effects import (
     Undo,
     resolve,
 )
-from agentgit.tools.files import Keeper
-from agentgit.tools.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
-from agentgit.tools.naming import Name, doubt, is_other, name_of, shown
+from agentgit.effects.files import Keeper
+from agentgit.effects.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
+from agentgit.effects.naming import Name, doubt, is_other, name_of, shown
+from agentgit.errors import InvalidInput, NotFound
 
 Run = Callable[[dict[str, Any], str], Any]
 """Calls a tool with recorded arguments, on the thread of a branch; gives what it returned, or what to await for it."""

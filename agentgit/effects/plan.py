@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from agentgit.effects import effects, invocation
+from agentgit.effects.files import FileChanges
+from agentgit.effects.invocation import ELSEWHERE, ToolInvocation
 from agentgit.errors import InvalidInput
-from agentgit.tools import effects, invocation
-from agentgit.tools.files import FileChanges
-from agentgit.tools.invocation import ELSEWHERE, ToolInvocation
 from agentgit.values import Drawn
 
 REVERSE = "reverse"

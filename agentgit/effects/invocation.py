@@ -8,8 +8,8 @@ from datetime import datetime
 from reprlib import Repr
 from typing import Any, Self
 
+from agentgit.effects.effects import REVERSIBLE
 from agentgit.errors import InvalidInput
-from agentgit.tools.effects import REVERSIBLE
 from agentgit.values import Listed, Shown
 
 CALL, REPLAY, REDO = "call", "replay", "redo"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentgit.tools import invocation
-from agentgit.tools.effects import IRREVERSIBLE, READ_ONLY
+from agentgit.effects import invocation
+from agentgit.effects.effects import IRREVERSIBLE, READ_ONLY
 
 MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
 """What can be said of a call, in the order to show it."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agentgit.tools.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, Effect
+from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, Effect
 
 LASTING = frozenset({REVERSIBLE, COMPENSABLE, IRREVERSIBLE})
 """The effects of which something stands in the world after a call, so that it matters whether the call acted."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from agentgit.effects.files import FileChanges
+from agentgit.effects.invocation import ToolInvocation
+from agentgit.effects.plan import ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.errors import InvalidInput
-from agentgit.tools.files import FileChanges
-from agentgit.tools.invocation import ToolInvocation
-from agentgit.tools.plan import ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.values import Drawn
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")

@@ -1,0 +1,18 @@
+"""Tools: what they do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
+
+from agentgit.effects.effects import Effect, compensable, effect, reversible
+from agentgit.effects.invocation import ToolInvocation
+from agentgit.effects.plan import RollbackPlan
+from agentgit.effects.report import RollbackReport
+from agentgit.effects.running import idempotency_key
+
+__all__ = [
+    "Effect",
+    "RollbackPlan",
+    "RollbackReport",
+    "ToolInvocation",
+    "compensable",
+    "effect",
+    "idempotency_key",
+    "reversible",
+]
