@@ -76,10 +76,10 @@ class _Late:
     """Stands for all drawings until one is asked for. `render` has them, which takes as long to import as the rest."""
 
     def __get__(self, value: object, kind: type[Shown]) -> Drawing:
-        importlib.import_module("agentgit.render.drawn")
+        importlib.import_module("agentgit.render.display")
         found = next(vars(one)["drawing"] for one in kind.__mro__ if "drawing" in vars(one))
         if found is self:
-            raise AttributeError(f"{kind.__name__} has no drawing; agentgit.render.drawn is to give it one")
+            raise AttributeError(f"{kind.__name__} has no drawing; agentgit.render.display is to give it one")
         return cast("Drawing", found)
 
 

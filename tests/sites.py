@@ -18,7 +18,7 @@ import agentgit
 from agentgit.auth import passwords
 from agentgit.demo import EFFECTS, build
 from agentgit.repository import Repository
-from agentgit.web.serving import Server
+from agentgit.web.server import Server
 
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 

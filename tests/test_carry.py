@@ -19,7 +19,7 @@ from test_delta import delta, joined
 
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
-from agentgit.sessions.history import unanswered
+from agentgit.sessions.messages import unanswered
 from agentgit.store.threads import staging
 
 

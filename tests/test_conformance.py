@@ -219,7 +219,7 @@ def test_d5_a_broken_backend_is_found_out(broken, sqlite_template, tmp_path, mon
 
 def test_d5_a_rule_that_cannot_be_checked_is_left_out(tmp_path, monkeypatch):
     """D5: without LangGraph's suite its rule is left out, and the report says what to install."""
-    monkeypatch.setattr("agentgit.conformance.saving.find_spec", lambda name: None)
+    monkeypatch.setattr("agentgit.conformance.checkpoints.find_spec", lambda name: None)
     report = check(lambda: agentgit.open(tmp_path / "a.db"), [BY_NAME["saver-is_a_whole_saver"]])
     assert report.is_kept
     assert "pip install langgraph-checkpoint-conformance" in str(report)

@@ -23,7 +23,7 @@ from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound, TooMan
 from agentgit.store.records import login_attempts
 from agentgit.store.sql import database
 from agentgit.store.sql.tables import API_KEY, LOGIN_FAILURE, METADATA, SESSION_LINK, USER
-from agentgit.web.entrance import Accounts
+from agentgit.web.authentication import Accounts
 
 PASSWORD = "correct horse"  # noqa: S105  # of a test
 SECRET = "s" * 40

@@ -15,8 +15,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import agentgit
 from agentgit import AgentGitError, Corrupt, SchemaMismatch, Unavailable
-from agentgit.mcp.moves import Moves
 from agentgit.mcp.server import made
+from agentgit.mcp.write_tools import Moves
 from agentgit.store.sql.database import Database
 from agentgit.values import told
 from agentgit.web import app

@@ -28,8 +28,8 @@ from agentgit import cli
 from agentgit.auth.roles import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.cli.app import app as every_command
 from agentgit.errors import AgentGitError
-from agentgit.mcp.forms import forms
-from agentgit.mcp.moves import Moves
+from agentgit.mcp.tool_schemas import forms
+from agentgit.mcp.write_tools import Moves
 from agentgit.web import api, app, health, pages
 
 ADMIN = "admin"

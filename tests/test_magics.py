@@ -7,8 +7,8 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit.errors import InvalidInput, NotFound, WorldDiverged
-from agentgit.notebook import completing, live, words
-from agentgit.notebook.subject import Names
+from agentgit.notebook import command_syntax, completion, live
+from agentgit.notebook.target import Names
 
 # IPython's history keeps a thread and a file that the collector finds.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
@@ -271,28 +271,28 @@ def test_d4_completion(shell):
 def test_d4_completion_leaves_everything_else_alone():
     """D4: elsewhere, and in the lines below a magic, nothing is said; where nobody is there, that is no failure."""
     names = Names({})
-    assert completing.complete(names, "agent.") is None
-    assert completing.complete(names, "%%branch x\nag") is None
-    assert completing.complete(names, "%agentgit rollback ") == ("", [])
-    assert completing.complete(names, "%agentgit nothing ") == ("", [])
-    assert completing.complete(names, "%agentgit plan 'a b' 'c") == ("'c", [])
+    assert completion.complete(names, "agent.") is None
+    assert completion.complete(names, "%%branch x\nag") is None
+    assert completion.complete(names, "%agentgit rollback ") == ("", [])
+    assert completion.complete(names, "%agentgit nothing ") == ("", [])
+    assert completion.complete(names, "%agentgit plan 'a b' 'c") == ("'c", [])
 
 
 def test_d4_every_command_is_in_the_help_and_does_something():
     """D4: what can be written is what is done, and what the help lists."""
-    from agentgit.notebook import orders
+    from agentgit.notebook import commands
 
-    assert list(words.FORMS) == list(orders._DO)
-    shown = "\n".join("".join(span.text for span in line) for line in words.help_lines())
-    assert all(f"{name}" in shown for name in words.FORMS)
+    assert list(command_syntax.FORMS) == list(commands._DO)
+    shown = "\n".join("".join(span.text for span in line) for line in command_syntax.help_lines())
+    assert all(f"{name}" in shown for name in command_syntax.FORMS)
     with pytest.raises(NotFound, match="Did you mean"):
-        words.parse("brances")
+        command_syntax.parse("brances")
 
 
 @pytest.mark.parametrize("line", ["help", "-h", "--help", "undo --help", "rollback -h"])
 def test_d4_help_is_found_however_it_is_asked_for(line):
     """D4: who does not know the words yet writes what works everywhere else."""
-    assert words.parse(line)[0] == "help"
+    assert command_syntax.parse(line)[0] == "help"
 
 
 def test_d4_a_live_tree_needs_somebody_to_show_it(repo, world):

@@ -26,9 +26,9 @@ from agentgit.errors import (
     RollbackIncomplete,
     Unavailable,
 )
-from agentgit.mcp.forms import LOOKS, MOVES, forms
-from agentgit.mcp.moves import Moves
 from agentgit.mcp.server import made
+from agentgit.mcp.tool_schemas import LOOKS, MOVES, forms
+from agentgit.mcp.write_tools import Moves
 
 ROOT = Path(__file__).parents[1]
 

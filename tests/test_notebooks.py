@@ -16,7 +16,7 @@ from agentgit.checkpoints.diff import Diff
 from agentgit.effects import RollbackPlan, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
 from agentgit.effects.plan import PlanStep
-from agentgit.sessions.history import History
+from agentgit.sessions.messages import History
 from agentgit.sessions.tree import Branch, Point, Tree
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))

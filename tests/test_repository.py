@@ -12,7 +12,7 @@ from scripted import World, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Ambiguous, Checkpoint, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.store.sql.database import Database
 
 
@@ -112,7 +112,7 @@ def test_unknown_ambiguous_and_foreign_references_are_told_apart(repo, agent):
 def test_any_text_is_a_reference_or_a_typed_error(text):
     """D1: taking a reference apart never fails in another way, and keeps what was written."""
     try:
-        reference = refs.parse(text)
+        reference = references.parse(text)
     except InvalidInput:
         assert text == ""
         return
@@ -125,11 +125,11 @@ def test_any_text_is_a_reference_or_a_typed_error(text):
 def test_a_branch_name_that_is_allowed_can_be_referred_to(text):
     """D1: whatever a branch may be called, `name#1` and `name~1` are read as places on it."""
     try:
-        name = refs.branch_name(text)
+        name = references.branch_name(text)
     except InvalidInput:
         return
-    assert (refs.parse(f"{name}#1").base, refs.parse(f"{name}#1").number) == (name, 1)
-    assert (refs.parse(f"{name}~2").base, refs.parse(f"{name}~2").back) == (name, 2)
+    assert (references.parse(f"{name}#1").base, references.parse(f"{name}#1").number) == (name, 1)
+    assert (references.parse(f"{name}~2").base, references.parse(f"{name}~2").back) == (name, 2)
 
 
 # -- sessions, branches, values

@@ -13,8 +13,8 @@ from sqlalchemy import func, select, text
 
 import agentgit
 from agentgit import Corrupt, InvalidInput, NotFound
-from agentgit.checkpoints.finding import FIRST
-from agentgit.checkpoints.words import query
+from agentgit.checkpoints.queries import FIRST
+from agentgit.checkpoints.search_words import query
 from agentgit.store.records.log import Part
 from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, Texts
 from agentgit.store.sql.database import Database

@@ -10,7 +10,7 @@ from test_drawn import HOSTILE, Page, call
 from agentgit import Checkpoint, InternalSession, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
 from agentgit.render import calls, messages, show
-from agentgit.sessions.history import History
+from agentgit.sessions.messages import History
 
 SAFE = {
     "div",

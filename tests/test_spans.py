@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
 
-from agentgit import RollbackIncomplete, spans
+from agentgit import RollbackIncomplete, tracing
 
 SECRET = "nobody-may-read-this"  # noqa: S105  # what people say, in this test
 
@@ -139,8 +139,8 @@ def test_w12_a_stream_that_is_left_early_ends_its_spans(repo, agent, told):
 
 def test_w12_without_opentelemetry_there_is_nothing(repo, agent, told, monkeypatch):
     """W12: where its API is not installed, the same verbs work and nothing is traced."""
-    monkeypatch.setattr(spans, "_api", None)
+    monkeypatch.setattr(tracing, "_api", None)
     agent.run("add chair")
     agent.undo()
     assert told() == []
-    assert spans.start("x") is spans.NOTHING
+    assert tracing.start("x") is tracing.NOTHING

@@ -16,7 +16,7 @@ from scripted import GRAPHS, World, obedient, tool_node_graph
 import agentgit
 from agentgit.demo import ScriptedModel
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.upkeep import stats_lines
+from agentgit.render.maintenance import stats_lines
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.stats import Tokens, added, beyond, cost_of
 from agentgit.store.threads import token_usage

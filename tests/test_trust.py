@@ -21,11 +21,11 @@ from sqlalchemy import update
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, cli, effect, reversible
-from agentgit.effects.naming import name_of
-from agentgit.mcp.moves import Moves
+from agentgit.effects.function_names import name_of
 from agentgit.mcp.server import made
-from agentgit.notebook import orders, words
-from agentgit.notebook.subject import Names
+from agentgit.mcp.write_tools import Moves
+from agentgit.notebook import command_syntax, commands
+from agentgit.notebook.target import Names
 from agentgit.store.sql.tables import ToolInvocationRow
 from agentgit.web import app
 
@@ -627,8 +627,8 @@ def test_t3_a_notebook_trusts_a_module(repo, shop):
         names = Names({"repo": later})
 
         def magic(line):
-            name, asked = words.parse(line)
-            return orders.carry_out(name, orders.Asked(names, asked, lambda value: None))
+            name, asked = command_syntax.parse(line)
+            return commands.carry_out(name, commands.Asked(names, asked, lambda value: None))
 
         assert "is not declared here" in str(magic("plan main#1"))
         assert repr(magic("trust shop_of_trust")) == "trusted: shop_of_trust"

@@ -15,7 +15,7 @@ from sites import quick_passwords, served, story  # noqa: F401  # a fixture
 import agentgit
 from agentgit.errors import NotAllowed
 from agentgit.web import Limits, Link, app
-from agentgit.web.entrance import HOURS
+from agentgit.web.authentication import HOURS
 
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 
@@ -306,7 +306,7 @@ def test_d5_a_body_that_drips_is_not_waited_for(repo):
 
 def test_d5_logging_out_ends_the_feeds_of_a_browser_that_came_by_the_link(repo, monkeypatch):
     """D5: a live feed ends when the browser that has it open logs out."""
-    monkeypatch.setattr("agentgit.web.live.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("agentgit.web.event_stream.POLL_SECONDS", 0.01)
     link = Link(repo)
     with served(app(repo, link=link)) as address:
         name, credential = f"agentgit-{address.rpartition(':')[2]}", link.enter(link.token)

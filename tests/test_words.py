@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgit import InvalidInput
-from agentgit.checkpoints import words
-from agentgit.checkpoints.words import Query, composed, query, snippet
+from agentgit.checkpoints import search_words
+from agentgit.checkpoints.search_words import Query, composed, query, snippet
 from agentgit.store.search.index import vector
 from agentgit.store.search.query import fts_query, ts_query
 
@@ -17,7 +17,7 @@ TEXTS = st.text(alphabet=st.characters(codec=None), max_size=60)
 
 
 def found(text):
-    return [word.text for word in words.words(composed(text))]
+    return [word.text for word in search_words.words(composed(text))]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def found(text):
         ("a\0b\ud800c", ["a", "b", "c"]),
         ("' \" * NEAR( ) : ^ - +", ["near"]),
         ("", []),
-        ("x" * 500, ["x" * words.LONGEST_WORD]),
+        ("x" * 500, ["x" * search_words.LONGEST_WORD]),
     ],
 )
 def test_w9_words_are_folded_and_signs_are_none(text, expected):
@@ -48,7 +48,7 @@ def test_w9_no_word_means_anything_to_a_database(text):
     for word in found(text):
         word.encode()
         assert word
-        assert len(word) <= words.LONGEST_WORD
+        assert len(word) <= search_words.LONGEST_WORD
         assert all(c.isalnum() for c in word if c.isascii())
         assert "§" not in word
     assert vector(found(text)).count("'") == 2 * len(set(found(text)))
@@ -92,7 +92,7 @@ def test_w9_a_snippet_is_short_and_marks_what_was_found():
     """W9: of a long text the piece around the first find is shown, on one line, with each find marked."""
     text = "lorem ipsum\n" * 100 + "we order TWO\tchairs, two chairs\n" + "dolor sit " * 100
     shown = snippet(text, query("two_chairs we"))
-    assert len(shown.text) < words.BEFORE + words.AFTER + 25
+    assert len(shown.text) < search_words.BEFORE + search_words.AFTER + 25
     assert "\n" not in shown.text
     assert [shown.text[a:b] for a, b in shown.marks] == ["we", "TWO chairs", "two chairs"]
     assert shown.text[0] == shown.text[-1] == "…"
@@ -101,8 +101,8 @@ def test_w9_a_snippet_is_short_and_marks_what_was_found():
 
 def test_w9_a_text_has_a_limited_number_of_words():
     """W9: of a huge text the first words count, so that one message fills no index."""
-    assert len(found("word " * 50_000)) == words.MOST_WORDS
-    assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= words.MOST_CHARACTERS + 64
+    assert len(found("word " * 50_000)) == search_words.MOST_WORDS
+    assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= search_words.MOST_CHARACTERS + 64
 
 
 @given(st.text(max_size=40))

@@ -22,10 +22,10 @@ from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.files import FilesAt
 from agentgit.errors import Conflict
-from agentgit.render import standing
+from agentgit.render import status
 from agentgit.rollback import Request, Rollback, Settle, Switch, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.history import History, from_stored
+from agentgit.sessions.messages import History, from_stored
 from agentgit.store.records.checkpoints import named
 from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found, expect_whole
@@ -65,7 +65,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         return f"RollbackAgent(session={self.session.session_name!r}, branch={self.branch.name!r}{undeclared})"
 
     def _repr_html_(self) -> str:
-        return standing.page(self.session, self.branch, self.head, self.tree())
+        return status.page(self.session, self.branch, self.head, self.tree())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from agentgit.checkpoints.finding import Hits, Tag
+from agentgit.checkpoints.queries import Hits, Tag
 from agentgit.store.records.lookup import Place
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from langchain_core.tools import ToolException
 
-from agentgit.effects.raised import NothingDone
+from agentgit.effects.failures import NothingDone
 
 
 class NotDone(NothingDone, ToolException):

@@ -26,9 +26,9 @@ from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.rollback import Planner
 from agentgit.saver.saver import NOTHING_ELSE, Beside, SQLModelSaver
-from agentgit.spans import NOTHING, Traced, start
 from agentgit.store.audit.bus import LOOP
 from agentgit.store.threads.graph_rows import Place
+from agentgit.tracing import NOTHING, Traced, start
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -16,9 +16,9 @@ from agentgit.agents.isolation import by_itself
 from agentgit.agents.not_done import NotDone
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.tool_hook import telling
-from agentgit.effects.declared import ALL, default
+from agentgit.effects.declarations import ALL, default
 from agentgit.effects.effects import Effect, declared_on, expect_function, resolve
-from agentgit.effects.hints import hints_in, stricter
+from agentgit.effects.mcp_annotations import hints_in, stricter
 from agentgit.effects.registry import Run
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import told

@@ -20,7 +20,7 @@ from agentgit.agents.checkpoint_tools import is_ours
 from agentgit.agents.instrumentation import tools_of
 from agentgit.agents.tools import expect_fit, forward
 from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
-from agentgit.effects.naming import MAIN
+from agentgit.effects.function_names import MAIN
 from agentgit.effects.registry import EVERYWHERE, Registry
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.values import told

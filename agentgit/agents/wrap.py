@@ -20,7 +20,7 @@ from agentgit.agents.turn.call_interceptor import FENCES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.agents.turn.turn import Rules
 from agentgit.effects import Effect
-from agentgit.effects.declared import Declared, as_effects
+from agentgit.effects.declarations import Declared, as_effects
 from agentgit.effects.effects import declared_on
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.registry import Registry

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from difflib import unified_diff
 from typing import Any, Literal
 
-from agentgit.checkpoints.aligning import align
+from agentgit.checkpoints.alignment import align
 from agentgit.checkpoints.checkpoint import Checkpoint
 from agentgit.errors import InvalidInput
 from agentgit.values import Drawn, portable, to_json

@@ -7,27 +7,27 @@ from typing import Annotated
 import typer
 
 import agentgit
+from agentgit.cli import branches as branch_commands
 from agentgit.cli import (
-    across,
-    branching,
-    carrying,
     chat,
+    comparison,
     database,
-    exploring,
-    finding,
-    merging,
-    moving_in,
+    events,
+    exploration,
+    import_langgraph,
+    log,
+    maintenance,
+    mcp,
+    merge,
     output,
-    people,
-    places,
-    serving,
-    telling,
-    upkeep,
-    web,
+    references,
+    rollback,
+    serve,
+    transfer,
+    users,
     workspace,
-    world,
 )
-from agentgit.cli.grouped import Grouped
+from agentgit.cli.help_groups import Grouped
 from agentgit.cli.options import (
     WHO,
     AsJson,
@@ -42,8 +42,9 @@ from agentgit.cli.options import (
     usage,
 )
 from agentgit.errors import AgentGitError
-from agentgit.render import calls, records, standing
+from agentgit.render import calls, records
 from agentgit.render import show as shows
+from agentgit.render import status as standing
 from agentgit.render import tree as trees
 from agentgit.render.lines import Span
 from agentgit.render.sessions import branch_lines, session_lines
@@ -60,7 +61,7 @@ app = typer.Typer(
 )
 app.add_typer(database.app)
 app.add_typer(workspace.app)
-app.command("import-langgraph")(moving_in.import_langgraph)
+app.command("import-langgraph")(import_langgraph.import_langgraph)
 
 
 def run() -> int:
@@ -132,7 +133,7 @@ def sessions(db: Where = None, as_json: AsJson = False) -> None:
 def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
     """Say where a session stands: its branch, its head, and what stopped half way."""
     with repository(db) as repo:
-        found, named = places.path(repo, session)
+        found, named = references.path(repo, session)
         branch = repo.branch(found, named)
         head = repo.checkpoint("HEAD", found, branch=branch) if branch.checkpoint_count else None
         stopped = [operation for operation in repo.operations(found) if operation.status != DONE]
@@ -182,7 +183,7 @@ def tree(
 def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_json: AsJson = False) -> None:
     """List the tool calls along a branch, the first one first, each with its status."""
     with repository(db) as repo:
-        found = repo.tool_track(*places.path(repo, session))[-(limit or 0) :]
+        found = repo.tool_track(*references.path(repo, session))[-(limit or 0) :]
         output.emit(
             as_json,
             lambda: [call.to_dict() for call in found],
@@ -209,22 +210,22 @@ def show(
 ) -> None:
     """Show the state, messages and calls of a checkpoint."""
     with repository(db) as repo:
-        found = places.checkpoint(repo, first, second)
+        found = references.checkpoint(repo, first, second)
         output.emit(as_json, found.to_dict, lambda width: shows.lines(found, width=width, zone=None))
 
 
-app.command(cls=usage("[SESSION]", "A", "B"))(across.diff)
-app.command(cls=usage("[SESSION]", "A", "B"))(across.compare)
-app.command()(across.start)
-merging.add_to(app)
-exploring.add_to(app)
-branching.add_to(app)
-finding.add_to(app)
-world.add_to(app)
-carrying.add_to(app)
-people.add_to(app)
-upkeep.add_to(app)
-telling.add_to(app)
+app.command(cls=usage("[SESSION]", "A", "B"))(comparison.diff)
+app.command(cls=usage("[SESSION]", "A", "B"))(comparison.compare)
+app.command()(comparison.start)
+merge.add_to(app)
+exploration.add_to(app)
+branch_commands.add_to(app)
+log.add_to(app)
+rollback.add_to(app)
+transfer.add_to(app)
+users.add_to(app)
+maintenance.add_to(app)
+events.add_to(app)
 app.command()(chat.chat)
-app.command()(serving.mcp)
-app.command()(web.serve)
+app.command()(mcp.mcp)
+app.command()(serve.serve)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.grouped import Brief
+from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, Where, database, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput

@@ -90,7 +90,7 @@ def _sessions(repo: Repository, incomplete: str) -> list[str]:
 
 def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
     """List HEAD, branches, tags and names of checkpoints, and behind a # the numbers on one branch."""
-    from agentgit.cli.places import path
+    from agentgit.cli.references import path
 
     session, _ = path(repo, text)
     branches = list(repo.tree(session).walk())

@@ -22,8 +22,8 @@ from agentgit.render.text import clean
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.checkpoints import Checkpoint
-    from agentgit.checkpoints.finding import Tag
     from agentgit.checkpoints.merge import MergePlan
+    from agentgit.checkpoints.queries import Tag
     from agentgit.cli.conversation import Chat
     from agentgit.cli.slash import Order
     from agentgit.effects import RollbackPlan

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentgit.sessions.upkeep import Progress
+    from agentgit.sessions.maintenance import Progress
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.lines import Line, Span, table
 
@@ -167,7 +167,7 @@ def _form(written: Sequence[str]) -> tuple[Form, Sequence[str]]:
         if form is not None and (" " not in form.name or len(written[:2]) == count):
             return form, written[count:]
     asked = " ".join(written[:2])
-    near = refs.near(asked, _BY_NAME) or refs.near(" ".join(written[:1]), _BY_NAME)
+    near = references.near(asked, _BY_NAME) or references.near(" ".join(written[:1]), _BY_NAME)
     raise NotFound(
         f"There is no /{asked}. /help lists what there is; // begins a message with a slash.",
         near=tuple(f"/{name}" for name in near),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.grouped import Brief
+from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, Limit, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import NotFound, WorkspaceChanged
@@ -174,7 +174,9 @@ def _found(workspace: Workspace, ref: str) -> FileCheckpoint:
     found = _find(workspace, ref)
     if found is None:
         names = [name for one in workspace.list() for name in (one.name, one.id) if name]
-        raise NotFound(f"There is no snapshot {ref!r}. List them: agentgit workspace list.", near=refs.near(ref, names))
+        raise NotFound(
+            f"There is no snapshot {ref!r}. List them: agentgit workspace list.", near=references.near(ref, names)
+        )
     return found
 
 

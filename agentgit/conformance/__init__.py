@@ -8,11 +8,11 @@ an empty database, and a backend's own tests run them one by one:
         rule.check(lambda: agentgit.open(URL))
 """
 
-from agentgit.conformance import concurrency, people, saving, schemas, transactions, values
+from agentgit.conformance import checkpoints, concurrency, schemas, transactions, users, values
 from agentgit.conformance.rules import Breach, LeftOut, Opener, Report, Result, Rule, check
 
 RULES: tuple[Rule, ...] = (
-    *schemas.RULES, *transactions.RULES, *values.RULES, *concurrency.RULES, *people.RULES, *saving.RULES,
+    *schemas.RULES, *transactions.RULES, *values.RULES, *concurrency.RULES, *users.RULES, *checkpoints.RULES,
 )  # fmt: skip
 """Every rule, in the order in which they are checked."""
 

@@ -23,7 +23,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 import agentgit
 from agentgit.agents.agent import RollbackAgent
-from agentgit.checkpoints.refs import free_name
+from agentgit.checkpoints.references import free_name
 from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
 from agentgit.errors import InvalidInput, RollbackBlocked
 from agentgit.render.tree import draw

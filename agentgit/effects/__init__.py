@@ -1,10 +1,10 @@
 """Tools: what they do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
 
+from agentgit.effects.current_call import idempotency_key
 from agentgit.effects.effects import Effect, compensable, effect, reversible
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.plan import RollbackPlan
 from agentgit.effects.report import RollbackReport
-from agentgit.effects.running import idempotency_key
 
 __all__ = [
     "Effect",

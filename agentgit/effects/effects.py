@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentgit.effects.by_name import ByName
-from agentgit.effects.naming import name_of
+from agentgit.effects.function_names import name_of
 from agentgit.errors import InvalidInput, NotFound
 
 READ_ONLY = "read_only"

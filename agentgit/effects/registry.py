@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from agentgit.effects.declared import ALL
+from agentgit.effects.declarations import ALL
 from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
@@ -19,8 +19,8 @@ from agentgit.effects.effects import (
     resolve,
 )
 from agentgit.effects.files import Keeper
+from agentgit.effects.function_names import Name, doubt, is_other, name_of, shown
 from agentgit.effects.invocation import ELSEWHERE, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
-from agentgit.effects.naming import Name, doubt, is_other, name_of, shown
 from agentgit.errors import InvalidInput, NotFound
 
 Run = Callable[[dict[str, Any], str], Any]

@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth.roles import EDITOR
-from agentgit.checkpoints import Checkpoint, refs
+from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.checkpoint import Checkpoints
-from agentgit.checkpoints.finding import (
+from agentgit.checkpoints.queries import (
     LARGEST_PAGE,
     PAGE,
     Filter,
@@ -28,14 +28,14 @@ from agentgit.checkpoints.finding import (
     page_size,
     rank,
 )
-from agentgit.checkpoints.words import Query, query
+from agentgit.checkpoints.search_words import Query, query
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.render import html
 from agentgit.render.lines import Line, Span, plain
 from agentgit.render.log import lines as log_lines
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.upkeep import Progress
+from agentgit.sessions.maintenance import Progress
 from agentgit.store.records.log import Part, of_branches, of_path
 from agentgit.store.records.lookup import Place
 from agentgit.store.search.index import CHECKPOINTS_AT_ONCE
@@ -388,7 +388,7 @@ class Finds(Verbs):
             >>> repo.tag("HEAD", "v1").reference, repo.checkpoint("v1").metadata["tags"]
             ('main#2', ['v1'])
         """
-        refs.place_name(name, "tag")
+        references.place_name(name, "tag")
         if description is not None and not isinstance(description, str):
             raise InvalidInput(f"A description is a text, not {description!r}.")
         found = self.checkpoint(ref, session, branch=branch)
@@ -427,11 +427,11 @@ class Finds(Verbs):
         return Tags(self._read(lambda c: self.store.tags.all(c, self.lookup.session(c, session).id)))
 
     def _tag(self, connection: Connection, session: ExternalSession, name: str) -> Tag:
-        found = self.store.tags.find(connection, session.id, refs.place_name(name, "tag"))
+        found = self.store.tags.find(connection, session.id, references.place_name(name, "tag"))
         if found is None:
             names = [tag.name for tag in self.store.tags.all(connection, session.id)]
             raise NotFound(
                 f"Session {session.session_name} has no tag {name!r}. List them: repo.tags(), or agentgit tag.",
-                near=refs.near(name, names),
+                near=references.near(name, names),
             )
         return found

@@ -16,11 +16,11 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 import agentgit
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import AgentGitError, NotFound, RollbackBlocked, RollbackIncomplete
-from agentgit.mcp.forms import forms
-from agentgit.mcp.looks import Answer
-from agentgit.mcp.moves import Moves
+from agentgit.mcp.read_tools import Answer
+from agentgit.mcp.tool_schemas import forms
+from agentgit.mcp.write_tools import Moves
 from agentgit.values import is_of_database, portable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def made(tools: Moves, *, bound: bool, read_only: bool) -> Server[Any, Any]:
     async def call_tool(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         try:
             if (form := known.get(name)) is None:
-                raise NotFound(f"There is no tool {name}.", near=refs.near(name, known))
+                raise NotFound(f"There is no tool {name}.", near=references.near(name, known))
             given = form.read(arguments)
             # In a thread, so that the client is heard meanwhile; what has begun is never broken off.
             return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**given)))

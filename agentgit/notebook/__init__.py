@@ -3,6 +3,6 @@
 Values show themselves (`agentgit.render`), and need nothing of this. Nothing imports IPython before it is used.
 """
 
-from agentgit.notebook.watching import live
+from agentgit.notebook.live_tree import live
 
 __all__ = ["live"]

@@ -12,13 +12,13 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from agentgit.checkpoints.refs import free_name
+from agentgit.checkpoints.references import free_name
 from agentgit.errors import AgentGitError, InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
-from agentgit.notebook import orders, words
-from agentgit.notebook.completing import complete
-from agentgit.notebook.orders import Asked, Sheet
-from agentgit.notebook.subject import Names
-from agentgit.notebook.watching import live
+from agentgit.notebook import command_syntax, commands
+from agentgit.notebook.commands import Asked, Sheet
+from agentgit.notebook.completion import complete
+from agentgit.notebook.live_tree import live
+from agentgit.notebook.target import Names
 from agentgit.render.lines import Span
 from agentgit.render.text import clean
 
@@ -75,9 +75,9 @@ class Magics:
         """Look at a session, go back, branch: %agentgit help lists what there is."""
         with _told():
             if cell is None:
-                name, asked = words.parse(line)
-                return orders.carry_out(name, Asked(self._names, asked, _show))
-            if words.split(line) != ["live"]:
+                name, asked = command_syntax.parse(line)
+                return commands.carry_out(name, Asked(self._names, asked, _show))
+            if command_syntax.split(line) != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, and what to run below it.")
             agent, _ = self._names.subject().expect_agent()
             self._expect_no_await(cell)
@@ -87,7 +87,7 @@ class Magics:
     def branch(self, line: str, cell: str) -> Any:
         """Run a cell on a new branch and come back: %%branch NAME [--from PLACE] [--sync HOW]."""
         with _told():
-            asked = words.parse_branch(line)
+            asked = command_syntax.parse_branch(line)
             self._expect_no_await(cell)
             agent, variable = self._names.subject().expect_agent()
         self._parsed(cell)  # what cannot be read needs no branch

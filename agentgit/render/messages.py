@@ -9,7 +9,7 @@ from agentgit.render import html
 from agentgit.render.calls import arguments
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count, cut, visible
-from agentgit.sessions.history import text_of
+from agentgit.sessions.messages import text_of
 
 LATEST = 20
 """How many messages are shown, from the end."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, count
-from agentgit.sessions.upkeep import Erased, Rotated
+from agentgit.sessions.maintenance import Erased, Rotated
 
 IN_CLEAR = "in clear"
 

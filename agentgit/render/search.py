@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 
-from agentgit.checkpoints.finding import Hit, Hits, Tag
+from agentgit.checkpoints.queries import Hit, Hits, Tag
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import cells, clean, clock, cut, visible
 

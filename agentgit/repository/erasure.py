@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from agentgit.auth.scopes import WRITE
 from agentgit.errors import Conflict, Unavailable
 from agentgit.handles.context import Handle
-from agentgit.sessions.upkeep import Erased
+from agentgit.sessions.maintenance import Erased
 from agentgit.store.maintenance import erasure
 from agentgit.store.sql.database import Database
 

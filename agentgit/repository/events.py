@@ -15,8 +15,8 @@ from agentgit.auth.scopes import WRITE
 from agentgit.errors import InvalidInput, NotAllowed, NotFound
 from agentgit.handles.session import SessionRef, Verbs
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
+from agentgit.sessions.maintenance import Progress
 from agentgit.sessions.session import expect_limit
-from agentgit.sessions.upkeep import Progress
 from agentgit.sessions.webhooks import Delivered, Webhook, expect_url, key_of, new_secret
 from agentgit.store.audit.bus import Callback, Subscription
 from agentgit.store.audit.trail import Whose

@@ -13,8 +13,8 @@ from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.sessions import ExternalSession
+from agentgit.sessions.maintenance import Checked, Parts, Progress, Reclaimed
 from agentgit.sessions.stats import Prices, Stats, expect_prices
-from agentgit.sessions.upkeep import Checked, Parts, Progress, Reclaimed
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance import statistics

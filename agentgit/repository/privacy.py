@@ -9,7 +9,7 @@ from agentgit.errors import InvalidInput
 from agentgit.handles.session import Verbs
 from agentgit.repository.erasure import erase, wiped
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.upkeep import Erased, Progress, Rotated
+from agentgit.sessions.maintenance import Erased, Progress, Rotated
 from agentgit.store.maintenance import erasure
 from agentgit.store.maintenance.key_rotation import Rotation
 

@@ -14,9 +14,9 @@ from agentgit.auth import JWT, Keyring, Principal, User
 from agentgit.auth.roles import EDITOR
 from agentgit.auth.scopes import FORK, WRITE
 from agentgit.auth.user import LOCAL, expect_name
-from agentgit.checkpoints import Checkpoint, refs
+from agentgit.checkpoints import Checkpoint, references
 from agentgit.effects import Effect, ToolInvocation
-from agentgit.effects.declared import as_effects
+from agentgit.effects.declarations import as_effects
 from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.handles.branching import Branching
@@ -159,7 +159,7 @@ def _user(store: Store, name: str, *, create: bool) -> User:
         if found is None and not create:
             there = [user.name for user in store.users.all(connection)]
             raise NotFound(
-                f"There is no user {name!r}. `agentgit users add NAME` makes one.", near=refs.near(name, there)
+                f"There is no user {name!r}. `agentgit users add NAME` makes one.", near=references.near(name, there)
             )
     if found is not None and found.disabled_at is not None:
         raise shut_out(found)

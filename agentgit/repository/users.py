@@ -17,7 +17,7 @@ from agentgit.auth.user import LOCAL, expect_name
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Handle, UserRef
 from agentgit.repository.erasure import erase
-from agentgit.sessions.upkeep import Erased
+from agentgit.sessions.maintenance import Erased
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id

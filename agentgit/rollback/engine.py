@@ -33,11 +33,11 @@ from agentgit.rollback.start import Admit, Beginning, Stale, refusals
 from agentgit.rollback.verification import Looks, Planning
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
-from agentgit.spans import span
 from agentgit.store.records.operations import Begun
 from agentgit.store.records.sessions import Found
 from agentgit.store.records.workspace_snapshots import files_of
 from agentgit.store.store import Store
+from agentgit.tracing import span
 from agentgit.values import as_object
 
 T = TypeVar("T")

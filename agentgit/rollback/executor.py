@@ -12,21 +12,21 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation, invocation
+from agentgit.effects.current_call import idempotency_key, running
 from agentgit.effects.effects import Undo, takes_invocation
+from agentgit.effects.failures import LASTING, NothingDone
 from agentgit.effects.invocation import FAILED, STANDING, and_verify
 from agentgit.effects.plan import EXECUTE, REDO, REVERSE
-from agentgit.effects.raised import LASTING, NothingDone
+from agentgit.effects.recorded_results import said
 from agentgit.effects.registry import Registry, Run
-from agentgit.effects.results import said
-from agentgit.effects.running import idempotency_key, running
 from agentgit.errors import Conflict
 from agentgit.rollback.awaiting import Settle, done, settled
 from agentgit.rollback.replay_calls import REPEATABLE
 from agentgit.rollback.verification import Looks, Raised, Sight, There
-from agentgit.spans import span, tool_span
 from agentgit.store.records.journal import Intent, Outcome
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
+from agentgit.tracing import span, tool_span
 from agentgit.values import as_object, portable, told
 
 OFF_THE_TRACK = -1

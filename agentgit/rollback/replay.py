@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED
-from agentgit.effects.messages import Answered, Rewriter
 from agentgit.effects.plan import EXECUTE, REDO
+from agentgit.effects.tool_messages import Answered, Rewriter
 from agentgit.rollback.executor import IN_THE_WORLD, Worker
 from agentgit.rollback.replay_calls import Past
 from agentgit.store.records import rerun_track

@@ -23,8 +23,8 @@ class Point:
         position: how many tool invocations lie before it.
         message_count: how many messages its conversation has.
         title: one short line about what happened there.
-        effects: how many calls since the checkpoint before it have which mark (`agentgit.effects.marks`), as they stand
-            now; what only read, or was answered from a record, has none.
+        effects: how many calls since the checkpoint before it have which mark (`agentgit.effects.call_marks`), as they
+            stand now; what only read, or was answered from a record, has none.
         tags: the names that people gave to it, each unique in the session.
     """
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from agentgit.auth import Principal
 from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
-from agentgit.sessions.history import from_stored, unanswered
+from agentgit.sessions.messages import from_stored, unanswered
 from agentgit.sessions.session import RUNNING
 from agentgit.sessions.webhook_hosts import WebhookHosts
 from agentgit.store.audit.outbox import Outbox

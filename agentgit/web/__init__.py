@@ -7,7 +7,7 @@ Example:
 """
 
 from agentgit.web.app import app
-from agentgit.web.entrance import Link
+from agentgit.web.authentication import Link
 from agentgit.web.site import Limits
 
 __all__ = ["Limits", "Link", "app"]

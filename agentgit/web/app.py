@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from agentgit.web import api, health, pages
-from agentgit.web.entrance import Accounts, Link
+from agentgit.web.authentication import Accounts, Link
 from agentgit.web.proxies import Proxies, public_address
 from agentgit.web.security import Guard
 from agentgit.web.site import Limits, Site, name_of

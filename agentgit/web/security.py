@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentgit.errors import NotAllowed, TooManyAttempts
-from agentgit.web.entrance import HOURS, Accounts, Entered
+from agentgit.web.authentication import HOURS, Accounts, Entered
 from agentgit.web.metrics import route_of, write_access
 from agentgit.web.problems import LOG
 from agentgit.web.proxies import Address, read_address

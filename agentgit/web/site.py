@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from starlette.requests import HTTPConnection
 
-from agentgit.web.entrance import Accounts, Link
-from agentgit.web.live import Seats
+from agentgit.web.authentication import Accounts, Link
+from agentgit.web.event_stream import Seats
 from agentgit.web.metrics import USER, Metrics
 from agentgit.web.proxies import Address, Proxies
 

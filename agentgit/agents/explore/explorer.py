@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.explore.variants import Way
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
 from agentgit.effects.files import FilesAt
@@ -88,7 +88,7 @@ class Explorer:
     ) -> None:
         self.agent = agent
         self.ways = ways
-        self.name = name if name is None else refs.branch_name(name)
+        self.name = name if name is None else references.branch_name(name)
         self.score = score
         self.config = config
         self.settle = settle

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.effects.invocation import DONE, FAILED
-from agentgit.sessions.history import from_stored, text_of
+from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGES, show_message
 from agentgit.store.records.checkpoints import Label, Snapshot

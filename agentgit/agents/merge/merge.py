@@ -33,7 +33,7 @@ from agentgit.checkpoints.merge import (
     whole,
 )
 from agentgit.errors import InvalidInput
-from agentgit.sessions.history import from_stored, text_of
+from agentgit.sessions.messages import from_stored, text_of
 
 REDUCED = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""

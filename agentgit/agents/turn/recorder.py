@@ -29,16 +29,16 @@ from agentgit.agents.turn.interrupts import Questions, is_in_batch
 from agentgit.agents.turn.outcome_buffer import Outcomes
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.task_scopes import Scopes, scope_of
-from agentgit.effects.declared import recorded
+from agentgit.effects.current_call import running
+from agentgit.effects.declarations import recorded
 from agentgit.effects.effects import READ_ONLY, Effect, declared_by_name, declared_on
+from agentgit.effects.failures import Body
 from agentgit.effects.identity import identity
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN
-from agentgit.effects.raised import Body
-from agentgit.effects.running import running
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
-from agentgit.spans import NOTHING, Traced, tool_span
 from agentgit.store.records.journal import Intent, Outcome
+from agentgit.tracing import NOTHING, Traced, tool_span
 from agentgit.values import portable, told
 
 if TYPE_CHECKING:

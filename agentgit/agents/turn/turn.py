@@ -20,7 +20,7 @@ from agentgit.agents.turn.call_interceptor import ANSWER
 from agentgit.agents.turn.checkpoint_buffer import Saves
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, name_of
-from agentgit.effects.declared import Declared
+from agentgit.effects.declarations import Declared
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
 from agentgit.effects.files import Keeper
 from agentgit.effects.plan import KEEP
@@ -28,8 +28,7 @@ from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import take_back
 from agentgit.saver.saver import NOTHING_ELSE, After, Beside
-from agentgit.sessions.history import text_of
-from agentgit.spans import NOTHING, Traced
+from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import foresee_notes, note
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import Label, Snapshot
@@ -40,6 +39,7 @@ from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.threads.append_if_head import Fence
 from agentgit.store.threads.graph_rows import Place
 from agentgit.store.threads.pending_writes import NO_WRITES
+from agentgit.tracing import NOTHING, Traced
 from agentgit.values import as_object
 
 if TYPE_CHECKING:

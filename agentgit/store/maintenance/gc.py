@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, text, update
 
-from agentgit.sessions.upkeep import Parts
+from agentgit.sessions.maintenance import Parts
 from agentgit.store.maintenance import unused_checkpoints
 from agentgit.store.maintenance.unused_checkpoints import Spare
 from agentgit.store.objects.blobs import FULL, LIST, RECORD, Blobs, continued, damaged, unpack

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, select
 
+from agentgit.sessions.maintenance import Parts
 from agentgit.sessions.session import OPEN
-from agentgit.sessions.upkeep import Parts
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE

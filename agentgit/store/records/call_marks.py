@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from agentgit.effects.call_marks import mark
 from agentgit.effects.effects import READ_ONLY
 from agentgit.effects.invocation import FAILED, REDO, REPLAY
-from agentgit.effects.marks import mark
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.journal import HAS_PLACE, IN_ORDER
 from agentgit.store.sql.compiled_statement import Prepared

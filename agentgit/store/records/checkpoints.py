@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select
 
 from agentgit.errors import InvalidInput
-from agentgit.spans import span
 from agentgit.store.audit.trail import note
 from agentgit.store.records.sessions import Found, Segment
 from agentgit.store.sql import row_codes
@@ -20,6 +19,7 @@ from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
+from agentgit.tracing import span
 from agentgit.values import from_json, to_json
 
 

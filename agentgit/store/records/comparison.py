@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, or_
 
-from agentgit.sessions.history import from_stored
+from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.blobs import LIST
 from agentgit.store.objects.plain_values import show, show_state
 from agentgit.store.records.journal import Part

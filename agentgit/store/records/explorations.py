@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.checkpoints.diff import Tokens
-from agentgit.checkpoints.refs import free_name
+from agentgit.checkpoints.references import free_name
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import UNDECLARED
 from agentgit.errors import NotFound
 from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
-from agentgit.sessions.history import from_stored, text_of
+from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.records.journal import Part
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT

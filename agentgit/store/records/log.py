@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 
-from agentgit.checkpoints.finding import TOP, Filter, Mark
+from agentgit.checkpoints.queries import TOP, Filter, Mark
 from agentgit.store.records.sessions import Found, Segment
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import Prepared

@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 from agentgit.auth import Principal
 from agentgit.auth.roles import FORKER, OWNER, VIEWER, Role, allows
 from agentgit.auth.scopes import ADMIN, FOR_ROLE, widest
-from agentgit.checkpoints import Checkpoint, refs
-from agentgit.checkpoints.finding import Filter
+from agentgit.checkpoints import Checkpoint, references
+from agentgit.checkpoints.queries import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.sessions.history import from_stored
+from agentgit.sessions.messages import from_stored
 from agentgit.store.audit.trail import note
 from agentgit.store.records.log import of_path
 from agentgit.store.records.sessions import Found, Segment
@@ -186,7 +186,7 @@ class Lookup:
     def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
         return NotFound(
             f"There is no session {ref!r} here. List them: repo.sessions(), or agentgit sessions.",
-            near=refs.near(str(ref), self.store.visible.references(connection, self.user_id)),
+            near=references.near(str(ref), self.store.visible.references(connection, self.user_id)),
         )
 
     def sees(self, connection: Connection, session_id: int) -> ExternalSession | None:
@@ -214,7 +214,7 @@ class Lookup:
                 return row
         raise NotFound(
             f"Session {session.session_name} has no branch {wanted!r}. List them: branches(), or agentgit branches.",
-            near=refs.near(str(wanted), [row.name for row in rows]),
+            near=references.near(str(wanted), [row.name for row in rows]),
         )
 
     # -- checkpoints
@@ -245,9 +245,9 @@ class Lookup:
             return self._by_id(connection, session, place)
         if not isinstance(place, str):
             raise InvalidInput(f"{place!r} names no checkpoint; give a Checkpoint, its id or its name.")
-        reference = refs.parse(place)
+        reference = references.parse(place)
         found = None
-        if reference.base != refs.HEAD:  # which always means the place, whatever a checkpoint may be called
+        if reference.base != references.HEAD:  # which always means the place, whatever a checkpoint may be called
             found = self._by_tag(connection, session, place) or self._by_name(connection, session, branch, place)
         found = found or self._by_place(connection, session, branch, reference)
         if found is None and reference.id is not None:
@@ -255,7 +255,7 @@ class Lookup:
         if found is None:
             raise NotFound(
                 f"Session {session.session_name} has no checkpoint {place!r}. List them: agentgit log.",
-                near=refs.near(place, self._names(connection, session)),
+                near=references.near(place, self._names(connection, session)),
             )
         return found
 
@@ -287,7 +287,7 @@ class Lookup:
             raise NotFound(
                 f"Session {session.session_name} has no restore point {place!r}. Each message of a user is one, with "
                 "auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
-                near=refs.near(place, [row.restore_point for row in points]),
+                near=references.near(place, [row.restore_point for row in points]),
             ) from error
 
     def _said_together(
@@ -360,11 +360,11 @@ class Lookup:
         return on_path | {segment.branch.branch_point_id for segment in lineage}
 
     def _by_place(
-        self, connection: Connection, session: ExternalSession, branch: Found, reference: refs.Reference
+        self, connection: Connection, session: ExternalSession, branch: Found, reference: references.Reference
     ) -> Found | None:
         """Find a checkpoint by its place on a branch; None if the reference names no branch."""
         rows = self.store.sessions.branches(connection, session.id)
-        on = branch if reference.base == refs.HEAD else next((r for r in rows if r.name == reference.base), None)
+        on = branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
         if on is None:
             return None
         lineage = self.store.sessions.lineage(connection, on)
@@ -376,7 +376,7 @@ class Lookup:
         return at or self._missing(connection, reference, lineage, "there are", f" on the path of {on.name}")
 
     def _missing(
-        self, connection: Connection, reference: refs.Reference, path: list[Segment], before: str, after: str = ""
+        self, connection: Connection, reference: references.Reference, path: list[Segment], before: str, after: str = ""
     ) -> Found:
         """Say that a place is not there, and how many there are."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
 
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import Conflict
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.audit.trail import note
@@ -200,12 +200,12 @@ class Sessions:
         if wanted is not None:
             if wanted in taken:
                 raise Conflict(f"There is a branch {wanted} already. Choose another name, or agent.switch({wanted!r}).")
-            if refs.branch_name(wanted) in tags:
+            if references.branch_name(wanted) in tags:
                 raise Conflict(f"There is a tag {wanted}, which names the place already. Choose another name.")
             return wanted
         taken |= tags
         base = re.sub(r"-\d+$", "", source)
-        return refs.free_name(base, taken | {base})
+        return references.free_name(base, taken | {base})
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
         """Read the branches of a session in the order they were made."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, select
 
-from agentgit.checkpoints.finding import Tag
+from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict
 from agentgit.store.audit.trail import note
 from agentgit.store.records.sessions import Found

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, insert, select
 
 from agentgit.auth.user import expect_name
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import NotFound
 from agentgit.store.sql.database import Database
 from agentgit.store.sql.ids import new_tenant_id
@@ -47,7 +47,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
             there = connection.execute(select(TENANT.c.name)).scalars().all()
             raise NotFound(
                 f"There is no tenant {called!r}. `agentgit --tenant NAME users add USER` makes one with a user.",
-                near=refs.near(called, there),
+                near=references.near(called, there),
             )
     return int(found) if found is not None else looking.write(lambda c: _ensure(c, wanted, called), durable=True)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert, select, table, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
-from agentgit.checkpoints.finding import Text, plain
-from agentgit.checkpoints.words import composed, words
+from agentgit.checkpoints.queries import Text, plain
+from agentgit.checkpoints.search_words import composed, words
 from agentgit.effects.invocation import PAUSED, REDO
-from agentgit.sessions.history import from_stored, text_of
+from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import SEALED, show_message
 from agentgit.store.records.sessions import Found, Sessions

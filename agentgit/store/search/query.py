@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import ARRAY, BigInteger, Connection, String, and_, any_, bindparam, cast, column, select, table, tuple_
 from sqlalchemy.dialects.postgresql import TSQUERY
 
-from agentgit.checkpoints.finding import TOP, Hit, Rank, Text
-from agentgit.checkpoints.words import Query, snippet
+from agentgit.checkpoints.queries import TOP, Hit, Rank, Text
+from agentgit.checkpoints.search_words import Query, snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.log import Part

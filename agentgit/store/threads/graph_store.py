@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
-from agentgit.sessions.upkeep import Parts
+from agentgit.sessions.maintenance import Parts
 from agentgit.store.maintenance.gc import Collected, collect
 from agentgit.store.maintenance.unused_checkpoints import Spare
 from agentgit.store.objects.blobs import compact, pack

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Row, and_, exists, or_, select
 
-from agentgit.checkpoints.refs import free_name
+from agentgit.checkpoints.references import free_name
 from agentgit.effects.effects import READ_ONLY
 from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
 from agentgit.effects.plan import KEEP

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from agentgit.checkpoints.finding import Tag
+from agentgit.checkpoints.queries import Tag
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.effects.report import GROUPS, NEWER
 from agentgit.store.objects.blobs import unpack

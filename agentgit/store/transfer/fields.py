@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput
 from agentgit.values import to_json, write_slowly
 
@@ -213,7 +213,7 @@ def arguments(value: Any) -> bytes:
 def tag(value: Any) -> str:
     """Take the name of a tag."""
     try:
-        return refs.place_name(value, "tag")
+        return references.place_name(value, "tag")
     except InvalidInput as error:
         raise ValueError(str(error)) from error
 
@@ -221,6 +221,6 @@ def tag(value: Any) -> str:
 def branch(value: Any) -> str:
     """Take the name of a branch."""
     try:
-        return refs.branch_name(value)
+        return references.branch_name(value)
     except InvalidInput as error:
         raise ValueError(str(error)) from error

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy import Connection, Table
 
-from agentgit.checkpoints.refs import free_name
+from agentgit.checkpoints.references import free_name
 from agentgit.effects.files import FilesAt
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentgit.sessions.history import ROLES, from_stored
+from agentgit.sessions.messages import ROLES, from_stored
 from agentgit.store.transfer.fields import Check, fields, many, maybe, one_of, text
 
 DEEPEST = 300

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from agentgit.errors import NotAllowed
 from agentgit.web.api.answers import Answer, Me
 from agentgit.web.api.asking import Body, Caller, Credential, failures
-from agentgit.web.entrance import Accounts
+from agentgit.web.authentication import Accounts
 from agentgit.web.problems import Unknown, status_of
 from agentgit.web.security import closed_line, log_in
 from agentgit.web.site import site_of

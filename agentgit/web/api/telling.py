@@ -15,7 +15,7 @@ from agentgit.repository import Repository
 from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
 from agentgit.web.api.asking import LARGEST_ID, Caller, Credential, Limit, failures
-from agentgit.web.live import Full, Looking, feed
+from agentgit.web.event_stream import Full, Looking, feed
 from agentgit.web.site import Site, site_of
 
 router = APIRouter(tags=["events"])

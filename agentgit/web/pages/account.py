@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from agentgit.auth.devices import LASTS
 from agentgit.errors import NotAllowed
-from agentgit.web.entrance import Accounts, Link
+from agentgit.web.authentication import Accounts, Link
 from agentgit.web.pages.drawing import draw
 from agentgit.web.pages.visiting import LONGEST, Visit, inside
 from agentgit.web.problems import Unknown, headers_of, status_of

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from agentgit.errors import Corrupt
 from agentgit.sessions.events import Tip, Verified
-from agentgit.sessions.upkeep import Checked, Finding, Progress
+from agentgit.sessions.maintenance import Checked, Finding, Progress
 from agentgit.store.maintenance.fsck.cells import Cells, any_text, suspicious
 from agentgit.store.maintenance.fsck.heads import check_heads
 from agentgit.store.maintenance.fsck.rights import check_rights

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentgit.cli import output, places
+from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, OfBranch, Session, Where, Yes, names, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.render import upkeep as drawn
+from agentgit.render import maintenance as drawn
 from agentgit.render.privacy import erased_lines
 from agentgit.render.text import clean
 
@@ -183,7 +183,7 @@ def stats(
     with repository(db) as repo:
         if every and session is not None:
             raise InvalidInput("--all is of all sessions; name none.")
-        of, branch = (repo.user, None) if every else places.path(repo, session)
+        of, branch = (repo.user, None) if every else references.path(repo, session)
         found = repo.stats(of, branch=branch, prices=prices, storage=storage)
         output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
 

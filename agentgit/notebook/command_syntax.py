@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.lines import Line, Span, table
 
@@ -141,7 +141,7 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
     if {"-h", "--help"} & {name, *words}:
         name, words = "help", []
     if name not in FORMS:
-        near = refs.near(name, FORMS)
+        near = references.near(name, FORMS)
         raise NotFound(f"There is no %agentgit {name}. %agentgit help lists what there is.", near=near)
     return name, parser(f"%agentgit {name}", FORMS[name][1]).parse_args(words)
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.grouped import Brief
+from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, Where, Yes, names, repository
 from agentgit.errors import InvalidInput
-from agentgit.render import people as drawn
+from agentgit.render import users as drawn
 from agentgit.render.lines import Line, Span
 from agentgit.render.privacy import erased_lines
 from agentgit.render.records import of_value

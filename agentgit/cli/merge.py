@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentgit.cli import output, places
+from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Where, import_from_here, repository, usage
 from agentgit.errors import InvalidInput, MergeConflict, NotFound
 from agentgit.render import log as logs
@@ -53,7 +53,7 @@ def merge(
     """Bring what another branch did to a branch: messages and values. No tool runs."""
     choices = _choices(resolve or ())
     with repository(db) as repo:
-        session, branch, place = places.last(repo, words)
+        session, branch, place = references.last(repo, words)
         _wrap(repo, graph, session)
         plan = repo.plan_merge(place, branch, session, resolve=choices)
         try:
@@ -117,9 +117,9 @@ def _meant(
     if not messages and call is None:
         if not words:
             raise InvalidInput("Say what is to come: a place like retry#3, or --message ID, or --call INVOCATION.")
-        session, branch, place = places.last(repo, words)
+        session, branch, place = references.last(repo, words)
         return session, branch, lambda: place
-    session, branch = places.path(repo, words[0] if words else None)
+    session, branch = references.path(repo, words[0] if words else None)
     if call is None:
         return session, branch, lambda: messages or []
     return session, branch, lambda: _call(repo, session, call)

@@ -8,8 +8,8 @@ from datetime import UTC, tzinfo
 from agentgit.checkpoints.retention import Retention, Thinned, Verdict
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
+from agentgit.sessions.maintenance import Checked, Reclaimed
 from agentgit.sessions.stats import Figures, Prices, Stats, Tokens, cost_of
-from agentgit.sessions.upkeep import Checked, Reclaimed
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 

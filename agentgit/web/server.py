@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from agentgit.auth.user import LOCAL
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.web.app import app
+from agentgit.web.authentication import Link
 from agentgit.web.connections import Connection, Connections
-from agentgit.web.entrance import Link
 from agentgit.web.metrics import ACCESS
 from agentgit.web.site import LOOPBACK, Site
 

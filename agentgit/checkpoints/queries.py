@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from agentgit.checkpoints.words import Snippet
+from agentgit.checkpoints.search_words import Snippet
 from agentgit.errors import InvalidInput
 from agentgit.values import Drawn, Listed
 

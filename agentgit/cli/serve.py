@@ -50,7 +50,7 @@ def serve(
     """Show everything on pages in a browser, and give programs an HTTP API."""
     try:
         # Late and by its name: no face knows another one, and neither needs the extra of the other.
-        serving = importlib.import_module("agentgit.web.serving")
+        serving = importlib.import_module("agentgit.web.server")
     except ModuleNotFoundError as error:
         if error.name not in NEEDS:
             raise

@@ -9,17 +9,30 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
-from agentgit.checkpoints.finding import Hits, Tags
 from agentgit.checkpoints.merge import MergePlan
+from agentgit.checkpoints.queries import Hits, Tags
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
-from agentgit.render import calls, diff, exploration, html, log, merge, messages, rollback, search, svg, tree, upkeep
+from agentgit.render import (
+    calls,
+    diff,
+    exploration,
+    html,
+    log,
+    maintenance,
+    merge,
+    messages,
+    rollback,
+    search,
+    svg,
+    tree,
+)
 from agentgit.render import sessions as lists
 from agentgit.render import show as shows
 from agentgit.render.lines import Line, Span, plain
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.exploration import Exploration
-from agentgit.sessions.history import History
+from agentgit.sessions.messages import History
 from agentgit.sessions.session import Branches, Sessions
 from agentgit.sessions.stats import Stats
 from agentgit.sessions.tree import Tree
@@ -53,4 +66,4 @@ Sessions.drawing = _as_lines(lists.session_lines, "no sessions yet")
 ToolInvocation.drawing = Drawing(lambda call: calls.draw([call]), lambda call: calls.page([call]))
 ToolTrack.drawing = Drawing(calls.draw, calls.page)
 History.drawing = Drawing(messages.draw, messages.page)
-Stats.drawing = _as_lines(upkeep.stats_lines)
+Stats.drawing = _as_lines(maintenance.stats_lines)

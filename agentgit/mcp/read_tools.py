@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from agentgit.mcp.codes import of_rollback, of_switch
+from agentgit.mcp.confirmation import of_rollback, of_switch
 from agentgit.render import calls, records
 from agentgit.render import diff as diffs
 from agentgit.render import log as logs

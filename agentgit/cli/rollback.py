@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentgit.cli import output, places
+from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Session, Target, Trust, Where, places_too, repository, usage
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
@@ -54,7 +54,7 @@ def plan(
 ) -> None:
     """Show what a rollback would do; nothing is done."""
     with repository(db, trust=trust) as repo:
-        session, branch, place = places.last(repo, target)
+        session, branch, place = references.last(repo, target)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
         write(as_json, repo.plan_rollback(place, session, branch=branch, **how))
 
@@ -83,7 +83,7 @@ def rollback(
 ) -> None:
     """Go back to a place, on a new branch: show the plan, ask, reverse what came after it."""
     with repository(db, trust=trust) as repo, carried(as_json):
-        session, branch, place = places.last(repo, target)
+        session, branch, place = references.last(repo, target)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
         if not yes:
             agree(repo.plan_rollback(place, session, branch=branch, **how), "Roll back?", as_json, force=force)
@@ -110,7 +110,7 @@ def rewind(
 ) -> None:
     """Bring only the files back, to what they were before a user's message; the conversation stays as it is."""
     with repository(db) as repo, carried(as_json):
-        session, branch, point = places.last(repo, target)
+        session, branch, point = references.last(repo, target)
         if not yes:
             agree(repo.plan_rewind(point, session, branch=branch), "Bring the files back?", as_json)
         changes = repo.rewind_files(point, session, branch=branch, force=force)
@@ -134,7 +134,7 @@ def switch(
 ) -> None:
     """Continue a session on another branch; with --sync world, bring the world to it."""
     with repository(db, trust=trust) as repo, carried(as_json):
-        session, _, branch = places.last(repo, target)
+        session, _, branch = references.last(repo, target)
         if sync == "world" and not yes:
             agree(repo.plan_switch(branch, session), "Switch?", as_json, force=force)
         report = repo.switch(branch, session, sync=sync, force=force, on_error=on_error)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentgit.checkpoints import refs
+from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Names:
             raise NotFound(
                 f"There is no agent, repository or session called {name!r}. "
                 "%agentgit use alone takes the agent that ran last.",
-                near=refs.near(name, known) or error.near,
+                near=references.near(name, known) or error.near,
             ) from error
 
     def _repository(self) -> Repository:

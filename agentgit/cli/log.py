@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentgit.cli import output, places
+from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Limit, OfBranch, Where, places_too, repository, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput
@@ -60,7 +60,7 @@ def log(
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
-        found, branch = places.path(repo, session)
+        found, branch = references.path(repo, session)
         asked = repo.log(
             found, branch, which="all" if all_branches else "branch" if branch_only else "path", name=name,
             since=time_of(since), until=time_of(until), tag=tagged, author=author, auto=auto,
@@ -79,7 +79,7 @@ def log(
 
 def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
     """Read as many as were asked for, or all."""
-    from agentgit.checkpoints.finding import LARGEST_PAGE
+    from agentgit.checkpoints.queries import LARGEST_PAGE
 
     shown: list[Checkpoint] = []
     while limit is None or len(shown) < limit:
@@ -94,7 +94,7 @@ def _place(
     repo: Repository, session: ExternalSession, branch: str | None, after: str | None
 ) -> Checkpoint | str | None:
     """Read where to go on: a cursor, or any place."""
-    from agentgit.checkpoints.finding import mark
+    from agentgit.checkpoints.queries import mark
 
     try:
         mark(after)
@@ -129,7 +129,7 @@ def search(
 ) -> None:
     """Find messages, tool calls and named checkpoints by words: names first, then the newest."""
     with repository(db) as repo:
-        session, branch, text = places.last(repo, words)
+        session, branch, text = references.last(repo, words)
         with bar("reading", as_json) as progress:
             found = repo.search(
                 text, session, branch, all_branches=all_branches, limit=limit, after=after, progress=progress

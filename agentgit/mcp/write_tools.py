@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentgit.errors import InvalidInput, NotAllowed
-from agentgit.mcp import codes
-from agentgit.mcp.looks import WIDTH, Answer, Branch, Conversation, Files, Force, Looks, Place, Session, Tools
+from agentgit.mcp import confirmation
+from agentgit.mcp.read_tools import WIDTH, Answer, Branch, Conversation, Files, Force, Looks, Place, Session, Tools
 from agentgit.render import log as logs
 from agentgit.render import records
 from agentgit.render import rollback as rollbacks
@@ -77,15 +77,17 @@ class Moves(Looks):
     ) -> Answer:  # fmt: skip
         """Go back to a point as planned: on a new branch, undoing what came after it. Ask plan_rollback first."""
         of = self.of(session)
-        if (before := codes.done_before(self.repo, of, confirm)) is not None:
+        if (before := confirmation.done_before(self.repo, of, confirm)) is not None:
             return _report(self.repo.resume(before))
         self._expect_force(force=force)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
         if force or plan.is_admissible:  # else the rollback says what blocks
-            codes.expect(confirm, codes.of_rollback(self.repo, of, branch, plan, force=force, **how), plan)
+            confirmation.expect(
+                confirm, confirmation.of_rollback(self.repo, of, branch, plan, force=force, **how), plan
+            )
         report = self.repo.rollback(
-            plan.checkpoint_id, of, branch=branch, force=force, request_id=codes.PREFIX + confirm, **how
+            plan.checkpoint_id, of, branch=branch, force=force, request_id=confirmation.PREFIX + confirm, **how
         )
         return _report(report)
 
@@ -98,7 +100,7 @@ class Moves(Looks):
             self._expect_force(force=force)
             plan = self.repo.plan_switch(branch, of)
             if force or plan.is_admissible:
-                codes.expect(confirm, codes.of_switch(self.repo, of, branch, plan, force=force), plan)
+                confirmation.expect(confirm, confirmation.of_switch(self.repo, of, branch, plan, force=force), plan)
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
         report = self.repo.switch(branch, of, sync=sync, force=force)

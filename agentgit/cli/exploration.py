@@ -9,7 +9,7 @@ import typer
 
 from agentgit.cli import chat, output
 from agentgit.cli.options import AsJson, Trust, Where, import_from_here, places_too, repository, usage
-from agentgit.cli.world import Force, OnError, Yes, carried, switch
+from agentgit.cli.rollback import Force, OnError, Yes, carried, switch
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import exploration as explorations
 

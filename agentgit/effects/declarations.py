@@ -13,8 +13,8 @@ from agentgit.effects.effects import (
     as_effect,
     decorated,
 )
-from agentgit.effects.hints import hints_in, stricter
 from agentgit.effects.identity import identity
+from agentgit.effects.mcp_annotations import hints_in, stricter
 from agentgit.errors import InvalidInput
 
 ALL = "*"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import InvalidInput
-from agentgit.notebook import words
-from agentgit.notebook.subject import Names, Subject
-from agentgit.render import html, standing
+from agentgit.notebook import command_syntax as words
+from agentgit.notebook.target import Names, Subject
+from agentgit.render import html, status
 from agentgit.render.lines import Line, Span, plain
 from agentgit.render.text import clean
 
@@ -74,7 +74,7 @@ def _status(asked: Asked) -> Any:
     repo, session = about.repository, about.session_id
     branch = repo.branch(session)
     head = repo.checkpoint("HEAD", session) if branch.checkpoint_count else None
-    asked.say(Sheet(*standing.lines(repo.session(session), branch, head)))
+    asked.say(Sheet(*status.lines(repo.session(session), branch, head)))
     return repo.tree(session)
 
 

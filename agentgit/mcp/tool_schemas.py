@@ -11,8 +11,8 @@ from mcp import types
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentgit.errors import InvalidInput
-from agentgit.mcp.looks import Answer, Looks
-from agentgit.mcp.moves import Moves
+from agentgit.mcp.read_tools import Answer, Looks
+from agentgit.mcp.write_tools import Moves
 
 LOOKS = (
     Looks.list_sessions, Looks.list_checkpoints, Looks.get_checkpoint_info, Looks.list_tool_calls,

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from agentgit.errors import AgentGitError
-from agentgit.notebook.subject import Names
-from agentgit.notebook.words import BRANCH, FORMS, SYNC, Argument, split
+from agentgit.notebook.command_syntax import BRANCH, FORMS, SYNC, Argument, split
+from agentgit.notebook.target import Names
 
 _MOST = 50
 """How many places are offered, the newest."""

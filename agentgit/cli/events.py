@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.finding import time_of
-from agentgit.cli.grouped import Brief
+from agentgit.cli.help_groups import Brief
+from agentgit.cli.log import time_of
 from agentgit.cli.options import AsJson, Where, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound

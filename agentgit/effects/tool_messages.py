@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentgit.effects.results import PACKED
+from agentgit.effects.recorded_results import PACKED
 
 BLOCKS = frozenset({
     "text", "image_url", "image", "json", "search_result", "custom_tool_call_output", "document", "file",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentgit.cli import output, places
+from agentgit.cli import output, references
 from agentgit.cli.options import WHO, AsJson, OfBranch, Where, address, repository, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.carried import lines
+from agentgit.render.transfer import lines
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -77,7 +77,7 @@ def import_(
 def trajectory(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
     """Write what an agent saw, did and got, a line of JSON for each AI message; of all branches, or of one."""
     with repository(db) as repo:
-        found, branch = places.path(repo, session)
+        found, branch = references.path(repo, session)
         steps = repo.trajectories(found, branch)
         if as_json:
             output.emit(True, lambda: list(steps), lambda _: [])
@@ -98,7 +98,7 @@ def _meant(repo: Repository, words: list[str]) -> tuple[ExternalSession | Checkp
     """Read `[SESSION[@BRANCH] [PLACE]]`."""
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session, a place and a file; put quotes around a name.")
-    session, branch = places.path(repo, words[0] if words else None)
+    session, branch = references.path(repo, words[0] if words else None)
     if len(words) < 2:
         return session, branch
     return repo.checkpoint(words[1], session, branch=branch), None

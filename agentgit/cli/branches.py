@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentgit.cli import output, places
-from agentgit.cli.grouped import Brief
+from agentgit.cli import output, references
+from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, OfBranch, Target, Trust, Where, places_too, repository, usage
-from agentgit.cli.world import Force, Yes, agree, carried, write
+from agentgit.cli.rollback import Force, Yes, agree, carried, write
 from agentgit.render import log as logs
 from agentgit.render import records
 from agentgit.render.sessions import branch_lines
@@ -56,7 +56,7 @@ def create(
 ) -> None:
     """Save the point where a branch stands, under a name."""
     with repository(db) as repo:
-        session, branch, name = places.last(repo, words)
+        session, branch, name = references.last(repo, words)
         made = repo.add_checkpoint(name, session, branch=branch, description=description, files=not keep_files)
         output.emit(
             as_json, lambda: records.of_checkpoint(made), lambda width: logs.lines([made], width=width, zone=None)
@@ -66,7 +66,7 @@ def create(
 def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
     """Delete one checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
-        session, branch, place = places.last(repo, target)
+        session, branch, place = references.last(repo, target)
         found = repo.checkpoint(place, session, branch=branch)
         reference = found.metadata["reference"]
         if not yes:
@@ -83,14 +83,14 @@ def cleanup(
 ) -> None:
     """Delete the automatic checkpoints of a path but the newest ones; what is needed stays."""
     with repository(db) as repo:
-        found, branch = places.path(repo, session)
+        found, branch = references.path(repo, session)
         _count(as_json, repo.cleanup_auto_checkpoints(found, branch=branch, keep=keep))
 
 
 def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
     """Delete all checkpoints of a session, or of one branch, that nothing needs, also the named ones."""
     with repository(db) as repo:
-        found, branch = places.path(repo, session)
+        found, branch = references.path(repo, session)
         if not yes:
             output.confirm(f"Delete all checkpoints of {found.session_name} that nothing needs?", as_json)
         _count(as_json, repo.clear(found, branch))
@@ -120,7 +120,7 @@ def fork(
 ) -> None:
     """Make a branch without touching the world; the session stays where it is."""
     with repository(db) as repo:
-        session, branch, place = places.maybe(repo, list(words or ()))
+        session, branch, place = references.maybe(repo, list(words or ()))
         made = repo.fork(place, session, branch=branch, name=name, files=not keep_files)
         _show(repo, made, as_json)
 
@@ -148,7 +148,7 @@ def undo(
 ) -> None:
     """Go back one turn, or several, on a new branch: show the plan, ask, reverse what came after it."""
     with repository(db, trust=trust) as repo, carried(as_json):
-        found, branch = places.path(repo, session)
+        found, branch = references.path(repo, session)
         if not yes:
             agree(repo.plan_undo(steps, found, branch=branch), "Undo?", as_json, force=force)
         write(as_json, repo.undo(steps, found, branch=branch, force=force))
@@ -164,7 +164,7 @@ def redo(
 ) -> None:
     """Take back the rollback that made a branch: what it reversed is done again."""
     with repository(db, trust=trust) as repo, carried(as_json):
-        found, branch = places.path(repo, session)
+        found, branch = references.path(repo, session)
         if not yes:
             agree(repo.plan_redo(found, branch=branch), "Redo?", as_json, force=force)
         write(as_json, repo.redo(found, branch=branch, force=force))
@@ -183,4 +183,4 @@ def recover(
 ) -> None:
     """Take a branch back whose turn or rollback died, where nobody here can see it, as on another machine."""
     with repository(db) as repo:
-        _show(repo, repo.recover(*places.path(repo, session), force=force), as_json)
+        _show(repo, repo.recover(*references.path(repo, session), force=force), as_json)
