@@ -202,9 +202,14 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         return Rollback(self.store, self.repository.registry, settle, admit=self.repository._admit)
 
     def plan_rollback(
-        self, to: Place, *, tools: str = "reverse", files: bool = True, conversation: bool = True,
+        self,
+        to: Place,
+        *,
+        tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
         replay: str = "record",
-    ) -> RollbackPlan:  # fmt: skip
+    ) -> RollbackPlan:
         """Tell what `rollback(to)` would do, without doing anything.
 
         Args:
@@ -264,9 +269,18 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             Conflict: the branch is running.
         """
         return self._rollback(
-            to, wait, tools=tools, files=files, conversation=conversation, replay=replay, name=name, force=force,
-            on_error=on_error, on_drift=on_drift, request_id=request_id,
-        )  # fmt: skip
+            to,
+            wait,
+            tools=tools,
+            files=files,
+            conversation=conversation,
+            replay=replay,
+            name=name,
+            force=force,
+            on_error=on_error,
+            on_drift=on_drift,
+            request_id=request_id,
+        )
 
     def _rollback(self, to: Place, settle: Settle, **how: Any) -> RollbackAgent:
         with self._reading(EDITOR) as connection:
@@ -350,9 +364,14 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         row = self.store.database.write(move, durable=sync is None)
         if sync is not None:
             asked = Switch(
-                user_id=self.rules.user_id, source_id=self.branch_id, branch=row, sync=sync, force=force,
-                on_error=on_error, current=current,
-            )  # fmt: skip
+                user_id=self.rules.user_id,
+                source_id=self.branch_id,
+                branch=row,
+                sync=sync,
+                force=force,
+                on_error=on_error,
+                current=current,
+            )
             self._engine(settle).switch(asked)
         self._stand_on(row.id)
         return self

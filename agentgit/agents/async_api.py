@@ -121,9 +121,14 @@ class Twins:
         return await self._io(self._agent.tree)
 
     async def aplan_rollback(
-        self, to: Place, *, tools: str = "reverse", files: bool = True, conversation: bool = True,
+        self,
+        to: Place,
+        *,
+        tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
         replay: str = "record",
-    ) -> RollbackPlan:  # fmt: skip
+    ) -> RollbackPlan:
         """Tell what a rollback would do, as `plan_rollback`."""
         return await self._io(
             self._agent.plan_rollback, to, tools=tools, files=files, conversation=conversation, replay=replay
@@ -145,9 +150,19 @@ class Twins:
     ) -> RollbackAgent:
         """Go back, as `rollback`; asynchronous undo functions and tools run on this event loop."""
         return await self._change(
-            self._agent._rollback, to, on_this_loop(), tools=tools, files=files, conversation=conversation,
-            replay=replay, name=name, force=force, on_error=on_error, on_drift=on_drift, request_id=request_id,
-        )  # fmt: skip
+            self._agent._rollback,
+            to,
+            on_this_loop(),
+            tools=tools,
+            files=files,
+            conversation=conversation,
+            replay=replay,
+            name=name,
+            force=force,
+            on_error=on_error,
+            on_drift=on_drift,
+            request_id=request_id,
+        )
 
     async def aundo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
         """Roll back to an earlier checkpoint, as `undo`."""
@@ -178,9 +193,13 @@ class Twins:
         return await self._io(self._agent.plan_switch, branch)
 
     async def aswitch(
-        self, branch: InternalSession | str | int, sync: str | None = None, *, force: bool = False,
+        self,
+        branch: InternalSession | str | int,
+        sync: str | None = None,
+        *,
+        force: bool = False,
         on_error: str = "stop",
-    ) -> RollbackAgent:  # fmt: skip
+    ) -> RollbackAgent:
         """Continue on another branch, as `switch`; asynchronous undo functions and tools run on this event loop."""
         return await self._change(
             self._agent._switch, branch, on_this_loop(), sync=sync, force=force, on_error=on_error

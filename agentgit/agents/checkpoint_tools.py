@@ -116,9 +116,13 @@ def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
         return f"Deleted {count} automatic checkpoints."
 
     made: list[Callable[..., str]] = [
-        create_checkpoint, list_checkpoints, get_checkpoint_info, rollback_to_checkpoint, delete_checkpoint,
+        create_checkpoint,
+        list_checkpoints,
+        get_checkpoint_info,
+        rollback_to_checkpoint,
+        delete_checkpoint,
         cleanup_auto_checkpoints,
-    ]  # fmt: skip
+    ]
     return [_tool(function) for function in made]
 
 

@@ -106,9 +106,7 @@ class BranchCache(BaseCache[Any]):
                 known = [] if turn.given.is_new else turn.agent.store.world.standing_keys(connection, path)
             self._turn, self._begun, self._before = turn, {}, known
             self._branches = [part.branch_id for part in reversed(path)]
-        return {
-            (ns, key): [(ns, f"{key}@{end}") for end in (*self._branches, ANY_BRANCH)] for ns, key in keys
-        }  # fmt: skip
+        return {(ns, key): [(ns, f"{key}@{end}") for end in (*self._branches, ANY_BRANCH)] for ns, key in keys}
 
     def _standing(self, asked: Mapping[FullKey, Sequence[FullKey]], found: Mapping[FullKey, Any]) -> dict[FullKey, Any]:
         """Choose among the entries that were found."""

@@ -131,10 +131,12 @@ class Runs(Runnable[Any, Any]):
     def _traced(self) -> Traced:
         """Begin the span of a turn."""
         return start(
-            f"invoke_agent {self.graph.name}", gen__ai_operation_name="invoke_agent",
-            gen__ai_agent_name=self.graph.name, gen__ai_conversation_id=str(self._session_id),
+            f"invoke_agent {self.graph.name}",
+            gen__ai_operation_name="invoke_agent",
+            gen__ai_agent_name=self.graph.name,
+            gen__ai_conversation_id=str(self._session_id),
             agentgit_branch_id=self.branch_id,
-        )  # fmt: skip
+        )
 
     def _begin(
         self, value: Any, config: RunnableConfig | None, traced: Traced = NOTHING

@@ -98,9 +98,13 @@ def wrap(
         now = repository.lookup.session(connection, found.id)  # it may continue on another branch since
         row = repository.lookup.branch(connection, now, branch)
     rules = Rules(
-        user_id=repository.user.id, effects=declared, unrecorded=ours, auto=auto, fence=fence,
+        user_id=repository.user.id,
+        effects=declared,
+        unrecorded=ours,
+        auto=auto,
+        fence=fence,
         keeper=keeper,
-    )  # fmt: skip
+    )
     intercept()
     agent = RollbackAgent(repository, graph, rules, row.id)
     repository.wrapped[found.id] = agent._on

@@ -115,9 +115,14 @@ def claims_of(token: str, jwt: JWT) -> Claims | None:
     try:
         key = jwt.key if jwt.key is not None else _key_of(token, jwt)
         said = pyjwt.decode(
-            token, key, algorithms=list(jwt.algorithms), issuer=jwt.issuer, audience=jwt.audience, leeway=jwt.leeway,
+            token,
+            key,
+            algorithms=list(jwt.algorithms),
+            issuer=jwt.issuer,
+            audience=jwt.audience,
+            leeway=jwt.leeway,
             options={"require": ["exp", jwt.user_claim]},
-        )  # fmt: skip
+        )
         name, user_id = said[jwt.user_claim], None
         if jwt.id_claim is not None:
             user_id = int(said[jwt.id_claim])

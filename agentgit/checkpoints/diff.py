@@ -174,8 +174,9 @@ class Diff(Drawn):
     def tasks(self) -> list[tuple[str, str]]:
         """Give the text of the tasks of an unfinished step, each with its sign."""
         return [
-            *(("-", _task(one)) for one in self.removed_pending), *(("+", _task(one)) for one in self.added_pending)
-        ]  # fmt: skip
+            *(("-", _task(one)) for one in self.removed_pending),
+            *(("+", _task(one)) for one in self.added_pending),
+        ]
 
     def __str__(self) -> str:
         return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())

@@ -271,9 +271,16 @@ class Text(NamedTuple):
     def hit(self, kind: str, snippet: Snippet, reference: str, checkpoint_id: int, made: datetime) -> Hit:
         """Make what a person gets."""
         return Hit(
-            kind=kind, reference=reference, checkpoint_id=checkpoint_id, created_at=made, role=self.role,
-            name=self.name, id=self.id, snippet=snippet.text, marks=snippet.marks,
-        )  # fmt: skip
+            kind=kind,
+            reference=reference,
+            checkpoint_id=checkpoint_id,
+            created_at=made,
+            role=self.role,
+            name=self.name,
+            id=self.id,
+            snippet=snippet.text,
+            marks=snippet.marks,
+        )
 
 
 def plain(value: Any) -> str:

@@ -50,18 +50,22 @@ def chat(
     """Talk with a graph; what is said and done is recorded, and /help tells how to go back."""
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
-        agent = wrapped(
-            repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template
-        )  # fmt: skip
+        agent = wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
         with Chat(agent, orders.carry_out, yes=yes) as talk:
             failed = talk.run()
     raise typer.Exit(failed)
 
 
 def wrapped(
-    repo: Repository, graph: str, session: str | None, *, branch: str | None, effects: str | None,
-    workspace: Path | None, template: str | None = None,
-) -> RollbackAgent:  # fmt: skip
+    repo: Repository,
+    graph: str,
+    session: str | None,
+    *,
+    branch: str | None,
+    effects: str | None,
+    workspace: Path | None,
+    template: str | None = None,
+) -> RollbackAgent:
     """Wrap the graph that was named, in the session to continue or to make.
 
     Args:

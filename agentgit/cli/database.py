@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from agentgit.store.sql.database import Database
 
 app = typer.Typer(
-    name="db", help="Look at the schema of a database; bring it up to date; make it smaller; encrypt it.",
-    no_args_is_help=True, cls=Brief, rich_markup_mode=None,
-)  # fmt: skip
+    name="db",
+    help="Look at the schema of a database; bring it up to date; make it smaller; encrypt it.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()

@@ -46,9 +46,12 @@ audit = typer.Typer(
     rich_markup_mode=None,
 )
 webhooks = typer.Typer(
-    name="webhooks", help="Send events to URLs, signed, and again until they are taken.", no_args_is_help=True,
-    cls=Brief, rich_markup_mode=None,
-)  # fmt: skip
+    name="webhooks",
+    help="Send events to URLs, signed, and again until they are taken.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
+)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -11,18 +11,40 @@ from typer.core import TyperGroup
 GROUPS = {
     "Begin": ("demo", "chat", "start"),
     "Look": (
-        "sessions", "status", "tree", "log", "show", "track", "branches", "diff", "compare", "search", "events",
-        "operations", "stats",
+        "sessions",
+        "status",
+        "tree",
+        "log",
+        "show",
+        "track",
+        "branches",
+        "diff",
+        "compare",
+        "search",
+        "events",
+        "operations",
+        "stats",
     ),
     "Go back and go on": (
-        "plan", "rollback", "undo", "redo", "rewind", "switch", "fork", "checkpoint", "tag", "merge", "cherry-pick",
-        "explore", "promote",
+        "plan",
+        "rollback",
+        "undo",
+        "redo",
+        "rewind",
+        "switch",
+        "fork",
+        "checkpoint",
+        "tag",
+        "merge",
+        "cherry-pick",
+        "explore",
+        "promote",
     ),
     "Mend what stopped": ("resume", "resolve", "recover"),
     "Carry and connect": ("export", "import", "import-langgraph", "trajectory", "mcp", "serve", "webhooks"),
     "Share": ("share", "unshare", "members", "link", "accept", "users", "keys", "whoami"),
     "Keep in order": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
-}  # fmt: skip
+}
 """The headings, each with its commands."""
 
 OTHERS = "Others"

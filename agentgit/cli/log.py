@@ -62,9 +62,16 @@ def log(
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         asked = repo.log(
-            found, branch, which="all" if all_branches else "branch" if branch_only else "path", name=name,
-            since=time_of(since), until=time_of(until), tag=tagged, author=author, auto=auto,
-        )  # fmt: skip
+            found,
+            branch,
+            which="all" if all_branches else "branch" if branch_only else "path",
+            name=name,
+            since=time_of(since),
+            until=time_of(until),
+            tag=tagged,
+            author=author,
+            auto=auto,
+        )
         if count:
             number = len(asked)
             output.line(as_json, lambda: {"count": number}, str(number))

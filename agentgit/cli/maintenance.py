@@ -86,9 +86,15 @@ def retention(
 
 
 def _wanted(
-    before: Retention | None, on: bool, off: bool, most: int | None, after: int | None, last: int | None,
-    age: float | None, size: str | None,
-) -> Retention | None:  # fmt: skip
+    before: Retention | None,
+    on: bool,
+    off: bool,
+    most: int | None,
+    after: int | None,
+    last: int | None,
+    age: float | None,
+    size: str | None,
+) -> Retention | None:
     """Change what was kept by what was written; what was not written stays."""
     from agentgit.checkpoints import Retention
 

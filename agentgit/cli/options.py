@@ -191,9 +191,7 @@ WHO: ContextVar[Who] = ContextVar("agentgit_who", default=Who())  # noqa: B039  
 
 
 @contextmanager
-def repository(
-    where: str | None, *, create: bool = False, trust: Sequence[str] | None = ()
-) -> Iterator[Repository]:  # fmt: skip
+def repository(where: str | None, *, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
     """Open a database that is there, as its local owner or who was named, for one command.
 
     Args:

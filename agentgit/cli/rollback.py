@@ -88,9 +88,16 @@ def rollback(
         if not yes:
             agree(repo.plan_rollback(place, session, branch=branch, **how), "Roll back?", as_json, force=force)
         report = repo.rollback(
-            place, session, branch=branch, name=name, force=force, on_error=on_error, on_drift=on_drift,
-            request_id=request_id, **how,
-        )  # fmt: skip
+            place,
+            session,
+            branch=branch,
+            name=name,
+            force=force,
+            on_error=on_error,
+            on_drift=on_drift,
+            request_id=request_id,
+            **how,
+        )
         write(as_json, report)
 
 

@@ -57,7 +57,16 @@ def serve(
         raise Unavailable('The server needs more. Run: pip install "agentgit[server]"') from error
     with repository(db, trust=trust) as repo:
         serving.serve(
-            repo, host=host, port=port, accounts=accounts, hosts=allow_host or (), insecure=insecure,
-            trusted_proxies=trusted_proxy or (), public_url=public_url, metrics_token=metrics_token,
-            access_log=access_log, say=output.note, browser=open_,
-        )  # fmt: skip
+            repo,
+            host=host,
+            port=port,
+            accounts=accounts,
+            hosts=allow_host or (),
+            insecure=insecure,
+            trusted_proxies=trusted_proxy or (),
+            public_url=public_url,
+            metrics_token=metrics_token,
+            access_log=access_log,
+            say=output.note,
+            browser=open_,
+        )

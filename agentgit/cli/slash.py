@@ -65,7 +65,9 @@ FORMS = (
     Form("rewind", ("RESTORE_POINT",), _GOING, "Bring only the files back to before a user's message."),
     Form("resume", ("OPERATION",), {FORCE: ""}, "Finish a rollback that stopped half way."),
     Form(
-        "resolve", ("INVOCATION", "OUTCOME"), {RESULT: "JSON"},
+        "resolve",
+        ("INVOCATION", "OUTCOME"),
+        {RESULT: "JSON"},
         "Say what became of a call: happened or did-not-happen.",
     ),
     Form("tree", help="Draw the branches."),
@@ -85,12 +87,15 @@ FORMS = (
     Form("continue", help="Go on with a turn that broke off."),
     Form("help", help="Show this."),
     Form("quit", help="Leave; Ctrl-D does it too."),
-)  # fmt: skip
+)
 
 ALIASES = {
-    "checkpoint": "checkpoint list", "checkpoint save": "checkpoint create", "checkpoints": "checkpoint list",
-    "fork": "branch", "exit": "quit",
-}  # fmt: skip
+    "checkpoint": "checkpoint list",
+    "checkpoint save": "checkpoint create",
+    "checkpoints": "checkpoint list",
+    "fork": "branch",
+    "exit": "quit",
+}
 """Other words for the same."""
 
 NOTES = (

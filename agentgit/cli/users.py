@@ -115,9 +115,10 @@ def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
 
 
 def accept(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="As `agentgit link create` gave it.")], db: Where = None,
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="As `agentgit link create` gave it.")],
+    db: Where = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Join a session by a link."""
     with repository(db) as repo:
         found = repo.accept(token)

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from agentgit.workspace.values import FileCheckpoint, RestorePlan
 
 app = typer.Typer(
-    name="workspace", help="Save the files of a folder, look at what changed, bring them back.", no_args_is_help=True,
-    cls=Brief, rich_markup_mode=None,
-)  # fmt: skip
+    name="workspace",
+    help="Save the files of a folder, look at what changed, bring them back.",
+    no_args_is_help=True,
+    cls=Brief,
+    rich_markup_mode=None,
+)
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder.")]
 Store = Annotated[

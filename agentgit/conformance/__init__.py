@@ -12,8 +12,13 @@ from agentgit.conformance import checkpoints, concurrency, schemas, transactions
 from agentgit.conformance.rules import Breach, LeftOut, Opener, Report, Result, Rule, check
 
 RULES: tuple[Rule, ...] = (
-    *schemas.RULES, *transactions.RULES, *values.RULES, *concurrency.RULES, *users.RULES, *checkpoints.RULES,
-)  # fmt: skip
+    *schemas.RULES,
+    *transactions.RULES,
+    *values.RULES,
+    *concurrency.RULES,
+    *users.RULES,
+    *checkpoints.RULES,
+)
 """Every rule, in the order in which they are checked."""
 
 __all__ = ["RULES", "Breach", "LeftOut", "Opener", "Report", "Result", "Rule", "check"]

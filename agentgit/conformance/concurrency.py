@@ -81,15 +81,25 @@ def one_reverses_a_call(trial: Trial) -> None:
     """Of many that want to reverse a call one gets it, and a status that may not follow is refused."""
     branch_id, store = trial.branch(), trial.repo.store
     intent = Intent(
-        session_id=trial.repo.session(trial.name).id, branch_id=branch_id, batch=0, batch_index=0, tool_name="t",
-        tool_call_id=None, effect="reversible", undo=None, args={}, idempotency_key=trial.name, owner="conformance",
+        session_id=trial.repo.session(trial.name).id,
+        branch_id=branch_id,
+        batch=0,
+        batch_index=0,
+        tool_name="t",
+        tool_call_id=None,
+        effect="reversible",
+        undo=None,
+        args={},
+        idempotency_key=trial.name,
+        owner="conformance",
         started_at=datetime.now(UTC),
-    )  # fmt: skip
+    )
     call = store.database.write(lambda c: store.journal.intend(c, intent))
     refused(
         lambda: store.database.write(lambda c: store.journal.move(c, call, invocation.REVERSED)),
-        Conflict, "A call that has not ended was reversed.",
-    )  # fmt: skip
+        Conflict,
+        "A call that has not ended was reversed.",
+    )
     store.database.write(lambda c: store.journal.end(c, call, Outcome(status=invocation.DONE, result=1)))
     found = _at_once(
         trial,
@@ -148,7 +158,11 @@ def one_session_is_made(trial: Trial) -> None:
 
 
 _RULES = (
-    one_takes_a_branch, late_ones_are_fenced, one_reverses_a_call, no_checkpoint_is_lost, no_fact_is_lost,
+    one_takes_a_branch,
+    late_ones_are_fenced,
+    one_reverses_a_call,
+    no_checkpoint_is_lost,
+    no_fact_is_lost,
     one_session_is_made,
-)  # fmt: skip
+)
 RULES = tuple(Rule("concurrency", run) for run in _RULES)

@@ -49,8 +49,9 @@ def refuses_doubles(trial: Trial) -> None:
     store, user = trial.repo.store, trial.repo.user.id
     refused(
         lambda: store.database.write(lambda c: store.sessions.create(c, user, trial.name)),
-        AgentGitError, "Two sessions of one user have the same name.",
-    )  # fmt: skip
+        AgentGitError,
+        "Two sessions of one user have the same name.",
+    )
     expect(len([s for s in trial.repo.sessions() if s.session_name == trial.name]) == 1, "The refused row is there.")
 
 
@@ -59,8 +60,9 @@ def refuses_orphans(trial: Trial) -> None:
     store = trial.repo.store
     refused(
         lambda: store.database.write(lambda c: store.sessions.create_branch(c, new_id(), "main")),
-        AgentGitError, "A branch belongs to a session that does not exist.",
-    )  # fmt: skip
+        AgentGitError,
+        "A branch belongs to a session that does not exist.",
+    )
 
 
 def keeps_tenants_apart(trial: Trial) -> None:
@@ -92,8 +94,9 @@ def keeps_the_trail(trial: Trial) -> None:
     for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
         refused(
             lambda said=statement: write(lambda c: c.exec_driver_sql(said)),  # type: ignore[misc]  # bound now
-            NotAllowed, "The audit trail can be changed.",
-        )  # fmt: skip
+            NotAllowed,
+            "The audit trail can be changed.",
+        )
 
 
 _RULES = (is_newest, has_tables, refuses_doubles, refuses_orphans, keeps_tenants_apart, keeps_the_trail)

@@ -14,9 +14,18 @@ from agentgit.store.sql.ids import ID_LIMIT, new_id
 from agentgit.store.sql.tables import BLOB, CHECKPOINT
 
 TEXTS = (
-    "plain", "", " spaces ", "'quotes\" and \\ and \\u0041", "%s %(a)s :a ? {0}", "line\nand\ttab\rand", "nul \0 in it",
-    "a lone \ud83d surrogate", "é and e\u0301", "\U0001f600 \u202e \u2028", "x" * 100_000,
-)  # fmt: skip
+    "plain",
+    "",
+    " spaces ",
+    "'quotes\" and \\ and \\u0041",
+    "%s %(a)s :a ? {0}",
+    "line\nand\ttab\rand",
+    "nul \0 in it",
+    "a lone \ud83d surrogate",
+    "é and e\u0301",
+    "\U0001f600 \u202e \u2028",
+    "x" * 100_000,
+)
 """Texts that some database or driver has changed or refused."""
 
 HUGE = 3 * 2**20
@@ -45,9 +54,10 @@ def keep_times(trial: Trial) -> None:
     """A time comes back as the same moment, aware, in UTC, to the microsecond."""
     branch_id, user = trial.branch(), trial.repo.user.id
     for at in (
-        datetime(2026, 1, 2, 3, 4, 5, 678901, UTC), datetime(1999, 12, 31, 23, 59, 59, 999999, UTC),
+        datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
+        datetime(1999, 12, 31, 23, 59, 59, 999999, UTC),
         datetime(2026, 3, 29, 2, 30, tzinfo=timezone(timedelta(hours=-9, minutes=-30))),
-    ):  # fmt: skip
+    ):
         made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", made_at=at))
         found = trial.another().checkpoint(made, trial.name).created_at
         expect(found == at, f"{at} came back as {found}.")

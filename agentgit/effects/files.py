@@ -91,9 +91,14 @@ class FileChanges:
 
 
 _SAID = {
-    WRITE: "brought back", DELETE: "deleted", ASIDE: "moved aside", CONFLICT: "changed by somebody else",
-    MISSING: "missing", LEFT: "left as they are", OVERWRITTEN: "of somebody else overwritten",
-}  # fmt: skip
+    WRITE: "brought back",
+    DELETE: "deleted",
+    ASIDE: "moved aside",
+    CONFLICT: "changed by somebody else",
+    MISSING: "missing",
+    LEFT: "left as they are",
+    OVERWRITTEN: "of somebody else overwritten",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,8 +131,9 @@ class RollbackReport(Drawn):
 _FACTS = ("operation_id", "status", "checkpoint_id", "branch", "kind")
 
 _SAID = {group: group for group in GROUPS if group != "replayed"} | {
-    "remaining": "not tried", "answered": "answered from the record",
-}  # fmt: skip
+    "remaining": "not tried",
+    "answered": "answered from the record",
+}
 """What is said of each group; what was replayed is in the heading."""
 
 

@@ -9,9 +9,18 @@ from typing import Any
 
 from agentgit.effects.recorded_results import PACKED
 
-BLOCKS = frozenset({
-    "text", "image_url", "image", "json", "search_result", "custom_tool_call_output", "document", "file",
-})  # fmt: skip
+BLOCKS = frozenset(
+    {
+        "text",
+        "image_url",
+        "image",
+        "json",
+        "search_result",
+        "custom_tool_call_output",
+        "document",
+        "file",
+    }
+)
 """The types of the content blocks that a tool message may have, as LangChain knows them."""
 
 

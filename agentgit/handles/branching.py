@@ -31,9 +31,15 @@ class Branching(Verbs):
     # -- points
 
     def add_checkpoint(
-        self, name: str | None = None, session: SessionRef = None, *, branch: BranchRef = None,
-        description: str | None = None, data: object = None, files: bool = True,
-    ) -> Checkpoint:  # fmt: skip
+        self,
+        name: str | None = None,
+        session: SessionRef = None,
+        *,
+        branch: BranchRef = None,
+        description: str | None = None,
+        data: object = None,
+        files: bool = True,
+    ) -> Checkpoint:
         """Save the point where a branch stands, as `RollbackAgent.checkpoint` does.
 
         Args:
@@ -124,9 +130,14 @@ class Branching(Verbs):
     # -- branches
 
     def fork(
-        self, to: Place | None = None, session: SessionRef = None, *, branch: BranchRef = None,
-        name: str | None = None, files: bool = True,
-    ) -> InternalSession:  # fmt: skip
+        self,
+        to: Place | None = None,
+        session: SessionRef = None,
+        *,
+        branch: BranchRef = None,
+        name: str | None = None,
+        files: bool = True,
+    ) -> InternalSession:
         """Make a branch without touching the world; the session stays where it is until somebody switches.
 
         Args:
@@ -305,10 +316,15 @@ class Branching(Verbs):
                 return None
             at = FilesAt(snapshot=report.files.safety, settings=wanted["settings"]).brought()
             return Request(
-                user_id=self.user.id, source_id=branch_id, label="before the files were brought back", tools="keep",
-                target=self.lookup.target(connection, session, row, "HEAD")[0], files=at, conversation=False,
+                user_id=self.user.id,
+                source_id=branch_id,
+                label="before the files were brought back",
+                tools="keep",
+                target=self.lookup.target(connection, session, row, "HEAD")[0],
+                files=at,
+                conversation=False,
                 force=force,
-            )  # fmt: skip
+            )
 
         return self._read(look)
 

@@ -121,9 +121,13 @@ class Across(Verbs):
         fork, (left, right, between) = self._read(look)
         facts = fork.metadata
         return Comparison(
-            fork=facts["reference"], messages=facts["message_count"], calls=facts["tool_track_position"],
-            left=self._diff(*left), right=self._diff(*right), between=self._diff(*between),
-        )  # fmt: skip
+            fork=facts["reference"],
+            messages=facts["message_count"],
+            calls=facts["tool_track_position"],
+            left=self._diff(*left),
+            right=self._diff(*right),
+            between=self._diff(*between),
+        )
 
     # -- carry
 
@@ -144,9 +148,14 @@ class Across(Verbs):
         return self._agent(session, into).plan_merge(source, resolve=resolve)
 
     def merge(
-        self, source: Place, into: BranchRef = None, session: SessionRef = None, *, resolve: Resolve = None,
+        self,
+        source: Place,
+        into: BranchRef = None,
+        session: SessionRef = None,
+        *,
+        resolve: Resolve = None,
         name: str | None = None,
-    ) -> Checkpoint:  # fmt: skip
+    ) -> Checkpoint:
         """Bring what a branch did into another one, as `RollbackAgent.merge`, with the graph that was wrapped here.
 
         Args:
@@ -294,9 +303,15 @@ class Across(Verbs):
 
     def _fresh_request(self, first: Found, *, force: bool) -> Request:
         return Request(
-            user_id=self.user.id, source_id=first.internal_session_id, target=first, label="the template",
-            replay=EXECUTE, on_drift="continue", force=force, request_id=FRESH,
-        )  # fmt: skip
+            user_id=self.user.id,
+            source_id=first.internal_session_id,
+            target=first,
+            label="the template",
+            replay=EXECUTE,
+            on_drift="continue",
+            force=force,
+            request_id=FRESH,
+        )
 
     # -- both
 
@@ -304,16 +319,21 @@ class Across(Verbs):
         """Compare what two checkpoints do not share, and their files."""
         rests = (
             Checkpoint(
-                id=point.id, metadata={**point.metadata, "pending": rest.pending}, session_state=rest.state,
-                conversation_history=rest.messages, tool_invocations=rest.calls,
+                id=point.id,
+                metadata={**point.metadata, "pending": rest.pending},
+                session_state=rest.state,
+                conversation_history=rest.messages,
+                tool_invocations=rest.calls,
             )
             for point, rest in ((one, folded.a), (two, folded.b))
-        )  # fmt: skip
+        )
         found = diff(*rests)
         return replace(
-            found, common_messages=found.common_messages + folded.messages,
-            common_calls=found.common_calls + folded.calls, **self._engine().files.diff(one, two),
-        )  # fmt: skip
+            found,
+            common_messages=found.common_messages + folded.messages,
+            common_calls=found.common_calls + folded.calls,
+            **self._engine().files.diff(one, two),
+        )
 
     def _named(self, *found: tuple[Found, ExternalSession]) -> list[Checkpoint]:
         """Make checkpoints; if they are of several sessions, their references name them."""

@@ -38,9 +38,12 @@ class Handle:
     """
 
     def __init__(
-        self, store: Store, principal: Principal, effects: Mapping[str, Effect] | None = None,
+        self,
+        store: Store,
+        principal: Principal,
+        effects: Mapping[str, Effect] | None = None,
         registry: Registry | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store = store.of(principal)
         self.principal = principal
         self.lookup = Lookup(self.store, principal)

@@ -211,10 +211,18 @@ class Finds(Verbs):
     # -- the log
 
     def log(
-        self, session: SessionRef = None, branch: BranchRef = None, *, which: str = "path", name: str | None = None,
-        since: datetime | None = None, until: datetime | None = None, tag: str | None = None,
-        author: str | None = None, auto: bool | None = None,
-    ) -> Log:  # fmt: skip
+        self,
+        session: SessionRef = None,
+        branch: BranchRef = None,
+        *,
+        which: str = "path",
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        tag: str | None = None,
+        author: str | None = None,
+        auto: bool | None = None,
+    ) -> Log:
         """List checkpoints, the newest first, by page; all conditions hold at once.
 
         The first checkpoint of a branch stands for the one that it left from. Asked for by name, by tag or with
@@ -285,9 +293,16 @@ class Finds(Verbs):
     # -- search
 
     def search(
-        self, text: str, session: SessionRef = None, branch: BranchRef = None, *, all_branches: bool = False,
-        limit: int = 20, after: str | None = None, progress: Progress | None = None,
-    ) -> Hits:  # fmt: skip
+        self,
+        text: str,
+        session: SessionRef = None,
+        branch: BranchRef = None,
+        *,
+        all_branches: bool = False,
+        limit: int = 20,
+        after: str | None = None,
+        progress: Progress | None = None,
+    ) -> Hits:
         """Find messages, tool calls and named checkpoints by their words.
 
         What people wrote at checkpoints (names and descriptions) comes first, then messages and calls, each the newest
@@ -323,9 +338,14 @@ class Finds(Verbs):
         complete = self._take_in(session, progress)
 
         def look(connection: Connection) -> Hits:
-            return self._hits(connection, Scope(
-                session=session, branch=branch, which="all" if all_branches else "path"
-            ), wanted, before, size, complete=complete)  # fmt: skip
+            return self._hits(
+                connection,
+                Scope(session=session, branch=branch, which="all" if all_branches else "path"),
+                wanted,
+                before,
+                size,
+                complete=complete,
+            )
 
         return self._read(look)
 
@@ -363,9 +383,14 @@ class Finds(Verbs):
     # -- tags
 
     def tag(
-        self, ref: Place, name: str, session: SessionRef = None, *, branch: BranchRef = None,
+        self,
+        ref: Place,
+        name: str,
+        session: SessionRef = None,
+        *,
+        branch: BranchRef = None,
         description: str | None = None,
-    ) -> Tag:  # fmt: skip
+    ) -> Tag:
         """Give a checkpoint a tag: a name for the place, unique in the session. As long as it has it, it is kept.
 
         Args:

@@ -66,9 +66,16 @@ class Verbs(Handle):
     # -- rollback
 
     def plan_rollback(
-        self, to: Place, session: SessionRef = None, *, branch: BranchRef = None, tools: str = "reverse",
-        files: bool = True, conversation: bool = True, replay: str = "record",
-    ) -> RollbackPlan:  # fmt: skip
+        self,
+        to: Place,
+        session: SessionRef = None,
+        *,
+        branch: BranchRef = None,
+        tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
+        replay: str = "record",
+    ) -> RollbackPlan:
         """Tell what `rollback` would do, without doing anything.
 
         Args:
@@ -89,10 +96,21 @@ class Verbs(Handle):
         )
 
     def rollback(
-        self, to: Place, session: SessionRef = None, *, branch: BranchRef = None, tools: str = "reverse",
-        files: bool = True, conversation: bool = True, replay: str = "record", name: str | None = None,
-        force: bool = False, on_error: str = "stop", on_drift: str = "stop", request_id: str | None = None,
-    ) -> RollbackReport:  # fmt: skip
+        self,
+        to: Place,
+        session: SessionRef = None,
+        *,
+        branch: BranchRef = None,
+        tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
+        replay: str = "record",
+        name: str | None = None,
+        force: bool = False,
+        on_error: str = "stop",
+        on_drift: str = "stop",
+        request_id: str | None = None,
+    ) -> RollbackReport:
         """Go back, as `RollbackAgent.rollback` does; give the report, which has the name of the new branch.
 
         Args:
@@ -125,10 +143,20 @@ class Verbs(Handle):
         """
         source, target, label = self._read(lambda c: self._way(c, session, branch, to, EDITOR))
         request = Request(
-            user_id=self.user.id, source_id=source.id, target=target, label=label, tools=tools, files=files,
-            conversation=conversation, replay=replay, name=name, force=force, on_error=on_error, on_drift=on_drift,
+            user_id=self.user.id,
+            source_id=source.id,
+            target=target,
+            label=label,
+            tools=tools,
+            files=files,
+            conversation=conversation,
+            replay=replay,
+            name=name,
+            force=force,
+            on_error=on_error,
+            on_drift=on_drift,
             request_id=request_id,
-        )  # fmt: skip
+        )
         return self._done(self._engine().run(request), conversation=conversation)
 
     def rewind_files(
@@ -185,9 +213,15 @@ class Verbs(Handle):
             own = point.external_session_id == found.id
             target = point if own else self.lookup.target(connection, found, source, "HEAD")[0]
             return Request(
-                user_id=self.user.id, source_id=source.id, target=target, label=label, tools="keep", files=at,
-                conversation=False, force=force,
-            )  # fmt: skip
+                user_id=self.user.id,
+                source_id=source.id,
+                target=target,
+                label=label,
+                tools="keep",
+                files=at,
+                conversation=False,
+                force=force,
+            )
 
         return self._read(find)
 
@@ -226,9 +260,14 @@ class Verbs(Handle):
         return self._engine().plan_switch(row.id)
 
     def switch(
-        self, branch: BranchRef, session: SessionRef = None, *, sync: str | None = None, force: bool = False,
+        self,
+        branch: BranchRef,
+        session: SessionRef = None,
+        *,
+        sync: str | None = None,
+        force: bool = False,
         on_error: str = "stop",
-    ) -> RollbackReport | None:  # fmt: skip
+    ) -> RollbackReport | None:
         """Make a branch the one that a session continues on, as `RollbackAgent.switch` does.
 
         Args:
@@ -256,9 +295,7 @@ class Verbs(Handle):
         source_id, row = self._change(move, durable=sync is None)
         if sync is None:
             return None
-        asked = Switch(
-            user_id=self.user.id, source_id=source_id, branch=row, sync=sync, force=force, on_error=on_error
-        )  # fmt: skip
+        asked = Switch(user_id=self.user.id, source_id=source_id, branch=row, sync=sync, force=force, on_error=on_error)
         return self._engine().read_report(self._engine().switch(asked))
 
     # -- what stopped half way
@@ -350,9 +387,15 @@ class Verbs(Handle):
                 error = None if outcome == "happened" else call.own_error or "somebody saw that it did not happen"
                 self.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
             note(
-                connection, self.store.tenant_id, "call.resolved", branch_id=branch.id, user_id=self.user.id,
-                invocation=call.id, tool=call.tool_name, outcome=outcome,
-            )  # fmt: skip
+                connection,
+                self.store.tenant_id,
+                "call.resolved",
+                branch_id=branch.id,
+                user_id=self.user.id,
+                invocation=call.id,
+                tool=call.tool_name,
+                outcome=outcome,
+            )
             return self._own_invocation(connection, invocation_id)
 
         return self._change(decide)

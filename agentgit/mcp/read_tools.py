@@ -93,9 +93,13 @@ class Looks:
         )
 
     def list_checkpoints(
-        self, session: Session = None, branch: Branch = None, named_only: bool = False, limit: Limit = 20,
+        self,
+        session: Session = None,
+        branch: Branch = None,
+        named_only: bool = False,
+        limit: Limit = 20,
         after: After = None,
-    ) -> Answer:  # fmt: skip
+    ) -> Answer:
         """List the saved points of a branch, the newest first: where a conversation can be gone back to."""
         asked = self.repo.log(self.of(session), branch, auto=False if named_only else None)
         page = asked.page(limit, after=after)
@@ -132,9 +136,14 @@ class Looks:
         return Answer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
 
     def search(
-        self, text: str, session: Session = None, branch: Branch = None, all_branches: bool = False,
-        limit: Limit = 20, after: After = None,
-    ) -> Answer:  # fmt: skip
+        self,
+        text: str,
+        session: Session = None,
+        branch: Branch = None,
+        all_branches: bool = False,
+        limit: Limit = 20,
+        after: After = None,
+    ) -> Answer:
         """Find messages, tool calls and named points by their words: names first, then the newest."""
         found = self.repo.search(text, self.of(session), branch, all_branches=all_branches, limit=limit, after=after)
         return Answer(searches.lines(found, width=WIDTH, zone=None), found.to_dict())
@@ -151,9 +160,15 @@ class Looks:
     # -- plans
 
     def plan_rollback(
-        self, checkpoint: Place, session: Session = None, branch: Branch = None, tools: Tools = "reverse",
-        files: Files = True, conversation: Conversation = True, force: Force = False,
-    ) -> Answer:  # fmt: skip
+        self,
+        checkpoint: Place,
+        session: Session = None,
+        branch: Branch = None,
+        tools: Tools = "reverse",
+        files: Files = True,
+        conversation: Conversation = True,
+        force: Force = False,
+    ) -> Answer:
         """Tell what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
         of = self.of(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}

@@ -15,10 +15,18 @@ from agentgit.mcp.read_tools import Answer, Looks
 from agentgit.mcp.write_tools import Moves
 
 LOOKS = (
-    Looks.list_sessions, Looks.list_checkpoints, Looks.get_checkpoint_info, Looks.list_tool_calls,
-    Looks.list_branches, Looks.show_tree, Looks.diff_checkpoints, Looks.search, Looks.list_operations,
-    Looks.plan_rollback, Looks.plan_switch,
-)  # fmt: skip
+    Looks.list_sessions,
+    Looks.list_checkpoints,
+    Looks.get_checkpoint_info,
+    Looks.list_tool_calls,
+    Looks.list_branches,
+    Looks.show_tree,
+    Looks.diff_checkpoints,
+    Looks.search,
+    Looks.list_operations,
+    Looks.plan_rollback,
+    Looks.plan_switch,
+)
 """What changes nothing."""
 
 MOVES: Mapping[Callable[..., Answer], Mapping[str, bool]] = {

@@ -72,9 +72,16 @@ class Moves(Looks):
     # -- the world
 
     def rollback_to_checkpoint(
-        self, checkpoint: Place, confirm: Confirm, session: Session = None, branch: Branch = None,
-        tools: Tools = "reverse", files: Files = True, conversation: Conversation = True, force: Force = False,
-    ) -> Answer:  # fmt: skip
+        self,
+        checkpoint: Place,
+        confirm: Confirm,
+        session: Session = None,
+        branch: Branch = None,
+        tools: Tools = "reverse",
+        files: Files = True,
+        conversation: Conversation = True,
+        force: Force = False,
+    ) -> Answer:
         """Go back to a point as planned: on a new branch, undoing what came after it. Ask plan_rollback first."""
         of = self.of(session)
         if (before := confirmation.done_before(self.repo, of, confirm)) is not None:

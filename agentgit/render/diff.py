@@ -53,12 +53,14 @@ def side_by_side(value: Comparison) -> str:
     """
     sides = (value.left, value.right)
     heads = [html.escape(side.to_reference) for side in sides]
-    return "".join([
-        f"<div><p><b>{html.escape(value.heading)}</b></p>",
-        html.table(heads, [[_content(side, empty="as there") for side in sides]]),
-        html.fold("one compared with the other", _content(value.between)),
-        "</div>",
-    ])  # fmt: skip
+    return "".join(
+        [
+            f"<div><p><b>{html.escape(value.heading)}</b></p>",
+            html.table(heads, [[_content(side, empty="as there") for side in sides]]),
+            html.fold("one compared with the other", _content(value.between)),
+            "</div>",
+        ]
+    )
 
 
 def _content(value: Diff, empty: str = "no difference") -> str:

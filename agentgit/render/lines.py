@@ -10,9 +10,19 @@ from agentgit.render.text import cells, cut, pad, wrap
 STYLES = ("", "heading", "reference", "name", "head", "dim", "added", "removed", "changed", "bad")
 """The names of the styles; `head` marks where branches end, `bad` what needs a person."""
 
-ASCII = str.maketrans({
-    "●": "o", "○": ".", "◆": "*", "│": "|", "├": "|", "╰": "`", "─": "-", "┆": ":", "…": "...",
-})  # fmt: skip
+ASCII = str.maketrans(
+    {
+        "●": "o",
+        "○": ".",
+        "◆": "*",
+        "│": "|",
+        "├": "|",
+        "╰": "`",
+        "─": "-",
+        "┆": ":",
+        "…": "...",
+    }
+)
 """Stands in for the characters that we draw with, where an output cannot take them."""
 
 _COLUMN_CELLS = 40

@@ -118,7 +118,7 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
         *((f"tokens of {clean(m)}", _tokens(t)) for m, t in sorted(total.tokens.items())),
         ("cost", _cost(total, stats.prices)),
         ("storage", _storage(stats)),
-    ]  # fmt: skip
+    ]
     rows = [[Span(name, "dim"), Span(said)] for name, said in facts if said]
     lines: list[Line] = [(Span(clean(stats.subject), "heading"),), *table(rows, width=width, indent="  ")]
     if len(stats.branches) > 1:

@@ -63,11 +63,13 @@ def page(value: MergePlan) -> str:
         [html.styled(Span(kind, STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]
         for kind, name, what in _cut(value)
     ]
-    return "".join([
-        f"<div><p><b>{html.escape(value.heading)}</b></p>",
-        html.table(["", "of", "what"], rows) if rows else "",
-        f"<p>{html.styled(Span(value.summary, '' if value.is_admissible else 'bad'))}</p></div>",
-    ])  # fmt: skip
+    return "".join(
+        [
+            f"<div><p><b>{html.escape(value.heading)}</b></p>",
+            html.table(["", "of", "what"], rows) if rows else "",
+            f"<p>{html.styled(Span(value.summary, '' if value.is_admissible else 'bad'))}</p></div>",
+        ]
+    )
 
 
 def _cut(value: MergePlan) -> list[Row]:

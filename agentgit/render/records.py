@@ -13,15 +13,17 @@ from agentgit.values import portable
 
 def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """Give what a checkpoint's columns say; its content is not read."""
-    return _plain({
-        "id": checkpoint.id,
-        "name": checkpoint.checkpoint_name,
-        "is_auto": checkpoint.is_auto,
-        "created_at": checkpoint.created_at,
-        "internal_session_id": checkpoint.internal_session_id,
-        "user_id": checkpoint.user_id,
-        **checkpoint.metadata,
-    })  # fmt: skip
+    return _plain(
+        {
+            "id": checkpoint.id,
+            "name": checkpoint.checkpoint_name,
+            "is_auto": checkpoint.is_auto,
+            "created_at": checkpoint.created_at,
+            "internal_session_id": checkpoint.internal_session_id,
+            "user_id": checkpoint.user_id,
+            **checkpoint.metadata,
+        }
+    )
 
 
 def of_branch(branch: InternalSession) -> dict[str, Any]:

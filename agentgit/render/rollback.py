@@ -14,12 +14,27 @@ from agentgit.render.text import clean, count
 from agentgit.values import shown
 
 STYLES = {
-    REVERSE: "changed", REDO: "added", KEEP: "", GONE: "dim", BLOCK: "bad", ANSWER: "",
-    WRITE: "changed", DELETE: "removed", ASIDE: "changed", CONFLICT: "bad", MISSING: "bad", LEFT: "dim",
+    REVERSE: "changed",
+    REDO: "added",
+    KEEP: "",
+    GONE: "dim",
+    BLOCK: "bad",
+    ANSWER: "",
+    WRITE: "changed",
+    DELETE: "removed",
+    ASIDE: "changed",
+    CONFLICT: "bad",
+    MISSING: "bad",
+    LEFT: "dim",
     OVERWRITTEN: "bad",
-    "reversed": "added", "redone": "added", "drifted": "changed", "answered": "", "kept": "", "failed": "bad",
+    "reversed": "added",
+    "redone": "added",
+    "drifted": "changed",
+    "answered": "",
+    "kept": "",
+    "failed": "bad",
     "remaining": "bad",
-}  # fmt: skip
+}
 """What an action of a plan, or a group of a report, looks like."""
 
 Row = tuple[str, ToolInvocation, str]
@@ -90,15 +105,17 @@ def page(value: RollbackPlan | RollbackReport) -> str:
         ]
         for what, call, why in _rows(value)
     ]
-    return "".join([
-        "<div>",
-        f"<p><b>{html.escape(value.heading)}</b></p>",
-        html.table(["", "call", "effect", "why"], rows) if rows else "",
-        _files(value),
-        f"<p>{html.styled(Span(value.summary, 'bad' if _needs_a_person(value) else ''))}</p>",
-        _replayed(value),
-        "</div>",
-    ])  # fmt: skip
+    return "".join(
+        [
+            "<div>",
+            f"<p><b>{html.escape(value.heading)}</b></p>",
+            html.table(["", "call", "effect", "why"], rows) if rows else "",
+            _files(value),
+            f"<p>{html.styled(Span(value.summary, 'bad' if _needs_a_person(value) else ''))}</p>",
+            _replayed(value),
+            "</div>",
+        ]
+    )
 
 
 def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:

@@ -96,11 +96,15 @@ def _content(checkpoint: Checkpoint) -> str:
         [*map(html.styled, facts), html.room(html.styled(called), len(called.text))]
         for *facts, called in call_rows(calls, LATEST)
     ]
-    return "".join([
-        html.fold("state", html.table(["", "value"], values)) if values else "",
-        html.fold(count(len(messages), "message"), said.page(messages)) if messages else "",
-        html.fold(f"{count(len(calls), 'tool call')}{_earlier(calls)}", html.table([""] * 5, shown)) if calls else "",
-    ])  # fmt: skip
+    return "".join(
+        [
+            html.fold("state", html.table(["", "value"], values)) if values else "",
+            html.fold(count(len(messages), "message"), said.page(messages)) if messages else "",
+            html.fold(f"{count(len(calls), 'tool call')}{_earlier(calls)}", html.table([""] * 5, shown))
+            if calls
+            else "",
+        ]
+    )
 
 
 _LONGEST = 2_000

@@ -31,9 +31,13 @@ LANES = ("#2f76e1", "#bc5f0a", "#198b39", "#0b868e", "#cf3f95", "#877a07")
 TEXT, TAG = "#767676", "#ae51c5"
 
 COLOURS = {
-    "running": "#2f76e1", "done": "#198b39", "irreversible": "#d4474f", "reversed": "#0b868e", "failed": "#d4474f",
+    "running": "#2f76e1",
+    "done": "#198b39",
+    "irreversible": "#d4474f",
+    "reversed": "#0b868e",
+    "failed": "#d4474f",
     "unknown": "#bc5f0a",
-}  # fmt: skip
+}
 """What the marks of calls look like; each has a shape of its own too."""
 
 _SHAPES = {
@@ -100,15 +104,18 @@ def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple
     width = max([*(right for _, right in body), _right(_heading(drawing), 0), 240]) + 10
     height = drawing.bottom + 18 + LINE * len(foot)
     role = "img" if link is None else "group"  # what is in an image, no reader can follow
-    drawn = "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="agentgit-tree" role="{role}" aria-label="{_summary(drawing)}" '
-        f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" font-family="{_FONT}" '
-        'font-size="12" fill="none" stroke-linecap="round" stroke-linejoin="round">',
-        *([_READER] if follow_reader else []),
-        _text(6, 16, _heading(drawing), bold=True),
-        *(text for text, _ in body),
-        "</svg>",
-    ])  # fmt: skip
+    drawn = "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="agentgit-tree" role="{role}" '
+            f'aria-label="{_summary(drawing)}" '
+            f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" font-family="{_FONT}" '
+            'font-size="12" fill="none" stroke-linecap="round" stroke-linejoin="round">',
+            *([_READER] if follow_reader else []),
+            _text(6, 16, _heading(drawing), bold=True),
+            *(text for text, _ in body),
+            "</svg>",
+        ]
+    )
     return drawn, width
 
 

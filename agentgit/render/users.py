@@ -31,13 +31,15 @@ def member_lines(members: Sequence[Member], *, width: int = 100, zone: tzinfo | 
     return table(
         [
             [
-                Span(clean(one.user_name), "reference"), Span(one.role), Span(_until(one.expires_at, zone), "dim"),
+                Span(clean(one.user_name), "reference"),
+                Span(one.role),
+                Span(_until(one.expires_at, zone), "dim"),
                 Span(f"by link {one.link_id}" if one.link_id is not None else "", "dim"),
             ]
             for one in members
         ],
         width=width,
-    )  # fmt: skip
+    )
 
 
 def link_lines(links: Sequence[ShareLink], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
@@ -53,14 +55,16 @@ def key_lines(keys: Sequence[ApiKey], *, width: int = 100, zone: tzinfo | None =
     return table(
         [
             [
-                Span(str(one.id), "reference"), Span(clean(one.name)), Span(widest(one.scopes)),
+                Span(str(one.id), "reference"),
+                Span(clean(one.name)),
+                Span(widest(one.scopes)),
                 Span(f"used {clock(one.last_used_at, zone)}" if one.last_used_at is not None else "never used", "dim"),
                 _end(one.expires_at, one.revoked_at, zone),
             ]
             for one in keys
         ],
         width=width,
-    )  # fmt: skip
+    )
 
 
 def _end(expires_at: datetime | None, revoked_at: datetime | None, zone: tzinfo | None) -> Span:

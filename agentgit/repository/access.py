@@ -145,9 +145,13 @@ class People(Verbs):
         if self.store.keys.is_use_due(key):
             self.store.database.write(lambda c: self.store.keys.use(c, key.id))
         return Principal(
-            tenant_id=tenant_id, user=user, scopes=key.scopes, since=datetime.now(UTC), until=key.expires_at,
+            tenant_id=tenant_id,
+            user=user,
+            scopes=key.scopes,
+            since=datetime.now(UTC),
+            until=key.expires_at,
             key_id=key.id,
-        )  # fmt: skip
+        )
 
     def _told(self, token: str) -> Principal | None:
         """Tell for whom a token speaks; None if it does not hold."""
@@ -167,9 +171,7 @@ class People(Verbs):
             user = self.store.database.write(lambda c: self._made(c, claims.user_name))
         if user is None:
             return None
-        found = Principal(
-            tenant_id=self.store.tenant_id, user=user, since=claims.issued_at, until=claims.expires_at
-        )  # fmt: skip
+        found = Principal(tenant_id=self.store.tenant_id, user=user, since=claims.issued_at, until=claims.expires_at)
         with self.store.database.reading() as connection:
             return found if self.store.users.stands(connection, found) else None
 

@@ -15,9 +15,11 @@ from agentgit.store.sql.database import Database
 
 
 def erase(
-    handle: Handle, which: erasure.Which, may: Callable[[Connection], object],
+    handle: Handle,
+    which: erasure.Which,
+    may: Callable[[Connection], object],
     work: Callable[[Connection], erasure.Gone],
-) -> Erased:  # fmt: skip
+) -> Erased:
     """Let go of the snapshots of files, delete in one transaction, and write the database anew without what went.
 
     Args:
@@ -55,9 +57,14 @@ def erase(
         files.hold_again(snapshots)  # of what was not erased after all, or what others have come to need
     problem = wiped(store.database)
     return Erased(
-        sessions=len(sessions), rows=gone.rows, values=gone.values, bytes=gone.bytes, events=gone.events,
-        snapshots=len(snapshots), left=[*left, problem] if problem else left,
-    )  # fmt: skip
+        sessions=len(sessions),
+        rows=gone.rows,
+        values=gone.values,
+        bytes=gone.bytes,
+        events=gone.events,
+        snapshots=len(snapshots),
+        left=[*left, problem] if problem else left,
+    )
 
 
 def wiped(database: Database) -> str:

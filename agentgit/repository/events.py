@@ -96,9 +96,15 @@ class Tells(Verbs):
     # -- the trail
 
     def events(
-        self, session: SessionRef = None, *, after: Event | int | None = None, kinds: str | Sequence[str] = "*",
-        since: datetime | None = None, follow: bool = False, poll: float = 0.5,
-    ) -> Iterator[Event]:  # fmt: skip
+        self,
+        session: SessionRef = None,
+        *,
+        after: Event | int | None = None,
+        kinds: str | Sequence[str] = "*",
+        since: datetime | None = None,
+        follow: bool = False,
+        poll: float = 0.5,
+    ) -> Iterator[Event]:
         """Give what happened, the oldest first, from the audit trail: also what other processes did.
 
         Args:
@@ -156,9 +162,13 @@ class Tells(Verbs):
             time.sleep(poll)
 
     def last_events(
-        self, session: SessionRef = None, *, kinds: str | Sequence[str] = "*", since: datetime | None = None,
+        self,
+        session: SessionRef = None,
+        *,
+        kinds: str | Sequence[str] = "*",
+        since: datetime | None = None,
         limit: int = 50,
-    ) -> list[Event]:  # fmt: skip
+    ) -> list[Event]:
         """Give the newest events, the oldest of these first.
 
         Args:

@@ -70,9 +70,13 @@ class Upkeep(Verbs):
             before = retention_store.read(connection, self.store, session_id)
             retention_store.write(connection, self.store, session_id, retention)
             note(
-                connection, self.store.tenant_id, "retention.changed", session_id=session_id, user_id=self.user.id,
+                connection,
+                self.store.tenant_id,
+                "retention.changed",
+                session_id=session_id,
+                user_id=self.user.id,
                 retention=retention.to_dict() if retention is not None else None,
-            )  # fmt: skip
+            )
             return before
 
         return self._change(change)
@@ -153,9 +157,14 @@ class Upkeep(Verbs):
     # -- space back
 
     def gc(
-        self, *, dry_run: bool = False, steps: bool = True, shrink: bool = True, imports: bool = False,
+        self,
+        *,
+        dry_run: bool = False,
+        steps: bool = True,
+        shrink: bool = True,
+        imports: bool = False,
         progress: Progress | None = None,
-    ) -> Reclaimed:  # fmt: skip
+    ) -> Reclaimed:
         """Give back the space of what nothing needs any more; tell what it was.
 
         Each session that has a retention is thinned out first. Then go: the graph checkpoints between checkpoints, the

@@ -113,8 +113,10 @@ def open(
     defaults, hosts = as_effects(effects), WebhookHosts.of(_listed(webhook_hosts, WEBHOOK_HOSTS))
     database = Database(
         where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
-        pool_size=pool_size, lease_seconds=lease_seconds, keyring=keyring_from(keyring),
-    )  # fmt: skip
+        pool_size=pool_size,
+        lease_seconds=lease_seconds,
+        keyring=keyring_from(keyring),
+    )
     try:
         if not create:
             _expect_file(database)
@@ -374,9 +376,13 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
     # -- look
 
     def sessions(
-        self, limit: int | None = None, after: ExternalSession | str | None = None, *, shared: bool = True,
+        self,
+        limit: int | None = None,
+        after: ExternalSession | str | None = None,
+        *,
+        shared: bool = True,
         name: str | None = None,
-    ) -> list[ExternalSession]:  # fmt: skip
+    ) -> list[ExternalSession]:
         """List the sessions, own ones and those that others share, the one that moved last first.
 
         Args:

@@ -51,9 +51,14 @@ class Carrying(Verbs):
     """What a repository can carry out and in."""
 
     def export(
-        self, ref: Exported, path: str | Path | BinaryIO, *, branch: BranchRef = None, files: bool = False,
+        self,
+        ref: Exported,
+        path: str | Path | BinaryIO,
+        *,
+        branch: BranchRef = None,
+        files: bool = False,
         progress: Progress | None = None,
-    ) -> Carried:  # fmt: skip
+    ) -> Carried:
         """Write a session, a branch or a checkpoint to one file, which any agentgit reads with `import_`.
 
         The file is JSON lines: conversation and state at every checkpoint, the tool track, the world log, rollbacks as
@@ -106,9 +111,13 @@ class Carrying(Verbs):
             cut = replace(cut, pending=keeping(self.store, connection, cut.session.id))
             form = WITH_PENDING if cut.pending else WITH_FILES if files else PLAIN
             header = {
-                "record": HEADER, "format": form, "of": cut.of, "place": cut.place, "agentgit": agentgit.__version__,
+                "record": HEADER,
+                "format": form,
+                "of": cut.of,
+                "place": cut.place,
+                "agentgit": agentgit.__version__,
                 "made_at": datetime.now(UTC).isoformat(),
-            }  # fmt: skip
+            }
             write(header)
             export(self.store, connection, cut, write, Outgoing(write) if files else None)
             return header

@@ -168,9 +168,14 @@ class Users:
         return self._changed(user, verb, kind, change, admins_only=True)
 
     def _changed(
-        self, user: UserRef, verb: str, kind: str, work: Callable[[Connection, int], None], *,
+        self,
+        user: UserRef,
+        verb: str,
+        kind: str,
+        work: Callable[[Connection, int], None],
+        *,
         admins_only: bool = False,
-    ) -> User:  # fmt: skip
+    ) -> User:
         def change(connection: Connection) -> User:
             found = self._allowed(connection, user, f"users.{verb}", admins_only=admins_only)
             if found.name == LOCAL:
@@ -268,9 +273,12 @@ class Keys:
         return f"Keys(for {self._handle.user.name!r})"
 
     def create(
-        self, name: str, scopes: str | Collection[str] = READ, expires_in: timedelta | None = KEY_LASTS,
+        self,
+        name: str,
+        scopes: str | Collection[str] = READ,
+        expires_in: timedelta | None = KEY_LASTS,
         user: UserRef | None = None,
-    ) -> NewKey:  # fmt: skip
+    ) -> NewKey:
         """Make an API key.
 
         Args:

@@ -58,9 +58,12 @@ def break_off(store: Store, connection: Connection, row: Found) -> None:
     """Note that the process of an operation has died: what it was just doing is unknown, the rest can be resumed."""
     for invocation_id in store.journal.in_reversal(connection, row.external_session_id, row.owner):
         store.journal.move(
-            connection, invocation_id, invocation.REVERSE_UNKNOWN, operation_id=row.id,
+            connection,
+            invocation_id,
+            invocation.REVERSE_UNKNOWN,
+            operation_id=row.id,
             error="the process died during its reversal",
-        )  # fmt: skip
+        )
     store.journal.abandon(connection, row.internal_session_id, row.owner)
     store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
     store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))

@@ -262,9 +262,14 @@ class Rollback:
     # -- fork
 
     def fork(
-        self, connection: Connection, target: Found, name: str | None, source_id: int, user_id: int,
+        self,
+        connection: Connection,
+        target: Found,
+        name: str | None,
+        source_id: int,
+        user_id: int,
         at: FilesAt | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Make a branch at a checkpoint without touching the world; give its id.
 
         Args:
@@ -283,10 +288,16 @@ class Rollback:
         touched = half_done or self.planner.divergence(connection, left) is not None
         branch_id = self.beginning.branch(connection, target, name, source_id)
         begun = Begun(
-            kind="fork", session_id=target.external_session_id, user_id=user_id, source_id=source_id,
-            target_id=target.id, branch_id=branch_id, request_id=None, owner="",
+            kind="fork",
+            session_id=target.external_session_id,
+            user_id=user_id,
+            source_id=source_id,
+            target_id=target.id,
+            branch_id=branch_id,
+            request_id=None,
+            owner="",
             request={"accepted": sorted(self.planner.accepted(connection, left.id)), "steps": []},
-        )  # fmt: skip
+        )
         operation_id = self.store.operations.begin(connection, begun)
         last = self.store.snapshots.last(connection, target.external_session_id)
         there = files_of(last) if last is not None else None

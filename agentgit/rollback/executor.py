@@ -248,8 +248,21 @@ def _intent(row: Found, original: ToolInvocation, owner: str, earlier: ToolInvoc
     if earlier is not None:
         key = f"{key}-{earlier.id}" if earlier.status == invocation.REVERSED else earlier.idempotency_key
     return Intent(
-        session_id=row.external_session_id, branch_id=row.internal_session_id, batch=OFF_THE_TRACK, batch_index=0,
-        tool_name=original.tool_name, tool_call_id=None, effect=original.effect, undo=original.undo,
-        args=original.args, idempotency_key=key, owner=owner, started_at=datetime.now(UTC), verify=original.verify,
-        precheck=original.precheck, kind=invocation.REDO, identity=original.identity, replay_of=original.id,
-    )  # fmt: skip
+        session_id=row.external_session_id,
+        branch_id=row.internal_session_id,
+        batch=OFF_THE_TRACK,
+        batch_index=0,
+        tool_name=original.tool_name,
+        tool_call_id=None,
+        effect=original.effect,
+        undo=original.undo,
+        args=original.args,
+        idempotency_key=key,
+        owner=owner,
+        started_at=datetime.now(UTC),
+        verify=original.verify,
+        precheck=original.precheck,
+        kind=invocation.REDO,
+        identity=original.identity,
+        replay_of=original.id,
+    )

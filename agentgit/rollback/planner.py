@@ -52,9 +52,15 @@ class Planner:
     def of(self, connection: Connection, request: Request, cannot: Cannot | None = None) -> RollbackPlan:
         """Plan the rollback that somebody asks for, as `rollback`."""
         return self.rollback(
-            connection, request.source_id, request.target, request.label, tools=request.tools, replay=request.replay,
-            kind=request.kind, cannot=cannot,
-        )  # fmt: skip
+            connection,
+            request.source_id,
+            request.target,
+            request.label,
+            tools=request.tools,
+            replay=request.replay,
+            kind=request.kind,
+            cannot=cannot,
+        )
 
     def rollback(
         self,
@@ -177,9 +183,14 @@ class Planner:
         target = self.store.checkpoints.find(connection, CHECKPOINT.c.id == row.target_id)[0]
         label = f"checkpoint {row.target_id}"
         return self.rollback(
-            connection, row.source_id, target, label, tools=request["tools"], replay=request.get("replay", RECORD),
+            connection,
+            row.source_id,
+            target,
+            label,
+            tools=request["tools"],
+            replay=request.get("replay", RECORD),
             cannot=cannot,
-        )  # fmt: skip
+        )
 
     def _remark(self, session_id: int, call: ToolInvocation) -> str | None:
         """Say what a plan should tell of the functions of a call: one has changed, is not here, or has raised."""

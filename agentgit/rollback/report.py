@@ -131,6 +131,11 @@ class Reports:
             groups["replayed"] = [ReportItem(invocation=call, reason="replayed from the record") for call in track]
         files = as_object(row.report).get("files")
         return RollbackReport(
-            operation_id=row.id, status=row.status, checkpoint_id=row.target_id, branch=branch.name, kind=kind,
-            files=FileChanges.from_dict(files) if files else None, **groups,
-        )  # fmt: skip
+            operation_id=row.id,
+            status=row.status,
+            checkpoint_id=row.target_id,
+            branch=branch.name,
+            kind=kind,
+            files=FileChanges.from_dict(files) if files else None,
+            **groups,
+        )

@@ -71,8 +71,14 @@ class Beginning:
             expect_whole(self.store.sessions.branch(connection, branch_id))
             self.store.sessions.set_status(connection, branch_id, REPLAYING)
         begun = Begun(
-            kind=ROLLBACK, session_id=session_id, user_id=request.user_id, source_id=request.source_id,
-            target_id=target.id, branch_id=branch_id, request_id=request.request_id, owner=owner,
+            kind=ROLLBACK,
+            session_id=session_id,
+            user_id=request.user_id,
+            source_id=request.source_id,
+            target_id=target.id,
+            branch_id=branch_id,
+            request_id=request.request_id,
+            owner=owner,
             request={
                 "on_error": request.on_error,
                 "on_drift": request.on_drift,
@@ -83,7 +89,7 @@ class Beginning:
                 **self.files.as_request(connection, session_id, files),
                 "steps": plan.as_request(),
             },
-        )  # fmt: skip
+        )
         return self.store.operations.begin(connection, begun), True
 
     def switch(
@@ -104,8 +110,14 @@ class Beginning:
             plan = replace(plan, steps=[])
         self.store.sessions.set_status(connection, branch.id, REPLAYING)
         begun = Begun(
-            kind=SWITCH, session_id=branch.external_session_id, user_id=request.user_id, source_id=request.source_id,
-            target_id=branch.head_id or 0, branch_id=branch.id, request_id=None, owner=owner,
+            kind=SWITCH,
+            session_id=branch.external_session_id,
+            user_id=request.user_id,
+            source_id=request.source_id,
+            target_id=branch.head_id or 0,
+            branch_id=branch.id,
+            request_id=None,
+            owner=owner,
             request={
                 "sync": request.sync,
                 "seen": self.store.world.last(connection, branch.external_session_id),
@@ -116,7 +128,7 @@ class Beginning:
                 **self.files.as_request(connection, branch.external_session_id, files),
                 "steps": plan.as_request(),
             },
-        )  # fmt: skip
+        )
         return self.store.operations.begin(connection, begun)
 
     @staticmethod

@@ -128,9 +128,12 @@ class WorkspaceKeeper:
             for path in self._overwritten(done, known)
         ]
         return FileChanges(
-            workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes, safety=done.safety or "",
+            workspace=self.workspace.workspace_dir,
+            snapshot=at.snapshot,
+            changes=changes,
+            safety=done.safety or "",
             everything=done.everything,
-        )  # fmt: skip
+        )
 
     def _overwritten(self, done: Restored, known: FilesAt | None) -> list[str]:
         """Name what a restore replaced or deleted that somebody else had written since the session last looked."""

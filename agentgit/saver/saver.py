@@ -113,9 +113,14 @@ class SQLModelSaver(AsyncTwins):
 
     @classmethod
     def from_conn_string(
-        cls, where: str | Path | URL, *, serde: SerializerProtocol | None = None, compression: str = "zstd",
-        keyring: Keyring | None = None, sessions: bool = False,
-    ) -> Self:  # fmt: skip
+        cls,
+        where: str | Path | URL,
+        *,
+        serde: SerializerProtocol | None = None,
+        compression: str = "zstd",
+        keyring: Keyring | None = None,
+        sessions: bool = False,
+    ) -> Self:
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
         Args:

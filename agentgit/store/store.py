@@ -75,9 +75,12 @@ class Store:
     """
 
     def __init__(
-        self, database: Database, tenant_id: int, compression: str = "zstd",
+        self,
+        database: Database,
+        tenant_id: int,
+        compression: str = "zstd",
         webhook_hosts: WebhookHosts = WebhookHosts(),  # noqa: B008  # it is frozen
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.database = database if database.tenant_id == tenant_id else database.bound(tenant_id)
         self.tenant_id = tenant_id
         self.compression = compression
@@ -180,9 +183,7 @@ class Store:
         if asks or not waiting:
             pending = self.graphs.pending(connection, at.place) if holds else NO_WRITES
             here, left = snapshot_of(at, position, pending), tail if waiting else ()
-            return Moment(
-                snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch
-            )  # fmt: skip
+            return Moment(snapshot=here, latest=latest, settled=not asks, last=tail[-1:], waiting=left, batch=batch)
         began = self.journal.last_batch(connection, branch.id, waiting)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=began)
         before = snapshot_of(self._before(connection, at), position)

@@ -25,10 +25,16 @@ STATIC = Path(__file__).parent / "static"
 
 
 def app(
-    repo: Repository, *, link: Link | None = None, hosts: Iterable[str] | None = None, insecure: bool = False,
-    trusted_proxies: Iterable[str] = (), public_url: str | None = None, metrics_token: str | None = None,
+    repo: Repository,
+    *,
+    link: Link | None = None,
+    hosts: Iterable[str] | None = None,
+    insecure: bool = False,
+    trusted_proxies: Iterable[str] = (),
+    public_url: str | None = None,
+    metrics_token: str | None = None,
     limits: Limits | None = None,
-) -> FastAPI:  # fmt: skip
+) -> FastAPI:
     """Make an ASGI application of a repository: pages, and an HTTP API under `/api/v1`.
 
     Args:
@@ -57,13 +63,19 @@ def app(
     site = Site(
         entrance=link or Accounts(repo),
         hosts=frozenset(name.lower() for name in names) if names or hosts is not None else None,
-        insecure=insecure, proxies=Proxies(trusted_proxies), public=public, metrics_token=metrics_token or None,
+        insecure=insecure,
+        proxies=Proxies(trusted_proxies),
+        public=public,
+        metrics_token=metrics_token or None,
         limits=limits or Limits(),
-    )  # fmt: skip
+    )
     made = FastAPI(
-        title="agentgit", openapi_url=None, docs_url=None, redoc_url=None,
+        title="agentgit",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
         middleware=[Middleware(Guard, site=site, failed=pages.unexpected)],
-    )  # fmt: skip
+    )
     made.state.site = site
     made.mount("/api/v1", api.make())
     made.mount("/static", Static(directory=STATIC))

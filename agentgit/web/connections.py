@@ -68,8 +68,10 @@ class Connections:
             self._told = time.monotonic() + QUIET_SECONDS
             LOG.warning(
                 "%s has %d connections open and gets no more. If it is your proxy: agentgit serve --trusted-proxy %s",
-                source, self.limits.connections_each, source,
-            )  # fmt: skip
+                source,
+                self.limits.connections_each,
+                source,
+            )
 
 
 class Connection(H11Protocol):

@@ -261,9 +261,7 @@ def let_in(request: Request, response: Response, credential: str) -> Response:
 
 def let_go(request: Request, response: Response) -> Response:
     """Let a browser forget its credential."""
-    response.delete_cookie(
-        cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax"
-    )  # fmt: skip
+    response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response
 
 
@@ -307,6 +305,9 @@ def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "")
         LOG.warning(
             "A form was refused. Its Origin: %.300r, Sec-Fetch-Site: %.50r; ours: %.300r; its mark is %s. "
             "If Origin and ours should be equal: agentgit serve --trusted-proxy ADDRESS, or --public-url URL.",
-            origin, site, ours.origin if ours else None, "right" if has_mark else "wrong or missing",
-        )  # fmt: skip
+            origin,
+            site,
+            ours.origin if ours else None,
+            "right" if has_mark else "wrong or missing",
+        )
         raise HTTPException(403, "This form is of another page or of an earlier visit. Go back, reload, and try again.")

@@ -45,11 +45,18 @@ class Server(uvicorn.Server):
         connections, limits = Connections(self._site), self._site.limits
         self._site.connections = connections.__len__
         config = uvicorn.Config(
-            made, http=cast(Any, partial(Connection, connections)), ws="none", log_level="warning", access_log=False,
-            server_header=False, proxy_headers=False, timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=STOP_SECONDS, limit_concurrency=limits.connections,
+            made,
+            http=cast(Any, partial(Connection, connections)),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            limit_concurrency=limits.connections,
             h11_max_incomplete_event_size=limits.head,
-        )  # fmt: skip
+        )
         super().__init__(config)
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -59,11 +66,20 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    repo: Repository, *, host: str = "127.0.0.1", port: int = 8700, accounts: bool = False,
-    hosts: Iterable[str] = (), insecure: bool = False, trusted_proxies: Iterable[str] = (),
-    public_url: str | None = None, metrics_token: str | None = None, access_log: bool = False,
-    say: Callable[[str], None] = print, browser: bool = False,
-) -> None:  # fmt: skip
+    repo: Repository,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    accounts: bool = False,
+    hosts: Iterable[str] = (),
+    insecure: bool = False,
+    trusted_proxies: Iterable[str] = (),
+    public_url: str | None = None,
+    metrics_token: str | None = None,
+    access_log: bool = False,
+    say: Callable[[str], None] = print,
+    browser: bool = False,
+) -> None:
     """Serve a repository until Ctrl-C or SIGTERM.
 
     A SQLite file on this machine is shown to whoever has the link that is said; everything else asks for accounts.
@@ -99,9 +115,14 @@ def serve(
         ACCESS.propagate = False
     names = {*LOOPBACK, *hosts} if is_here else set(hosts) or None
     made = app(
-        repo, link=link, hosts=names, insecure=insecure, trusted_proxies=trusted_proxies, public_url=public_url,
+        repo,
+        link=link,
+        hosts=names,
+        insecure=insecure,
+        trusted_proxies=trusted_proxies,
+        public_url=public_url,
         metrics_token=metrics_token,
-    )  # fmt: skip
+    )
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)

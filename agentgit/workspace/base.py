@@ -120,9 +120,13 @@ class Base(ABC):
                     self._inner = False
 
     def _taken(
-        self, new: FileCheckpoint, paths: tuple[bytes, ...] | None = None, progress: Progress | None = None, *,
+        self,
+        new: FileCheckpoint,
+        paths: tuple[bytes, ...] | None = None,
+        progress: Progress | None = None,
+        *,
         anew: bool = True,
-    ) -> FileCheckpoint:  # fmt: skip
+    ) -> FileCheckpoint:
         """Take a snapshot, or give the one that the files stand at if it need not be a new one."""
         saved = self._engine.snapshot(lambda files: replace(new, files_changed=files), paths, progress, anew=anew)
         self._catalog.set(POSITION, saved.id)
@@ -144,9 +148,15 @@ class Base(ABC):
                 self._prune(spared=(newest[0].snapshot.id, wanted.snapshot.id))
 
     def _new(
-        self, message: str, kind: str, files: int = 0, *, name: str | None = None,
-        metadata: Mapping[str, Any] | None = None, pinned: bool = False,
-    ) -> FileCheckpoint:  # fmt: skip
+        self,
+        message: str,
+        kind: str,
+        files: int = 0,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        pinned: bool = False,
+    ) -> FileCheckpoint:
         try:
             kept = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:

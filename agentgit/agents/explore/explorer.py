@@ -241,9 +241,15 @@ class Explorer:
             at = self.store.snapshots.of_checkpoint(connection, target)
             branch_id = self.agent._engine().fork(connection, target, name, source_id, user_id, at)
             self._mark(
-                connection, branch_id, name=self._called, of=self.agent.branch_id, choices=choices, said=said,
-                status=BEGUN, end=None,
-            )  # fmt: skip
+                connection,
+                branch_id,
+                name=self._called,
+                of=self.agent.branch_id,
+                choices=choices,
+                said=said,
+                status=BEGUN,
+                end=None,
+            )
             return branch_id
 
         agent = self.agent._on(self.store.database.write(fork, durable=True))

@@ -99,9 +99,12 @@ class Landing:
             if facts is not None and facts["thread_id"] == self.thread_id:
                 head = self.store.graphs.head(connection, row.thread_id)
                 return Arrival(
-                    branch_id=row.id, thread=row.thread_id, newest=facts["newest"], calls=facts["calls"],
+                    branch_id=row.id,
+                    thread=row.thread_id,
+                    newest=facts["newest"],
+                    calls=facts["calls"],
                     moved=head is None or head.checkpoint_id != facts["newest"],
-                )  # fmt: skip
+                )
         if len(branches) > 1 or any(not self._is_empty(connection, row) for row in branches):
             raise Conflict(
                 f"Session {self.session_name!r} exists already and was not made from thread {self.thread_id!r}. Import "
@@ -162,9 +165,15 @@ class Landing:
         self.store.sessions.note(connection, branch.id, {IMPORTED: facts})
         self.store.sessions.touch(connection, session_id)
         note(
-            connection, self.store.tenant_id, "session.imported", branch_id=branch.id, user_id=self.user_id,
-            thread=self.thread_id, checkpoints=checkpoints, calls=calls,
-        )  # fmt: skip
+            connection,
+            self.store.tenant_id,
+            "session.imported",
+            branch_id=branch.id,
+            user_id=self.user_id,
+            thread=self.thread_id,
+            checkpoints=checkpoints,
+            calls=calls,
+        )
         return Landed(checkpoints=checkpoints, calls=calls)
 
     def _branch(self, connection: Connection, session_id: int, arrival: Arrival | None) -> Found:
@@ -197,10 +206,19 @@ class Landing:
     def _record(self, branch: Found, call: PastCall, batch: int) -> tuple[Intent, Outcome]:
         key = sha256(f"{branch.id}\0{call.id}\0{call.name}\0{batch}".encode(errors="surrogatepass")).hexdigest()[:32]
         intent = Intent(
-            session_id=branch.external_session_id, branch_id=branch.id, batch=batch, batch_index=call.index,
-            tool_name=call.name, tool_call_id=call.id, effect=UNDECLARED, undo=None, args=portable(dict(call.args)),
-            idempotency_key=key, owner=OWNER, started_at=call.asked_at,
-        )  # fmt: skip
+            session_id=branch.external_session_id,
+            branch_id=branch.id,
+            batch=batch,
+            batch_index=call.index,
+            tool_name=call.name,
+            tool_call_id=call.id,
+            effect=UNDECLARED,
+            undo=None,
+            args=portable(dict(call.args)),
+            idempotency_key=key,
+            owner=OWNER,
+            started_at=call.asked_at,
+        )
         if call.status == DONE:
             return intent, Outcome(status=DONE, result=portable(call.answer), ended_at=call.answered_at)
         return intent, Outcome(status=call.status, error=str(call.answer), ended_at=call.answered_at)
@@ -213,9 +231,10 @@ class Landing:
         rows = self.store.checkpoints.find(connection, CHECKPOINT.c.internal_session_id == branch.id)
         made: set[tuple[Any, ...]] = {(row.kind, row.graph_checkpoint_id) for row in rows}
         points = [
-            point for point in past.points
+            point
+            for point in past.points
             if point.at >= first and (point.label.kind, point.snapshot.graph_checkpoint_id) not in made
-        ]  # fmt: skip
+        ]
         for point in points:
             self.store.checkpoints.bring(connection, branch.id, point.snapshot, point.label)
         return len(points)

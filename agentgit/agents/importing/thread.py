@@ -173,9 +173,12 @@ class ThreadImport:
             self.store.database.write(self._drop)
             raise
         return replace(
-            self._report(EXTENDED if arrival else IMPORTED), graph_checkpoints=added, checkpoints=landed.checkpoints,
-            tool_calls=landed.calls, left_out=len(line.others) + self._others,
-        )  # fmt: skip
+            self._report(EXTENDED if arrival else IMPORTED),
+            graph_checkpoints=added,
+            checkpoints=landed.checkpoints,
+            tool_calls=landed.calls,
+            left_out=len(line.others) + self._others,
+        )
 
     def _report(self, status: str) -> ThreadReport:
         hidden = tuple(sorted(self._hidden))
@@ -260,9 +263,12 @@ class ThreadImport:
         changed = {name: now.get(name, 0) for name in values if name not in now or before.get(name) != now[name]}
         versions[entry.ns] = (entry.id, now)
         draft = self.saver.draft(
-            {"configurable": {}}, found.checkpoint, cast(CheckpointMetadata, self._metadata(found)),
-            changed, entry.parent,
-        )  # fmt: skip
+            {"configurable": {}},
+            found.checkpoint,
+            cast(CheckpointMetadata, self._metadata(found)),
+            changed,
+            entry.parent,
+        )
         return replace(draft, parent_thread=parent_thread)
 
     def _metadata(self, found: CheckpointTuple) -> dict[str, Any]:
@@ -316,8 +322,9 @@ class ThreadImport:
         if wrong:
             raise Corrupt(
                 f"{self.what} was not imported: what was stored differs from it in {', '.join(wrong)}. If it is still "
-                "running, import it again when it has stopped; else report it.", row=self.what,
-            )  # fmt: skip
+                "running, import it again when it has stopped; else report it.",
+                row=self.what,
+            )
 
     def _differences(self, ours: CheckpointTuple, theirs: CheckpointTuple) -> list[str]:
         a, b = ours.checkpoint["channel_values"], theirs.checkpoint["channel_values"]

@@ -145,9 +145,10 @@ class Picking:
         side = self._of_call(call)
         shown = side.messages()
         asked = [
-            n for n, message in enumerate(shown)
+            n
+            for n, message in enumerate(shown)
             if call.tool_call_id and any(one["id"] == call.tool_call_id for one in message["tool_calls"])
-        ]  # fmt: skip
+        ]
         answered = [n for n in batch_of(shown, asked[-1:]) if shown[n]["tool_call_id"] == call.tool_call_id]
         if not asked or not answered:
             raise NotFound(f"The conversation of its branch has no result of {call}. Pick messages by their ids.")

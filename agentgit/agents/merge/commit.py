@@ -119,9 +119,15 @@ class Arriving:
         return str(made["configurable"]["checkpoint_id"])
 
     def _publish(
-        self, connection: Connection, staged: str, made: str, place: Place | None, label: Label, kind: str,
+        self,
+        connection: Connection,
+        staged: str,
+        made: str,
+        place: Place | None,
+        label: Label,
+        kind: str,
         facts: Mapping[str, Any],
-    ) -> int:  # fmt: skip
+    ) -> int:
         sessions = self.store.sessions
         self.agent._expect(connection)
         sessions.lock(connection, self.agent._session_id)
@@ -143,8 +149,13 @@ class Arriving:
         with suppress(Corrupt):  # what is damaged is no reason to lose what came
             self.store.texts.follow(connection, row.id)
         note(
-            connection, self.store.tenant_id, kind, branch_id=row.id, user_id=label.user_id, made=checkpoint_id,
+            connection,
+            self.store.tenant_id,
+            kind,
+            branch_id=row.id,
+            user_id=label.user_id,
+            made=checkpoint_id,
             source=facts,
-        )  # fmt: skip
+        )
         sessions.touch(connection, row.external_session_id)
         return checkpoint_id

@@ -279,9 +279,11 @@ def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]
     """Show a message that asks only for some of its tool calls; under the same id as often as it is made."""
     calls = [call for call in message["tool_calls"] if call["id"] in call_ids]
     return {
-        **message, "id": f"{message['id'] or ''}/{'+'.join(call_ids)}", "content": text_of(message),
+        **message,
+        "id": f"{message['id'] or ''}/{'+'.join(call_ids)}",
+        "content": text_of(message),
         "tool_calls": calls[: len(call_ids)],
-    }  # fmt: skip
+    }
 
 
 def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:

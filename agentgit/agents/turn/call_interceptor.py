@@ -370,9 +370,13 @@ class Gate:
         for one in inside:
             if one.id not in own:
                 called = replace(
-                    asked.intent, tool_name=one.tool_name, tool_call_id=None, args=one.args, identity=one.identity,
+                    asked.intent,
+                    tool_name=one.tool_name,
+                    tool_call_id=None,
+                    args=one.args,
+                    identity=one.identity,
                     idempotency_key=key_after(asked.intent.idempotency_key, str(one.id)),
-                )  # fmt: skip
+                )
                 self._take_over(connection, called, one)
         return Call(asked.intent, replayed, Answer.of(value))
 

@@ -230,10 +230,11 @@ class Questions:
             return counted
 
         view = replace(
-            pad, interrupt_counter=noting(pad.interrupt_counter, share.taken),
+            pad,
+            interrupt_counter=noting(pad.interrupt_counter, share.taken),
             subgraph_counter=noting(pad.subgraph_counter, share.graphs),
             call_counter=noting(pad.call_counter, share.calls),
-        )  # fmt: skip
+        )
         return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view}}
 
     def skip(self, used: Mapping[str, Any] | None) -> None:

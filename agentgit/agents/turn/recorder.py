@@ -120,9 +120,15 @@ class Recorder(BaseCallbackHandler):
             self._learn([getattr(generation, "message", None)], is_new=True)
 
     def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None, **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        serialized: Any,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
         self.scopes.begin(run_id, parent_run_id, metadata)
         messages = _messages(inputs)
         if self._learn(messages):
@@ -197,9 +203,16 @@ class Recorder(BaseCallbackHandler):
             raise unswallowed(error) from error.__cause__
 
     def on_tool_start(
-        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None,
-        inputs: dict[str, Any] | None = None, tool_call_id: str | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        serialized: Any,
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        inputs: dict[str, Any] | None = None,
+        tool_call_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         name = (serialized or {}).get("name") or kwargs.get("name") or "tool"
         metadata = kwargs.get("metadata") or {}
         calling = self._expected.pop(run_id, None)
@@ -233,10 +246,16 @@ class Recorder(BaseCallbackHandler):
         )
         counted = effect.identity_args if effect is not None and inputs is not None else None
         asked = Asked(
-            intent, task, place=(asking or task) if is_named else scope, run=frame.run_id if frame else None,
-            same=identity(name, form, counted), is_named=is_named, is_in_batch=is_beside,
-            once=effect is not None and effect.once, is_reachable=calling is not None,
-        )  # fmt: skip
+            intent,
+            task,
+            place=(asking or task) if is_named else scope,
+            run=frame.run_id if frame else None,
+            same=identity(name, form, counted),
+            is_named=is_named,
+            is_in_batch=is_beside,
+            once=effect is not None and effect.once,
+            is_reachable=calling is not None,
+        )
         self._spans[run_id] = tool_span(
             name, self.turn.span, gen__ai_tool_call_id=tool_call_id, agentgit_effect=intent.effect
         )

@@ -177,9 +177,12 @@ class Turn:
         self._see(connection, branch, last())
         self.files.see(connection, branch)
         begun = _Begun(
-            branch, self._noted(connection, branch), self.agent.repository.lookup.owner(connection, session_id),
-            moment.batch, self._unfinished(connection, branch, moment),
-        )  # fmt: skip
+            branch,
+            self._noted(connection, branch),
+            self.agent.repository.lookup.owner(connection, session_id),
+            moment.batch,
+            self._unfinished(connection, branch, moment),
+        )
         if self.given.is_new and self.agent.rules.auto.before_turns:
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, branch, moment.snapshot, label)
@@ -294,9 +297,12 @@ class Turn:
         sessions.release(connection, self.branch_id, owner)
         how = "done" if completed and moment.settled else "waiting" if completed else "failed"
         note(
-            connection, store.tenant_id, f"turn.{how}", branch_id=self.branch_id,
+            connection,
+            store.tenant_id,
+            f"turn.{how}",
+            branch_id=self.branch_id,
             user_id=self.agent.rules.user_id,
-        )  # fmt: skip
+        )
         return _Ended(moment.latest, moment.settled, head_id, thinned)
 
     def _is_due(self, connection: Connection) -> bool:

@@ -27,9 +27,13 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         self._network = httpcore.AnyIOBackend()
 
     async def connect_tcp(
-        self, host: str, port: int, timeout: float | None = None, local_address: str | None = None,
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:  # fmt: skip
+    ) -> httpcore.AsyncNetworkStream:
         """Connect to a host.
 
         Raises:

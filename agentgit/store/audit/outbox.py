@@ -80,11 +80,19 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
             if wanted and (event.owner_id == hook.user_id or _is_shared(connection, tenant_id, event, hook.user_id)):
                 rows.append(
                     {
-                        "tenant_id": tenant_id, "id": new_id(), "webhook_id": hook.id,
-                        "external_session_id": event.session_id or NOWHERE, "seq": event.number, "status": PENDING,
-                        "attempts": 0, "next_at": now, "created_at": now, "owner": None, "last_error": None,
+                        "tenant_id": tenant_id,
+                        "id": new_id(),
+                        "webhook_id": hook.id,
+                        "external_session_id": event.session_id or NOWHERE,
+                        "seq": event.number,
+                        "status": PENDING,
+                        "attempts": 0,
+                        "next_at": now,
+                        "created_at": now,
+                        "owner": None,
+                        "last_error": None,
                     }
-                )  # fmt: skip
+                )
     if rows:
         _ADD.run(connection, *rows)
 
@@ -139,14 +147,25 @@ class Outbox:
         connection.execute(
             insert(WEBHOOK),
             {
-                "tenant_id": self.tenant_id, "id": webhook_id, "user_id": user_id, "external_session_id": session_id,
-                "url": url, "kinds": to_json(list(kinds)), "secret": secret, "created_at": datetime.now(UTC),
+                "tenant_id": self.tenant_id,
+                "id": webhook_id,
+                "user_id": user_id,
+                "external_session_id": session_id,
+                "url": url,
+                "kinds": to_json(list(kinds)),
+                "secret": secret,
+                "created_at": datetime.now(UTC),
             },
-        )  # fmt: skip
+        )
         note(
-            connection, self.tenant_id, "webhook.added", session_id=session_id, user_id=user_id, webhook=webhook_id,
+            connection,
+            self.tenant_id,
+            "webhook.added",
+            session_id=session_id,
+            user_id=user_id,
+            webhook=webhook_id,
             kinds=list(kinds),
-        )  # fmt: skip
+        )
         return webhook_id
 
     def all(self, connection: Connection, user_id: int) -> list[Webhook]:
@@ -172,11 +191,17 @@ class Outbox:
         )
         return [
             Webhook(
-                id=row.id, url=shown(row.url), kinds=tuple(from_json(row.kinds)), session_id=row.external_session_id,
-                created_at=row.created_at, pending=row.pending, dead=row.dead, last_error=row.last_error,
+                id=row.id,
+                url=shown(row.url),
+                kinds=tuple(from_json(row.kinds)),
+                session_id=row.external_session_id,
+                created_at=row.created_at,
+                pending=row.pending,
+                dead=row.dead,
+                last_error=row.last_error,
             )
             for row in connection.execute(query)
-        ]  # fmt: skip
+        ]
 
     def remove(self, connection: Connection, user_id: int, webhook_id: int) -> bool:
         """Remove a webhook with what is still to be sent to it; tell whether it was there."""
@@ -188,9 +213,13 @@ class Outbox:
         if not connection.execute(delete(WEBHOOK).where(*mine)).rowcount:  # somebody else was faster
             return False
         note(
-            connection, self.tenant_id, "webhook.removed", session_id=found.external_session_id, user_id=user_id,
+            connection,
+            self.tenant_id,
+            "webhook.removed",
+            session_id=found.external_session_id,
+            user_id=user_id,
             webhook=webhook_id,
-        )  # fmt: skip
+        )
         return True
 
     def retry(self, connection: Connection, webhook_id: int) -> int:
@@ -218,11 +247,17 @@ class Outbox:
             connection.execute(_TAKE, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE})
         return [
             Taken(
-                id=row.id, owner=owner, webhook_id=row.webhook_id, url=row.url, secret=row.secret,
-                session_id=row.external_session_id, number=row.seq, attempts=row.attempts + 1,
+                id=row.id,
+                owner=owner,
+                webhook_id=row.webhook_id,
+                url=row.url,
+                secret=row.secret,
+                session_id=row.external_session_id,
+                number=row.seq,
+                attempts=row.attempts + 1,
             )
             for row in due
-        ]  # fmt: skip
+        ]
 
     def settle(self, connection: Connection, taken: Taken, problem: str | None, *, for_good: bool = False) -> str:
         """Note how a try ended; give `sent`, `failed` or `dead`.

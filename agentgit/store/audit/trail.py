@@ -99,9 +99,15 @@ def end_notes(connection: Connection) -> Written:
 
 
 def note(
-    connection: Connection, tenant_id: int, kind: str, *, session_id: int | None = None, branch_id: int | None = None,
-    user_id: int | None = None, **detail: Any,
-) -> None:  # fmt: skip
+    connection: Connection,
+    tenant_id: int,
+    kind: str,
+    *,
+    session_id: int | None = None,
+    branch_id: int | None = None,
+    user_id: int | None = None,
+    **detail: Any,
+) -> None:
     """Note that something happens in this transaction; the trail has it when that commits.
 
     Args:
@@ -197,11 +203,17 @@ def _next(chain: _Chain, one: Note, branch_name: str | None) -> dict[str, Any]:
     chain.last_id = max(new_id(), chain.last_id + 1 + random.getrandbits(10))  # no secret
     said = {_SESSION_NAME: chain.name, _BRANCH_NAME: branch_name, **one.detail}
     row = {
-        "tenant_id": one.tenant_id, "external_session_id": chain.session_id, "seq": chain.seq, "id": chain.last_id,
-        "internal_session_id": one.branch_id, "owner_id": one.user_id if chain.owner_id is None else chain.owner_id,
-        "user_id": one.user_id, "kind": one.kind,
-        "detail": _json({name: value for name, value in said.items() if value is not None}), "created_at": one.at,
-    }  # fmt: skip
+        "tenant_id": one.tenant_id,
+        "external_session_id": chain.session_id,
+        "seq": chain.seq,
+        "id": chain.last_id,
+        "internal_session_id": one.branch_id,
+        "owner_id": one.user_id if chain.owner_id is None else chain.owner_id,
+        "user_id": one.user_id,
+        "kind": one.kind,
+        "detail": _json({name: value for name, value in said.items() if value is not None}),
+        "created_at": one.at,
+    }
     row["hash"] = chain.hash = hash_of(chain.hash, row)
     return row
 
@@ -257,11 +269,19 @@ def _value(row: Any) -> Event:
 def _event(row: Any) -> Event:
     detail = as_object(row["detail"])
     return Event(
-        id=row["id"], kind=row["kind"], number=row["seq"], session_id=row["external_session_id"] or None,
-        session_name=detail.pop(_SESSION_NAME, None), branch_id=row["internal_session_id"],
-        branch_name=detail.pop(_BRANCH_NAME, None), owner_id=row["owner_id"], user_id=row["user_id"],
-        created_at=row["created_at"], detail=detail, hash=bytes(row["hash"]).hex(),
-    )  # fmt: skip
+        id=row["id"],
+        kind=row["kind"],
+        number=row["seq"],
+        session_id=row["external_session_id"] or None,
+        session_name=detail.pop(_SESSION_NAME, None),
+        branch_id=row["internal_session_id"],
+        branch_name=detail.pop(_BRANCH_NAME, None),
+        owner_id=row["owner_id"],
+        user_id=row["user_id"],
+        created_at=row["created_at"],
+        detail=detail,
+        hash=bytes(row["hash"]).hex(),
+    )
 
 
 class Whose(NamedTuple):
@@ -293,9 +313,15 @@ class Trail:
         self.tenant_id = tenant_id
 
     def read(
-        self, connection: Connection, of: Whose, *, after: int = 0, kinds: Collection[str] | None = None,
-        since: datetime | None = None, limit: int,
-    ) -> list[Event]:  # fmt: skip
+        self,
+        connection: Connection,
+        of: Whose,
+        *,
+        after: int = 0,
+        kinds: Collection[str] | None = None,
+        since: datetime | None = None,
+        limit: int,
+    ) -> list[Event]:
         """Read a part of the trail, the oldest first.
 
         Args:
@@ -326,9 +352,14 @@ class Trail:
         return [_value(row) for row in sorted(found, key=_by_id)[:limit]]
 
     def newest(
-        self, connection: Connection, of: Whose, *, kinds: Collection[str] | None = None,
-        since: datetime | None = None, limit: int,
-    ) -> list[Event]:  # fmt: skip
+        self,
+        connection: Connection,
+        of: Whose,
+        *,
+        kinds: Collection[str] | None = None,
+        since: datetime | None = None,
+        limit: int,
+    ) -> list[Event]:
         """Read the newest events, the oldest of these first; see `read`."""
         found: list[Any] = []
         for query in self._queries(of, kinds, since):

@@ -123,9 +123,11 @@ async def _post(client: httpcore.AsyncConnectionPool, url: str, headers: dict[st
 
     parts = urlsplit(url)
     target = httpcore.URL(
-        scheme=parts.scheme, host=parts.hostname or "", port=parts.port,
+        scheme=parts.scheme,
+        host=parts.hostname or "",
+        port=parts.port,
         target=f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/",
-    )  # fmt: skip
+    )
     more = {"host": parts.netloc.rpartition("@")[2], "content-type": "application/json", "user-agent": "agentgit"}
     async with client.stream("POST", target, headers=[*headers.items(), *more.items()], content=body) as answer:
         return int(answer.status)

@@ -197,9 +197,7 @@ def _rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[st
             WEBHOOK_DELIVERY.c.webhook_id.in_(select(WEBHOOK.c.id).where(own)),
         ),
     )
-    by: Mapping[str, Any] = {
-        "external_session_id": [session_id], "internal_session_id": branches, "thread_id": threads
-    }  # fmt: skip
+    by: Mapping[str, Any] = {"external_session_id": [session_id], "internal_session_id": branches, "thread_id": threads}
     # Threads and branches are told by the rows of the branches, which go last but the session itself.
     for table in reversed(METADATA.sorted_tables):
         if table.name in {*STAYS, BRANCH.name, SESSION.name, WEBHOOK_DELIVERY.name}:
@@ -226,17 +224,27 @@ def _trail(
     ).first()
     seq, digest = (int(last.seq), bytes(last.hash)) if last is not None else (0, b"")
     note(
-        connection, tenant_id, "session.erased", user_id=user_id, erased=session_id, rows=sum(rows.values()),
-        events=seq, hash=digest.hex(),
-    )  # fmt: skip
+        connection,
+        tenant_id,
+        "session.erased",
+        user_id=user_id,
+        erased=session_id,
+        rows=sum(rows.values()),
+        events=seq,
+        hash=digest.hex(),
+    )
     write_notes(connection)  # the triggers take the row only right after the event, and then let the others go
     connection.execute(
         insert(ERASURE),
         {
-            "tenant_id": tenant_id, "external_session_id": session_id, "user_id": user_id, "last_seq": seq,
-            "last_hash": digest, "created_at": datetime.now(UTC),
+            "tenant_id": tenant_id,
+            "external_session_id": session_id,
+            "user_id": user_id,
+            "last_seq": seq,
+            "last_hash": digest,
+            "created_at": datetime.now(UTC),
         },
-    )  # fmt: skip
+    )
     return connection.execute(delete(AUDIT_EVENT).where(*of_session)).rowcount
 
 

@@ -103,9 +103,12 @@ def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
     """Count what a collection looks at: the parts that it tells of."""
     lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
     counted = {
-        "branches": BRANCH.c.tenant_id == tenant_id, "graph_checkpoint": GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
-        "graph_write": GRAPH_WRITE.c.tenant_id == tenant_id, "lists": lists, "values": BLOB.c.tenant_id == tenant_id,
-    }  # fmt: skip
+        "branches": BRANCH.c.tenant_id == tenant_id,
+        "graph_checkpoint": GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
+        "graph_write": GRAPH_WRITE.c.tenant_id == tenant_id,
+        "lists": lists,
+        "values": BLOB.c.tenant_id == tenant_id,
+    }
     return {
         name: int(connection.execute(select(func.count()).where(mine)).scalar_one()) for name, mine in counted.items()
     }

@@ -395,10 +395,12 @@ def damaged(key: bytes, what: str) -> Corrupt:
     )
 
 
-_INSERT = Prepared({
-    "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
-})  # fmt: skip
+_INSERT = Prepared(
+    {
+        "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
+        "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
+    }
+)
 _one = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash == bindparam("hash"))
 _several = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
 _BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_several)

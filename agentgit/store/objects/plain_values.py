@@ -28,9 +28,13 @@ SEALED = "serde"
 """What a serializer of the user wrote: its type, NUL, its bytes."""
 
 READERS: dict[str, Callable[[bytes], Any]] = {
-    JSON: orjson.loads, MESSAGE: orjson.loads, RUN: orjson.loads,
-    JSON_PY: json.loads, MESSAGE_PY: json.loads, RUN_PY: json.loads,
-}  # fmt: skip
+    JSON: orjson.loads,
+    MESSAGE: orjson.loads,
+    RUN: orjson.loads,
+    JSON_PY: json.loads,
+    MESSAGE_PY: json.loads,
+    RUN_PY: json.loads,
+}
 RUNS = (RUN, RUN_PY)
 MESSAGES = (MESSAGE, MESSAGE_PY, MESSAGE_MSGPACK)
 

@@ -30,23 +30,38 @@ class Keys:
         self.tenant_id = tenant_id
 
     def add(
-        self, connection: Connection, user_id: int, name: str, scopes: frozenset[str], expires_at: datetime | None,
+        self,
+        connection: Connection,
+        user_id: int,
+        name: str,
+        scopes: frozenset[str],
+        expires_at: datetime | None,
         by: int,
-    ) -> NewKey:  # fmt: skip
+    ) -> NewKey:
         """Make a key; its text is only in what this gives."""
         key_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
-            "tenant_id": self.tenant_id, "id": key_id, "user_id": user_id, "name": name, "hash": hash_of(secret),
-            "scope": widest(scopes), "created_at": now, "expires_at": expires_at,
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": key_id,
+            "user_id": user_id,
+            "name": name,
+            "hash": hash_of(secret),
+            "scope": widest(scopes),
+            "created_at": now,
+            "expires_at": expires_at,
+        }
         row_codes.add(connection, API_KEY, row)
         note(
-            connection, self.tenant_id, "key.created", user_id=by, key=key_id, of=user_id, scope=row["scope"],
+            connection,
+            self.tenant_id,
+            "key.created",
+            user_id=by,
+            key=key_id,
+            of=user_id,
+            scope=row["scope"],
             expires_at=expires_at.isoformat() if expires_at is not None else None,
-        )  # fmt: skip
-        made = ApiKey(
-            id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at
-        )  # fmt: skip
+        )
+        made = ApiKey(id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
         return NewKey(made, key_text(self.tenant_id, key_id, secret))
 
     def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
@@ -92,6 +107,12 @@ class Keys:
 
 def _value(row: Any) -> ApiKey:
     return ApiKey(
-        id=row.id, user_id=row.user_id, name=row.name, scopes=widened(row.scope), created_at=row.created_at,
-        expires_at=row.expires_at, last_used_at=row.last_used_at, revoked_at=row.revoked_at,
-    )  # fmt: skip
+        id=row.id,
+        user_id=row.user_id,
+        name=row.name,
+        scopes=widened(row.scope),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
+        revoked_at=row.revoked_at,
+    )

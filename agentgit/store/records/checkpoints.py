@@ -115,9 +115,16 @@ class Checkpoints:
             checkpoint_id, number = self.bring(connection, branch_id, snapshot, label)
             traced.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         note(
-            connection, self.tenant_id, "checkpoint.created", branch_id=branch_id, user_id=label.user_id,
-            checkpoint=checkpoint_id, number=number, made=label.kind, name=label.name,
-        )  # fmt: skip
+            connection,
+            self.tenant_id,
+            "checkpoint.created",
+            branch_id=branch_id,
+            user_id=label.user_id,
+            checkpoint=checkpoint_id,
+            number=number,
+            made=label.kind,
+            name=label.name,
+        )
         return checkpoint_id
 
     def foresee(self, connection: Connection, branch_id: int) -> None:
@@ -137,16 +144,25 @@ class Checkpoints:
         of_branch = self._of_branch(branch_id)
         last = _LAST_NUMBER.all(connection, of_branch)[0].number or 0
         row = {
-            "tenant_id": self.tenant_id, "id": checkpoint_id, "internal_session_id": branch_id,
-            "number": last + 1, "name": label.name, "description": label.description, "kind": label.kind,
-            "is_auto": label.kind != "named", "user_id": label.user_id,
+            "tenant_id": self.tenant_id,
+            "id": checkpoint_id,
+            "internal_session_id": branch_id,
+            "number": last + 1,
+            "name": label.name,
+            "description": label.description,
+            "kind": label.kind,
+            "is_auto": label.kind != "named",
+            "user_id": label.user_id,
             "created_at": label.made_at or datetime.now(UTC),
-            "graph_checkpoint_id": snapshot.graph_checkpoint_id, "state_hash": snapshot.state_hash,
-            "position": snapshot.position, "message_count": snapshot.message_count,
+            "graph_checkpoint_id": snapshot.graph_checkpoint_id,
+            "state_hash": snapshot.state_hash,
+            "position": snapshot.position,
+            "message_count": snapshot.message_count,
             "restore_point": label.restore_point,
             "data": to_json(label.data) if label.data is not None else None,
-            "workspace_snapshot_id": snapshot.workspace_snapshot_id, "pending": snapshot.pending,
-        }  # fmt: skip
+            "workspace_snapshot_id": snapshot.workspace_snapshot_id,
+            "pending": snapshot.pending,
+        }
         _ADD.run(connection, row)
         _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last + 1
@@ -210,9 +226,14 @@ class Checkpoints:
         gone = [checkpoint_id for checkpoint_id in held if checkpoint_id not in left]
         for part in slices(gone):
             note(
-                connection, self.tenant_id, "checkpoint.deleted", session_id=held[part[0]], user_id=user_id,
-                count=len(part), checkpoints=list(part),
-            )  # fmt: skip
+                connection,
+                self.tenant_id,
+                "checkpoint.deleted",
+                session_id=held[part[0]],
+                user_id=user_id,
+                count=len(part),
+                checkpoints=list(part),
+            )
         return set(gone)
 
     def _sessions_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:

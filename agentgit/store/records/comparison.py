@@ -129,12 +129,17 @@ class Comparing:
 
         return [
             {
-                "task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest(),
-                "questions": [_asked(one) for one in listed(task, INTERRUPT)], "answers": listed(task, RESUME),
-                "errors": listed(task, ERROR), "results": [[name, show(bodies[key])] for name, key in task.results],
+                "task": task.id,
+                "ns": task.ns,
+                "status": task.status,
+                "digest": task.digest(),
+                "questions": [_asked(one) for one in listed(task, INTERRUPT)],
+                "answers": listed(task, RESUME),
+                "errors": listed(task, ERROR),
+                "results": [[name, show(bodies[key])] for name, key in task.results],
             }
             for task in found
-        ]  # fmt: skip
+        ]
 
     # -- tool calls
 

@@ -167,16 +167,31 @@ class Journal:
 
     def _row(self, intent: Intent, outcome: Outcome | None, arrival: int) -> dict[str, Any]:
         return {
-            "tenant_id": self.tenant_id, "id": new_id(), "external_session_id": intent.session_id,
-            "internal_session_id": intent.branch_id, "arrival": arrival, "batch": intent.batch,
-            "batch_index": intent.batch_index, "tool_name": intent.tool_name, "tool_call_id": intent.tool_call_id,
-            "effect": intent.effect, "status": outcome.status if outcome else INTENDED,
-            "args": to_json(intent.args), "undo": intent.undo, "verify": intent.verify, "precheck": intent.precheck,
-            "idempotency_key": intent.idempotency_key, "identity": intent.identity, "owner": intent.owner,
-            "started_at": intent.started_at, "kind": intent.kind, "replay_of": intent.replay_of, "made_on": None,
+            "tenant_id": self.tenant_id,
+            "id": new_id(),
+            "external_session_id": intent.session_id,
+            "internal_session_id": intent.branch_id,
+            "arrival": arrival,
+            "batch": intent.batch,
+            "batch_index": intent.batch_index,
+            "tool_name": intent.tool_name,
+            "tool_call_id": intent.tool_call_id,
+            "effect": intent.effect,
+            "status": outcome.status if outcome else INTENDED,
+            "args": to_json(intent.args),
+            "undo": intent.undo,
+            "verify": intent.verify,
+            "precheck": intent.precheck,
+            "idempotency_key": intent.idempotency_key,
+            "identity": intent.identity,
+            "owner": intent.owner,
+            "started_at": intent.started_at,
+            "kind": intent.kind,
+            "replay_of": intent.replay_of,
+            "made_on": None,
             "task": intent.task,
             **(_ended(outcome) if outcome else NOT_ENDED),
-        }  # fmt: skip
+        }
 
     def arrivals(self, connection: Connection, branch_id: int) -> int:
         """Tell the number that the next call of a branch has."""
@@ -283,9 +298,16 @@ class Journal:
     def _tell(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action in TOLD:
             note(
-                connection, self.tenant_id, f"call.{action}", branch_id=row.internal_session_id, invocation=row.id,
-                tool=row.tool_name, effect=row.effect, ran=row.kind, operation=operation_id,
-            )  # fmt: skip
+                connection,
+                self.tenant_id,
+                f"call.{action}",
+                branch_id=row.internal_session_id,
+                invocation=row.id,
+                tool=row.tool_name,
+                effect=row.effect,
+                ran=row.kind,
+                operation=operation_id,
+            )
 
     def _log(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action not in LOGGED:
@@ -293,9 +315,14 @@ class Journal:
         world = {"tenant": self.tenant_id, "session": row.external_session_id}
         last = LAST_SEQ.all(connection, world)[0].seq or 0
         happened = {
-            "tenant_id": self.tenant_id, "external_session_id": row.external_session_id, "seq": last + 1,
-            "invocation_id": row.id, "action": action, "operation_id": operation_id, "created_at": datetime.now(UTC),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "external_session_id": row.external_session_id,
+            "seq": last + 1,
+            "invocation_id": row.id,
+            "action": action,
+            "operation_id": operation_id,
+            "created_at": datetime.now(UTC),
+        }
         _LOG.run(connection, happened)
 
     # -- reading
@@ -421,9 +448,11 @@ class Journal:
     def in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """List the invocations of a session that this owner is, or was when it died, about to reverse."""
         query = select(TOOL_INVOCATION.c.id).where(
-            TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.external_session_id == session_id,
-            TOOL_INVOCATION.c.status == REVERSING, TOOL_INVOCATION.c.owner == owner,
-        )  # fmt: skip
+            TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.status == REVERSING,
+            TOOL_INVOCATION.c.owner == owner,
+        )
         return list(connection.execute(query).scalars())
 
     def _key(self, branch_id: int) -> dict[str, Any]:

@@ -111,13 +111,14 @@ class Failures:
                 _expect_over(row.blocked_until, now)
             failures = (row.failures if row is not None else 0) + 1
             values = {
-                "failures": failures, "blocked_until": now + pause(failures - subject.free),
+                "failures": failures,
+                "blocked_until": now + pause(failures - subject.free),
                 "forget_at": now + FORGOTTEN,
-            }  # fmt: skip
+            }
             if row is None:
                 connection.execute(
                     insert(LOGIN_FAILURE), {"tenant_id": self.tenant_id, "subject": subject.hash, **values}
-                )  # fmt: skip
+                )
             else:
                 connection.execute(update(LOGIN_FAILURE).where(self._this(subject)).values(**values))
 

@@ -76,8 +76,9 @@ class Lookup:
         if not self.principal.user.is_admin:
             raise self.refusal(
                 f"{verb} is for admins: it concerns all users. You are {self.principal.user.name}; ask an admin.",
-                needs="admin", verb=verb,
-            )  # fmt: skip
+                needs="admin",
+                verb=verb,
+            )
 
     def admit(self, connection: Connection, session_id: int, needs: Role = VIEWER) -> None:
         """Make sure that the principal may do something with a session now; for its owner nothing is read.
@@ -118,14 +119,17 @@ class Lookup:
             raise self.refusal(
                 f"You are {role} of this session, and that takes {needs}. Its owner can give you the role: "
                 f"repo.share(session, {self.principal.user.name!r}, role={needs!r}).",
-                session_id=session_id, role=role, needs=needs,
-            )  # fmt: skip
+                session_id=session_id,
+                role=role,
+                needs=needs,
+            )
 
     def _narrow(self, scope: str, session_id: int | None) -> NotAllowed:
         return self.refusal(
             f"This access has the scope {widest(self.principal.scopes)!r}; that takes {scope!r}. Make a key with it.",
-            session_id=session_id, needs=scope,
-        )  # fmt: skip
+            session_id=session_id,
+            needs=scope,
+        )
 
     def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
         """Make the failure of a refusal, which the audit trail is told when its transaction is over."""

@@ -37,24 +37,40 @@ class Members:
         """Give somebody a role in a session, in place of the one that was given by name before."""
         since = self._put(connection, session_id, user.id, BY_NAME, role, expires_at)
         note(
-            connection, self.tenant_id, "session.shared", session_id=session_id, user_id=by, user=user.id, role=role,
+            connection,
+            self.tenant_id,
+            "session.shared",
+            session_id=session_id,
+            user_id=by,
+            user=user.id,
+            role=role,
             expires_at=expires_at.isoformat() if expires_at is not None else None,
-        )  # fmt: skip
+        )
         return Member(user_id=user.id, user_name=user.name, role=role, created_at=since, expires_at=expires_at)
 
     def _put(
-        self, connection: Connection, session_id: int, user_id: int, link_id: int, role: Role,
+        self,
+        connection: Connection,
+        session_id: int,
+        user_id: int,
+        link_id: int,
+        role: Role,
         expires_at: datetime | None,
-    ) -> datetime:  # fmt: skip
+    ) -> datetime:
         """Write a right down; give since when it holds."""
         now = datetime.now(UTC)
         connection.execute(
             delete(SESSION_MEMBER).where(*self._of(session_id, user_id), SESSION_MEMBER.c.link_id == link_id)
         )
         row = {
-            "tenant_id": self.tenant_id, "external_session_id": session_id, "user_id": user_id, "link_id": link_id,
-            "role": role, "created_at": now, "expires_at": expires_at,
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "external_session_id": session_id,
+            "user_id": user_id,
+            "link_id": link_id,
+            "role": role,
+            "created_at": now,
+            "expires_at": expires_at,
+        }
         row_codes.add(connection, SESSION_MEMBER, row)
         return now
 
@@ -85,11 +101,15 @@ class Members:
         )
         return [
             Member(
-                user_id=row.user_id, user_name=row.name, role=row.role, created_at=row.created_at,
-                expires_at=row.expires_at, link_id=row.link_id or None,
+                user_id=row.user_id,
+                user_name=row.name,
+                role=row.role,
+                created_at=row.created_at,
+                expires_at=row.expires_at,
+                link_id=row.link_id or None,
             )
             for row in row_codes.authentic(connection, SESSION_MEMBER, connection.execute(query))
-        ]  # fmt: skip
+        ]
 
     # -- links
 
@@ -99,9 +119,14 @@ class Members:
         """Make a link; its token is only in what this gives."""
         link_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
-            "tenant_id": self.tenant_id, "id": link_id, "external_session_id": session_id, "hash": hash_of(secret),
-            "role": role, "created_at": now, "expires_at": expires_at,
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": link_id,
+            "external_session_id": session_id,
+            "hash": hash_of(secret),
+            "role": role,
+            "created_at": now,
+            "expires_at": expires_at,
+        }
         row_codes.add(connection, SESSION_LINK, row)
         note(connection, self.tenant_id, "link.made", session_id=session_id, user_id=by, link=link_id, role=role)
         made = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
@@ -153,6 +178,10 @@ class Members:
 
 def _link(row: Any) -> ShareLink:
     return ShareLink(
-        id=row.id, session_id=row.external_session_id, role=row.role, created_at=row.created_at,
-        expires_at=row.expires_at, revoked_at=row.revoked_at,
-    )  # fmt: skip
+        id=row.id,
+        session_id=row.external_session_id,
+        role=row.role,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )

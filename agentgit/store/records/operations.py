@@ -64,12 +64,21 @@ class Operations:
         """Record that an operation begins; give its id."""
         operation_id = new_id()
         row = {
-            "tenant_id": self.tenant_id, "id": operation_id, "external_session_id": begun.session_id,
-            "user_id": begun.user_id, "kind": begun.kind, "status": RUNNING,
-            "request_id": begun.request_id or str(operation_id), "source_id": begun.source_id,
-            "target_id": begun.target_id, "internal_session_id": begun.branch_id, "owner": begun.owner,
-            "request": to_json(begun.request), "report": to_json({}), "created_at": datetime.now(UTC),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": operation_id,
+            "external_session_id": begun.session_id,
+            "user_id": begun.user_id,
+            "kind": begun.kind,
+            "status": RUNNING,
+            "request_id": begun.request_id or str(operation_id),
+            "source_id": begun.source_id,
+            "target_id": begun.target_id,
+            "internal_session_id": begun.branch_id,
+            "owner": begun.owner,
+            "request": to_json(begun.request),
+            "report": to_json({}),
+            "created_at": datetime.now(UTC),
+        }
         row_codes.add(connection, OPERATION, row)
         if begun.owner:  # what is done in the very transaction in which it begins, as a fork, is told when it is done
             self._take(connection, operation_id, begun.owner)
@@ -123,9 +132,16 @@ class Operations:
         if row is None:
             raise missing_row("operation", operation_id)
         note(
-            connection, self.tenant_id, f"{row.kind}.{how}", branch_id=row.internal_session_id, user_id=row.user_id,
-            operation=operation_id, source=row.source_id, checkpoint=row.target_id, **(counts or {}),
-        )  # fmt: skip
+            connection,
+            self.tenant_id,
+            f"{row.kind}.{how}",
+            branch_id=row.internal_session_id,
+            user_id=row.user_id,
+            operation=operation_id,
+            source=row.source_id,
+            checkpoint=row.target_id,
+            **(counts or {}),
+        )
 
     def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
         """Read one operation."""

@@ -80,10 +80,15 @@ def bring(connection: Connection, journal: Journal, branch: Found, calls: Sequen
         row = rows[id]
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
         there = {
-            "external_session_id": branch.external_session_id, "arrival": arrival, "batch": batch, "kind": CALL,
-            "replay_of": None, "made_on": row.made_on or row.internal_session_id,
-            "status": DONE if row.status == REVERSED else SHOWN.get(row.status, DONE), "answers": row.answers,
-        }  # fmt: skip
+            "external_session_id": branch.external_session_id,
+            "arrival": arrival,
+            "batch": batch,
+            "kind": CALL,
+            "replay_of": None,
+            "made_on": row.made_on or row.internal_session_id,
+            "status": DONE if row.status == REVERSED else SHOWN.get(row.status, DONE),
+            "answers": row.answers,
+        }
         row_codes.add(connection, TOOL_INVOCATION, _taken(row, branch.id, id) | there)
 
 
@@ -97,6 +102,12 @@ def _taken(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
     status = SHOWN.get(row.status, DONE)
     nothing = dict.fromkeys(("undo", "verify", "precheck", "owner", "answers"))
     return {
-        **row._asdict(), **nothing, "id": new_id(), "internal_session_id": branch_id, "status": status,
-        "kind": REPLAY, "replay_of": original_id, "error_message": row.error_message if status == FAILED else None,
-    }  # fmt: skip
+        **row._asdict(),
+        **nothing,
+        "id": new_id(),
+        "internal_session_id": branch_id,
+        "status": status,
+        "kind": REPLAY,
+        "replay_of": original_id,
+        "error_message": row.error_message if status == FAILED else None,
+    }

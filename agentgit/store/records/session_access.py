@@ -71,9 +71,15 @@ class Visible:
             row_codes.authentic(connection, SESSION_MEMBER, connection.execute(shares))
 
     def page(
-        self, connection: Connection, user_id: int, *, limit: int | None, after: Mark | None, shared: bool,
+        self,
+        connection: Connection,
+        user_id: int,
+        *,
+        limit: int | None,
+        after: Mark | None,
+        shared: bool,
         name: str | None,
-    ) -> list[ExternalSession]:  # fmt: skip
+    ) -> list[ExternalSession]:
         """List the sessions that a user sees, the one that moved last first.
 
         Args:

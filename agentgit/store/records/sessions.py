@@ -74,9 +74,15 @@ class Sessions:
         self.users.expect(connection, user_id)
         now, session_id = datetime.now(UTC), new_id()
         row = {
-            "tenant_id": self.tenant_id, "id": session_id, "user_id": user_id, "session_name": name,
-            "created_at": now, "updated_at": now, "is_active": True, "meta": to_json({}),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": session_id,
+            "user_id": user_id,
+            "session_name": name,
+            "created_at": now,
+            "updated_at": now,
+            "is_active": True,
+            "meta": to_json({}),
+        }
         row_codes.add(connection, SESSION, row)
         branch_id = self.create_branch(connection, session_id, "main")
         self.set_current(connection, session_id, branch_id)
@@ -174,11 +180,19 @@ class Sessions:
         """
         branch_id = new_id()
         row = {
-            "tenant_id": self.tenant_id, "id": branch_id, "external_session_id": session_id,
-            "thread_id": f"{OF_SESSIONS}{branch_id}", "name": name, "status": status, "parent_id": parent_id,
-            "branch_point_id": branch_point_id, "inherited": inherited, "created_at": datetime.now(UTC),
-            "world_seen": 0, "meta": to_json({}),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": branch_id,
+            "external_session_id": session_id,
+            "thread_id": f"{OF_SESSIONS}{branch_id}",
+            "name": name,
+            "status": status,
+            "parent_id": parent_id,
+            "branch_point_id": branch_point_id,
+            "inherited": inherited,
+            "created_at": datetime.now(UTC),
+            "world_seen": 0,
+            "meta": to_json({}),
+        }
         row_codes.add(connection, BRANCH, row)
         return branch_id
 

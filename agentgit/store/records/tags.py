@@ -36,15 +36,24 @@ class Tags:
         known = self.find(connection, point.external_session_id, name)
         if known is None:
             row = {
-                "tenant_id": self.tenant_id, "external_session_id": point.external_session_id, "name": name,
-                "checkpoint_id": point.id, "description": description, "user_id": user_id,
+                "tenant_id": self.tenant_id,
+                "external_session_id": point.external_session_id,
+                "name": name,
+                "checkpoint_id": point.id,
+                "description": description,
+                "user_id": user_id,
                 "created_at": datetime.now(UTC),
-            }  # fmt: skip
+            }
             row_codes.add(connection, TAG, row)
             note(
-                connection, self.tenant_id, "tag.created", branch_id=point.internal_session_id, user_id=user_id,
-                name=name, checkpoint=point.id,
-            )  # fmt: skip
+                connection,
+                self.tenant_id,
+                "tag.created",
+                branch_id=point.internal_session_id,
+                user_id=user_id,
+                name=name,
+                checkpoint=point.id,
+            )
             known = self.find(connection, point.external_session_id, name)
             assert known is not None  # noqa: S101  # it was just added
         if known.checkpoint_id != point.id:
@@ -106,6 +115,10 @@ _OF = select(TAG.c.checkpoint_id, TAG.c.name).where(
 
 def _value(row: Found) -> Tag:
     return Tag(
-        name=row.name, checkpoint_id=row.checkpoint_id, reference=f"{row.branch_name}#{row.number}",
-        description=row.description, user_id=row.user_id, created_at=row.created_at,
-    )  # fmt: skip
+        name=row.name,
+        checkpoint_id=row.checkpoint_id,
+        reference=f"{row.branch_name}#{row.number}",
+        description=row.description,
+        user_id=row.user_id,
+        created_at=row.created_at,
+    )

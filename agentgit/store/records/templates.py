@@ -52,10 +52,12 @@ def begin(
         origin = store.sessions.branch(connection, point.internal_session_id)
         rerun_track.bring(connection, store.journal, branch, store.track(connection, origin, point.position))
     snapshot = Snapshot(
-        graph_checkpoint_id=point.graph_checkpoint_id, state_hash=point.state_hash,
-        position=point.position if calls else 0, message_count=point.message_count,
+        graph_checkpoint_id=point.graph_checkpoint_id,
+        state_hash=point.state_hash,
+        position=point.position if calls else 0,
+        message_count=point.message_count,
         pending=store.pending(connection, branch, point.graph_checkpoint_id),
-    )  # fmt: skip
+    )
     store.checkpoints.add(
         connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {called}")
     )

@@ -36,10 +36,14 @@ class Snapshots:
                 return int(last.id)
         row_id = new_id()
         row = {
-            "tenant_id": self.tenant_id, "id": row_id, "external_session_id": branch.external_session_id,
-            "internal_session_id": branch.id, "snapshot": files.snapshot,
-            "settings": to_json(files.settings), "created_at": datetime.now(UTC),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": row_id,
+            "external_session_id": branch.external_session_id,
+            "internal_session_id": branch.id,
+            "snapshot": files.snapshot,
+            "settings": to_json(files.settings),
+            "created_at": datetime.now(UTC),
+        }
         row_codes.add(connection, WORKSPACE_SNAPSHOT, row)
         return row_id
 

@@ -66,9 +66,11 @@ class World:
             branch: its row; `world_seen` is where it stands in the log.
         """
         since = {
-            "tenant": self.tenant_id, "session": branch.external_session_id, "branch": branch.id,
+            "tenant": self.tenant_id,
+            "session": branch.external_session_id,
+            "branch": branch.id,
             "seen": branch.world_seen,
-        }  # fmt: skip
+        }
         rows = _FOREIGN.all(connection, since)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 

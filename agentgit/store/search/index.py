@@ -154,9 +154,7 @@ class Texts:
         last = max(count for count, _ in made)
         if last <= first:
             return
-        given = {
-            "tenant": self.tenant_id, "branch": branch.internal_session_id, "first": first, "count": last - first
-        }  # fmt: skip
+        given = {"tenant": self.tenant_id, "branch": branch.internal_session_id, "first": first, "count": last - first}
         for at, row in enumerate(_CALLS.all(connection, given), first):
             number = next((number for count, number in made if count > at), None)
             if number is not None and row.id not in known:
@@ -172,11 +170,18 @@ class Texts:
         for one in sorted(fresh, key=lambda one: one.number):
             marks = [*scope, NAMES] if one.kind == NAMED else scope
             found = [*marks, *(word.text for word in words(composed(one.text)))]
-            rows.append({
-                "tenant_id": self.tenant_id, "id": new_id(), "internal_session_id": branch.internal_session_id,
-                "number": one.number, "kind": one.kind, "hash": one.hash, "row_id": one.row_id,
-                "words": " ".join(found) if is_sqlite else vector(found),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "tenant_id": self.tenant_id,
+                    "id": new_id(),
+                    "internal_session_id": branch.internal_session_id,
+                    "number": one.number,
+                    "kind": one.kind,
+                    "hash": one.hash,
+                    "row_id": one.row_id,
+                    "words": " ".join(found) if is_sqlite else vector(found),
+                }
+            )
         if rows:
             _ADD.run(connection, *rows)
             if is_sqlite:
@@ -314,7 +319,9 @@ _OF_BRANCH = Prepared(
 _WORDS = table("search_words", column("rowid"), column("words"))
 _ADD_WORDS = Prepared(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))
 _plain: dict[str, Any] = {c.name: bindparam(c.name) for c in SEARCH_TEXT.c if c.name != "words"}
-_ADD = Prepared({
-    "sqlite": insert(SEARCH_TEXT).values(_plain),
-    "postgresql": insert(SEARCH_TEXT).values({**_plain, "words": cast(bindparam("words"), TSVECTOR)}),
-})  # fmt: skip
+_ADD = Prepared(
+    {
+        "sqlite": insert(SEARCH_TEXT).values(_plain),
+        "postgresql": insert(SEARCH_TEXT).values({**_plain, "words": cast(bindparam("words"), TSVECTOR)}),
+    }
+)

@@ -64,9 +64,16 @@ class Search:
         self.graphs = graphs
 
     def hits(
-        self, connection: Connection, session_id: int, parts: Sequence[Part], wanted: Query, after: Rank, *,
-        whole: bool, at_once: int = AT_ONCE,
-    ) -> Iterator[tuple[Rank, Hit]]:  # fmt: skip
+        self,
+        connection: Connection,
+        session_id: int,
+        parts: Sequence[Part],
+        wanted: Query,
+        after: Rank,
+        *,
+        whole: bool,
+        at_once: int = AT_ONCE,
+    ) -> Iterator[tuple[Rank, Hit]]:
         """Give what was found, best first, each with its rank.
 
         Args:
@@ -234,21 +241,23 @@ def ts_query(scopes: Sequence[str], wanted: Query, *, named: bool) -> str:
 
 _INDEX = table("search_words", column("rowid"), column("search_words"))
 _matches = column("search_words").op("MATCH")(bindparam("query", type_=String()))
-_FOUND = Prepared({
-    "sqlite": select(_INDEX.c.rowid.label("id"))
-    .where(_matches, _INDEX.c.rowid < bindparam("after"))
-    .order_by(_INDEX.c.rowid.desc())
-    .limit(AT_ONCE),
-    "postgresql": select(SEARCH_TEXT.c.id)
-    .where(
-        SEARCH_TEXT.c.tenant_id == bindparam("tenant"),
-        SEARCH_TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
-        SEARCH_TEXT.c.internal_session_id == any_(bindparam("branches", type_=ARRAY(BigInteger))),
-        SEARCH_TEXT.c.id < bindparam("after"),
-    )
-    .order_by(SEARCH_TEXT.c.id.desc())
-    .limit(AT_ONCE),
-})  # fmt: skip
+_FOUND = Prepared(
+    {
+        "sqlite": select(_INDEX.c.rowid.label("id"))
+        .where(_matches, _INDEX.c.rowid < bindparam("after"))
+        .order_by(_INDEX.c.rowid.desc())
+        .limit(AT_ONCE),
+        "postgresql": select(SEARCH_TEXT.c.id)
+        .where(
+            SEARCH_TEXT.c.tenant_id == bindparam("tenant"),
+            SEARCH_TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
+            SEARCH_TEXT.c.internal_session_id == any_(bindparam("branches", type_=ARRAY(BigInteger))),
+            SEARCH_TEXT.c.id < bindparam("after"),
+        )
+        .order_by(SEARCH_TEXT.c.id.desc())
+        .limit(AT_ONCE),
+    }
+)
 _ROWS = select(
     SEARCH_TEXT.c.id,
     SEARCH_TEXT.c.internal_session_id,

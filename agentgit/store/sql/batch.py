@@ -50,9 +50,13 @@ class Batch:
     """
 
     def __init__(
-        self, connection: Connection, settings: Sequence[Statement] = (), *, only_reads: bool = False,
+        self,
+        connection: Connection,
+        settings: Sequence[Statement] = (),
+        *,
+        only_reads: bool = False,
         one_moment: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._connection = connection
         self._driver: Any = connection.connection.driver_connection
         self._is_async = connection.dialect.is_async

@@ -148,9 +148,13 @@ class Database:
     """
 
     def __init__(
-        self, where: str | Path | URL, *, pool_size: int = postgres.POOL_SIZE, lease_seconds: float = LEASE_SECONDS,
+        self,
+        where: str | Path | URL,
+        *,
+        pool_size: int = postgres.POOL_SIZE,
+        lease_seconds: float = LEASE_SECONDS,
         keyring: Keyring | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.seal = Seal(keyring) if keyring is not None else None
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"

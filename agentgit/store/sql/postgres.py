@@ -76,8 +76,11 @@ def settings(pool_size: int) -> dict[str, Any]:
     return {
         **BY_HAND,
         "hide_parameters": True,  # what a failure shows has no contents and no secrets
-        "pool_size": pool_size, "max_overflow": 0, "pool_timeout": POOL_SECONDS, "pool_use_lifo": True,
-    }  # fmt: skip
+        "pool_size": pool_size,
+        "max_overflow": 0,
+        "pool_timeout": POOL_SECONDS,
+        "pool_use_lifo": True,
+    }
 
 
 def without_ours(url: URL) -> URL:

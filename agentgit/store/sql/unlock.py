@@ -83,9 +83,11 @@ def _proof(seal: Seal, name: str, *, is_whole: bool) -> bytes:
 def _register(connection: Connection, tenant_id: int, seal: Seal) -> None:
     name = seal.keyring.current
     values: dict[str, Any] = {
-        "tenant_id": tenant_id, "id": name, "proof": _proof(seal, name, is_whole=seal.is_whole),
+        "tenant_id": tenant_id,
+        "id": name,
+        "proof": _proof(seal, name, is_whole=seal.is_whole),
         "created_at": datetime.now(UTC),
-    }  # fmt: skip
+    }
     if not _ADD.count(connection, values):  # another process was faster; its key may be another one
         seal.is_whole |= _says_whole(seal, name, registered(connection, tenant_id)[name])
 
@@ -108,7 +110,9 @@ def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
     return said == _WHOLE
 
 
-_ADD = Prepared({
-    "sqlite": sqlite.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
-})  # fmt: skip
+_ADD = Prepared(
+    {
+        "sqlite": sqlite.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
+        "postgresql": postgresql.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
+    }
+)

@@ -75,9 +75,12 @@ _is_parent = exists().where(
     _newest.c.checkpoint_id == bindparam("parent_id"), _newest.c.state_hash == bindparam("parent_hash")
 )
 _is_held = exists().where(
-    BRANCH.c.tenant_id == bindparam("tenant_id"), BRANCH.c.id == bindparam("branch"), BRANCH.c.status == RUNNING,
-    BRANCH.c.epoch == bindparam("epoch"), BRANCH.c.owner == bindparam("owner"),
-)  # fmt: skip
+    BRANCH.c.tenant_id == bindparam("tenant_id"),
+    BRANCH.c.id == bindparam("branch"),
+    BRANCH.c.status == RUNNING,
+    BRANCH.c.epoch == bindparam("epoch"),
+    BRANCH.c.owner == bindparam("owner"),
+)
 _STORE = {
     is_fenced: row_codes.SignedWrite(
         {"postgresql": upsert(postgresql, ["seq"], _is_parent, *([_is_held] if is_fenced else []))}, GRAPH_CHECKPOINT

@@ -188,9 +188,16 @@ def found(row: Any) -> Found:
         header, channels = from_json(row.header), unpack(row.channels)
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
         return Found(
-            place, row.seq, row.parent_id, from_json(row.meta), header, channels,
-            row.state_hash, row.message_count, folded,
-        )  # fmt: skip
+            place,
+            row.seq,
+            row.parent_id,
+            from_json(row.meta),
+            header,
+            channels,
+            row.state_hash,
+            row.message_count,
+            folded,
+        )
     except (ValueError, KeyError) as error:
         key = "/".join(place)
         raise Corrupt(

@@ -127,13 +127,17 @@ class GraphStore:
         used = token_usage.of_put(connection, self.content, place, talk, fresh, parent, counts=self.counts)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
-            **self._key(place), "seq": seq,
-            "parent_id": draft.parent_id, "root_id": parents.get("") if place.ns else None,
-            "run_id": run_id if isinstance(run_id, str) else None, "message_count": counts.get(talk or "", 0),
+            **self._key(place),
+            "seq": seq,
+            "parent_id": draft.parent_id,
+            "root_id": parents.get("") if place.ns else None,
+            "run_id": run_id if isinstance(run_id, str) else None,
+            "message_count": counts.get(talk or "", 0),
             "meta": compact(draft.meta),
             "header": compact({**draft.header, "counts": counts, **used, **spread.header(stored)}),
-            "channels": pack(channels), "state_hash": hash_state({**channels, **spread.digests}),
-        }  # fmt: skip
+            "channels": pack(channels),
+            "state_hash": hash_state({**channels, **spread.digests}),
+        }
 
     def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
         """Find what a checkpoint was made from, and refuse what would bring a thread back or leave it behind."""
@@ -185,12 +189,16 @@ class GraphStore:
         held = {channel: value for (_, channel, _), value in zip(writes, hashes, strict=True)}
         rows = [
             {
-                **self._key(place), "task_id": task.id, "idx": index, "task_path": task.path, "channel": channel,
+                **self._key(place),
+                "task_id": task.id,
+                "idx": index,
+                "task_path": task.path,
+                "channel": channel,
                 # An interrupt remembers the answers that came before it, so that a fork can ask it again.
                 "value": value + held.get(RESUME, b"") if channel == INTERRUPT else value,
             }
             for (index, channel, _), value in zip(writes, hashes, strict=True)
-        ]  # fmt: skip
+        ]
         for statement, part in (
             (REPLACE_WRITES, [row for row in rows if row["idx"] < 0]),
             (ADD_WRITES, [row for row in rows if row["idx"] >= 0]),

@@ -130,9 +130,12 @@ def _said(item: Leaf) -> tuple[str, str | None, Tokens] | None:
     details = usage.get("input_token_details")
     cached = details if isinstance(details, dict) else {}
     tokens = Tokens(
-        messages=1, input=_number(usage.get("input_tokens")), output=_number(usage.get("output_tokens")),
-        cache_read=_number(cached.get("cache_read")), cache_write=_number(cached.get("cache_creation")),
-    )  # fmt: skip
+        messages=1,
+        input=_number(usage.get("input_tokens")),
+        output=_number(usage.get("output_tokens")),
+        cache_read=_number(cached.get("cache_read")),
+        cache_write=_number(cached.get("cache_creation")),
+    )
     id = data.get("id")
     return _model(data.get("response_metadata")), id if isinstance(id, str) else None, tokens
 

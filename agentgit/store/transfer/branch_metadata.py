@@ -18,9 +18,15 @@ def _score(value: Any) -> Any:
 GREATEST = 1e300
 
 _EXPLORED: dict[str, Check] = {
-    "name": text, "of": ident, "choices": many(number(1)), "said": plain, "status": text, "end": maybe(ident),
-    "score": maybe(_score), "error": maybe(text),
-}  # fmt: skip
+    "name": text,
+    "of": ident,
+    "choices": many(number(1)),
+    "said": plain,
+    "status": text,
+    "end": maybe(ident),
+    "score": maybe(_score),
+    "error": maybe(text),
+}
 
 _KNOWN: dict[str, Check] = {
     "turns": number(),

@@ -89,10 +89,12 @@ def keeping(store: Store, connection: Connection, session_id: int) -> frozenset[
         select(POINT.c.id)
         .join_from(POINT, BRANCH_ROW, its_branch)
         .where(
-            POINT.c.tenant_id == store.tenant_id, BRANCH_ROW.c.external_session_id == session_id,
-            POINT.c.pending.is_not(None), or_(POINT.c.pending != pending_writes.NO_WRITES, written),
+            POINT.c.tenant_id == store.tenant_id,
+            BRANCH_ROW.c.external_session_id == session_id,
+            POINT.c.pending.is_not(None),
+            or_(POINT.c.pending != pending_writes.NO_WRITES, written),
         )
-    )  # fmt: skip
+    )
     return frozenset(connection.execute(query).scalars())
 
 
@@ -135,10 +137,13 @@ class _Export:
         row = self.cut.session
         self.write(
             {
-                "record": "session", "id": row.id, "name": row.session_name, "created_at": row.created_at.isoformat(),
+                "record": "session",
+                "id": row.id,
+                "name": row.session_name,
+                "created_at": row.created_at.isoformat(),
                 "current": current,
             }
-        )  # fmt: skip
+        )
 
     def _states(self, branch_id: int) -> StateWriter:
         return StateWriter(self.connection, self.store.tenant_id, self.values, self.write, branch_id)
@@ -389,10 +394,19 @@ class _Path(_Export):
     def _write_beginning(self, first: Found) -> None:
         """Write the checkpoint that every branch begins with."""
         begins = {
-            "id": MADE_UP, "branch": MADE_UP, "number": 1, "kind": "branch", "name": None, "is_auto": True,
-            "state": None, "state_hash": None, "messages": 0, "restore_point": None, "data": None,
+            "id": MADE_UP,
+            "branch": MADE_UP,
+            "number": 1,
+            "kind": "branch",
+            "name": None,
+            "is_auto": True,
+            "state": None,
+            "state_hash": None,
+            "messages": 0,
+            "restore_point": None,
+            "data": None,
             "description": "what other branches did",
-        }  # fmt: skip
+        }
         self.write(records.of_checkpoint(first, **begins))
 
     def _write_rollback(self, branch: Found, first: Found, others: Sequence[Row[Any]]) -> None:
@@ -402,10 +416,18 @@ class _Path(_Export):
         at = branch.created_at.isoformat()
         self.write(
             {
-                "record": "operation", "id": MADE_UP, "kind": "rollback", "request_id": str(MADE_UP),
-                "source": MADE_UP, "target": first.id, "branch": branch.id, "created_at": at, "ended_at": at,
-                "request": {"tools": "keep", "replay": "record"}, "accepted": [],
+                "record": "operation",
+                "id": MADE_UP,
+                "kind": "rollback",
+                "request_id": str(MADE_UP),
+                "source": MADE_UP,
+                "target": first.id,
+                "branch": branch.id,
+                "created_at": at,
+                "ended_at": at,
+                "request": {"tools": "keep", "replay": "record"},
+                "accepted": [],
                 "steps": [{"invocation": row.id, "action": KEEP, "why": NOT_ON_THE_PATH} for row in kept],
                 "report": {group: items if group == "kept" else [] for group in GROUPS if group not in NEWER},
             }
-        )  # fmt: skip
+        )

@@ -30,10 +30,17 @@ def of_branch(row: Row[Any], **other: Any) -> Record:
         other: what is otherwise in the export.
     """
     return {
-        "record": "branch", "id": row.id, "name": row.name, "parent": row.parent_id, "point": row.branch_point_id,
-        "inherited": row.inherited, "head": row.head_id, "created_at": row.created_at.isoformat(),
-        "meta": as_object(row.meta), **other,
-    }  # fmt: skip
+        "record": "branch",
+        "id": row.id,
+        "name": row.name,
+        "parent": row.parent_id,
+        "point": row.branch_point_id,
+        "inherited": row.inherited,
+        "head": row.head_id,
+        "created_at": row.created_at.isoformat(),
+        "meta": as_object(row.meta),
+        **other,
+    }
 
 
 def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
@@ -46,77 +53,128 @@ def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
     """
     channels = {name: value.hex() for name, value in unpack(row["channels"]).items()}
     return {
-        "record": "state", "branch": branch_id, "ns": row["ns"], "id": row["checkpoint_id"], "seq": row["seq"],
-        "parent": row["parent_id"], "root": row["root_id"], "run": row["run_id"], "messages": row["message_count"],
-        "meta": from_json(row["meta"]), "header": from_json(row["header"]), "channels": channels,
-        "state_hash": row["state_hash"].hex(), **other,
-    }  # fmt: skip
+        "record": "state",
+        "branch": branch_id,
+        "ns": row["ns"],
+        "id": row["checkpoint_id"],
+        "seq": row["seq"],
+        "parent": row["parent_id"],
+        "root": row["root_id"],
+        "run": row["run_id"],
+        "messages": row["message_count"],
+        "meta": from_json(row["meta"]),
+        "header": from_json(row["header"]),
+        "channels": channels,
+        "state_hash": row["state_hash"].hex(),
+        **other,
+    }
 
 
 def of_write(row: Mapping[str, Any], branch_id: int) -> Record:
     """Write a pending write."""
     return {
-        "record": "write", "branch": branch_id, "ns": row["ns"], "state": row["checkpoint_id"],
-        "task": row["task_id"], "idx": row["idx"], "path": row["task_path"], "channel": row["channel"],
+        "record": "write",
+        "branch": branch_id,
+        "ns": row["ns"],
+        "state": row["checkpoint_id"],
+        "task": row["task_id"],
+        "idx": row["idx"],
+        "path": row["task_path"],
+        "channel": row["channel"],
         "value": [key.hex() for key in split_hashes(row["value"])],
-    }  # fmt: skip
+    }
 
 
 def of_checkpoint(row: Row[Any], **other: Any) -> Record:
     """Write a checkpoint."""
     return {
-        "record": "checkpoint", "id": row.id, "branch": row.internal_session_id, "number": row.number,
-        "name": row.name, "description": row.description, "kind": row.kind, "is_auto": row.is_auto,
-        "created_at": row.created_at.isoformat(), "state": row.graph_checkpoint_id,
-        "state_hash": row.state_hash.hex() or None, "position": row.position, "messages": row.message_count,
-        "restore_point": row.restore_point, "data": from_json(row.data) if row.data is not None else None, **other,
-    }  # fmt: skip
+        "record": "checkpoint",
+        "id": row.id,
+        "branch": row.internal_session_id,
+        "number": row.number,
+        "name": row.name,
+        "description": row.description,
+        "kind": row.kind,
+        "is_auto": row.is_auto,
+        "created_at": row.created_at.isoformat(),
+        "state": row.graph_checkpoint_id,
+        "state_hash": row.state_hash.hex() or None,
+        "position": row.position,
+        "messages": row.message_count,
+        "restore_point": row.restore_point,
+        "data": from_json(row.data) if row.data is not None else None,
+        **other,
+    }
 
 
 def of_pending(row: Row[Any]) -> Record:
     """Write the pending writes that a checkpoint keeps."""
     kept = pending_writes.unpack(row.pending, f"checkpoint {row.id}") or ()
     return {
-        "record": "pending", "checkpoint": row.id,
+        "record": "pending",
+        "checkpoint": row.id,
         "at": [{"ns": at.ns, "state": at.checkpoint_id, "writes": [_of_kept(one) for one in at.writes]} for at in kept],
-    }  # fmt: skip
+    }
 
 
 def _of_kept(write: Mapping[str, Any]) -> Record:
     return {
-        "task": write["task_id"], "idx": write["idx"], "path": write["task_path"], "channel": write["channel"],
+        "task": write["task_id"],
+        "idx": write["idx"],
+        "path": write["task_path"],
+        "channel": write["channel"],
         "value": [key.hex() for key in split_hashes(write["value"])],
-    }  # fmt: skip
+    }
 
 
 def of_tag(tag: Tag) -> Record:
     """Write a tag."""
     return {
-        "record": "tag", "name": tag.name, "checkpoint": tag.checkpoint_id, "description": tag.description,
+        "record": "tag",
+        "name": tag.name,
+        "checkpoint": tag.checkpoint_id,
+        "description": tag.description,
         "created_at": tag.created_at.isoformat(),
-    }  # fmt: skip
+    }
 
 
 def of_snapshot(row: Row[Any], **other: Any) -> Record:
     """Write a snapshot of files; where its workspace is, is left out."""
     return {
-        "record": "snapshot", "id": row.id, "branch": row.internal_session_id,
-        "created_at": row.created_at.isoformat(), **other,
-    }  # fmt: skip
+        "record": "snapshot",
+        "id": row.id,
+        "branch": row.internal_session_id,
+        "created_at": row.created_at.isoformat(),
+        **other,
+    }
 
 
 def of_call(row: Row[Any], **other: Any) -> Record:
     """Write a call. Its functions are left out: what is called where it is read is not for a file to say."""
     return {
-        "record": "call", "id": row.id, "branch": row.internal_session_id,
-        "made_on": row.made_on or row.internal_session_id, "arrival": row.arrival, "batch": row.batch,
-        "batch_index": row.batch_index, "tool": row.tool_name, "tool_call_id": row.tool_call_id,
-        "effect": row.effect, "status": BROKEN_OFF.get(row.status, row.status), "args": from_json(row.args),
-        "result": [from_json(row.result)] if row.result is not None else [], "error": row.error_message,
-        "started_at": row.started_at.isoformat(), "ended_at": row.ended_at.isoformat() if row.ended_at else None,
-        "key": row.idempotency_key, "kind": row.kind, "identity": row.identity, "replay_of": row.replay_of,
-        "answers": _share(row.answers), **other,
-    }  # fmt: skip
+        "record": "call",
+        "id": row.id,
+        "branch": row.internal_session_id,
+        "made_on": row.made_on or row.internal_session_id,
+        "arrival": row.arrival,
+        "batch": row.batch,
+        "batch_index": row.batch_index,
+        "tool": row.tool_name,
+        "tool_call_id": row.tool_call_id,
+        "effect": row.effect,
+        "status": BROKEN_OFF.get(row.status, row.status),
+        "args": from_json(row.args),
+        "result": [from_json(row.result)] if row.result is not None else [],
+        "error": row.error_message,
+        "started_at": row.started_at.isoformat(),
+        "ended_at": row.ended_at.isoformat() if row.ended_at else None,
+        "key": row.idempotency_key,
+        "kind": row.kind,
+        "identity": row.identity,
+        "replay_of": row.replay_of,
+        "answers": _share(row.answers),
+        **other,
+    }
 
 
 def _share(answers: bytes | None) -> Any:
@@ -130,21 +188,33 @@ def of_operation(row: Row[Any]) -> Record:
     """Write an operation that is done; where its files are is left out, because they are not carried."""
     request, report = as_object(row.request), as_object(row.report)
     return {
-        "record": "operation", "id": row.id, "kind": row.kind, "request_id": row.request_id,
-        "source": row.source_id, "target": row.target_id or None, "branch": row.internal_session_id,
-        "created_at": row.created_at.isoformat(), "ended_at": row.ended_at.isoformat() if row.ended_at else None,
+        "record": "operation",
+        "id": row.id,
+        "kind": row.kind,
+        "request_id": row.request_id,
+        "source": row.source_id,
+        "target": row.target_id or None,
+        "branch": row.internal_session_id,
+        "created_at": row.created_at.isoformat(),
+        "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "request": {name: value for name, value in request.items() if name in SETTINGS and value is not None},
-        "steps": request["steps"], "accepted": request.get("accepted", []),
+        "steps": request["steps"],
+        "accepted": request.get("accepted", []),
         "report": {group: report.get(group, []) for group in GROUPS if group not in NEWER or report.get(group)},
-    }  # fmt: skip
+    }
 
 
 def of_log(row: Row[Any], **other: Any) -> Record:
     """Write an entry of the world log."""
     return {
-        "record": "log", "seq": row.seq, "call": row.invocation_id, "action": row.action,
-        "operation": row.operation_id, "created_at": row.created_at.isoformat(), **other,
-    }  # fmt: skip
+        "record": "log",
+        "seq": row.seq,
+        "call": row.invocation_id,
+        "action": row.action,
+        "operation": row.operation_id,
+        "created_at": row.created_at.isoformat(),
+        **other,
+    }
 
 
 def hashes_of(states: Iterable[Mapping[str, Any]], writes: Iterable[Mapping[str, Any]]) -> list[bytes]:

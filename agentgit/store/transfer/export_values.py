@@ -106,10 +106,13 @@ class ValueWriter:
         self.put(items[kept:])
         self.write(
             {
-                "record": "list", "id": key.hex(), "base": base.hex() if base is not None else None, "keep": kept,
+                "record": "list",
+                "id": key.hex(),
+                "base": base.hex() if base is not None else None,
+                "keep": kept,
                 "items": [item.hex() for item in items[kept:]],
             }
-        )  # fmt: skip
+        )
         self._recent.add(key, items)
 
     def _leaf(self, value: Leaf) -> None:

@@ -63,12 +63,22 @@ def _tokens(value: Any) -> list[int]:
 
 
 _NEEDED: dict[str, Check] = {
-    "v": number(), "ts": text, "versions": thing, "seen": named(thing), "counts": named(number()),
+    "v": number(),
+    "ts": text,
+    "versions": thing,
+    "seen": named(thing),
+    "counts": named(number()),
     "updated": maybe(many(text)),
-}  # fmt: skip
+}
 _MORE: dict[str, Check] = {
-    "usage": named(_tokens), "snapshots": many(text), "folded": many(text), "digests": named(digest),
-}  # fmt: skip
+    "usage": named(_tokens),
+    "snapshots": many(text),
+    "folded": many(text),
+    "digests": named(digest),
+}
 _META: dict[str, Check] = {
-    "step": number(-1), "source": text, "parents": maybe(named(text)), "counters_since_delta_snapshot": maybe(thing),
-}  # fmt: skip
+    "step": number(-1),
+    "source": text,
+    "parents": maybe(named(text)),
+    "counters_since_delta_snapshot": maybe(thing),
+}

@@ -40,9 +40,16 @@ BYTES_AT_ONCE = 4 * 2**20
 """Bytes of values that wait to be stored."""
 
 TABLES: Mapping[str, Table] = {
-    "branch": BRANCH, "state": GRAPH_CHECKPOINT, "write": GRAPH_WRITE, "checkpoint": CHECKPOINT, "tag": TAG,
-    "snapshot": WORKSPACE_SNAPSHOT, "call": TOOL_INVOCATION, "operation": OPERATION, "log": WORLD_LOG,
-}  # fmt: skip
+    "branch": BRANCH,
+    "state": GRAPH_CHECKPOINT,
+    "write": GRAPH_WRITE,
+    "checkpoint": CHECKPOINT,
+    "tag": TAG,
+    "snapshot": WORKSPACE_SNAPSHOT,
+    "call": TOOL_INVOCATION,
+    "operation": OPERATION,
+    "log": WORLD_LOG,
+}
 
 
 def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,9 +134,14 @@ class Import:
 
     def _store(self, connection: Connection, whole: Checker, files: Mapping[int, FilesAt] | None) -> int:
         rows = Rows(
-            tenant_id=self.store.tenant_id, user_id=self.user_id, session_id=new_id(), ids=new_ids(whole.ids),
-            seen=whole.last_seq, files=files, snapshots=whole.files.snapshots if files is not None else {},
-        )  # fmt: skip
+            tenant_id=self.store.tenant_id,
+            user_id=self.user_id,
+            session_id=new_id(),
+            ids=new_ids(whole.ids),
+            seen=whole.last_seq,
+            files=files,
+            snapshots=whole.files.snapshots if files is not None else {},
+        )
         self.store.users.expect(connection, self.user_id)
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
         row_codes.add(connection, SESSION, row)
@@ -149,9 +161,15 @@ class Import:
         values.flush()
         tables.flush()
         note(
-            connection, self.store.tenant_id, "session.imported", session_id=rows.session_id, user_id=self.user_id,
-            name=whole.session["name"], checkpoints=whole.counts["checkpoint"], calls=whole.counts["call"],
-        )  # fmt: skip
+            connection,
+            self.store.tenant_id,
+            "session.imported",
+            session_id=rows.session_id,
+            user_id=self.user_id,
+            name=whole.session["name"],
+            checkpoints=whole.counts["checkpoint"],
+            calls=whole.counts["call"],
+        )
         return rows.session_id
 
     def _name(self, connection: Connection, own: str) -> str:

@@ -22,11 +22,26 @@ from agentgit.store.transfer.records import COUNTED, HEADER
 Record = Mapping[str, Any]
 
 _RANK = {
-    HEADER: 0, "session": 1, "branch": 2, "value": 3, "list": 3, "state": 3, "write": 3, "pending": 4, "checkpoint": 4,
+    HEADER: 0,
+    "session": 1,
+    "branch": 2,
+    "value": 3,
+    "list": 3,
+    "state": 3,
+    "write": 3,
+    "pending": 4,
+    "checkpoint": 4,
     "tag": 4,
-    "file": 5, "tree": 5, "path": 5, "left": 5, "snapshot": 5, "call": 6, "operation": 7, "log": 8,
+    "file": 5,
+    "tree": 5,
+    "path": 5,
+    "left": 5,
+    "snapshot": 5,
+    "call": 6,
+    "operation": 7,
+    "log": 8,
     "end": 9,
-}  # fmt: skip
+}
 """The order of the records; those of one rank are mixed, and a part comes after what it is a part of."""
 
 
@@ -84,14 +99,27 @@ class Checker:
         self._tags: set[str] = set()
         self.last_seq = 0
         self._takes: dict[str, Callable[[Record], None]] = {
-            HEADER: self._take_header, "session": self._take_session, "branch": self._take_branch,
-            "value": self._take_value, "part": self._take_part, "list": self._take_list, "state": self._take_state,
-            "write": self._take_write, "pending": self._take_pending, "checkpoint": self._take_checkpoint,
-            "tag": self._take_tag, "file": self.files.file, "tree": self.files.tree, "path": self.files.path,
+            HEADER: self._take_header,
+            "session": self._take_session,
+            "branch": self._take_branch,
+            "value": self._take_value,
+            "part": self._take_part,
+            "list": self._take_list,
+            "state": self._take_state,
+            "write": self._take_write,
+            "pending": self._take_pending,
+            "checkpoint": self._take_checkpoint,
+            "tag": self._take_tag,
+            "file": self.files.file,
+            "tree": self.files.tree,
+            "path": self.files.path,
             "left": self.files.left_out,
             "snapshot": self._take_snapshot,
-            "call": self._take_call, "operation": self._take_operation, "log": self._take_log, "end": self._take_end,
-        }  # fmt: skip
+            "call": self._take_call,
+            "operation": self._take_operation,
+            "log": self._take_log,
+            "end": self._take_end,
+        }
 
     def take(self, kind: str, record: Record) -> None:
         """Take the next record.

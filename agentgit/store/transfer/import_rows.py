@@ -53,10 +53,16 @@ class Rows:
     def session(self, record: Record, name: str) -> dict[str, Any]:
         """Make the row of the session."""
         return {
-            "tenant_id": self.tenant_id, "id": self.session_id, "user_id": self.user_id, "session_name": name,
-            "created_at": record["created_at"], "updated_at": datetime.now(UTC), "is_active": True,
-            "current_branch_id": self.ids["branch"][record["current"]], "meta": to_json({}),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": self.session_id,
+            "user_id": self.user_id,
+            "session_name": name,
+            "created_at": record["created_at"],
+            "updated_at": datetime.now(UTC),
+            "is_active": True,
+            "current_branch_id": self.ids["branch"][record["current"]],
+            "meta": to_json({}),
+        }
 
     def branch(self, record: Record) -> dict[str, Any]:
         """Make the row of a branch."""
@@ -81,20 +87,34 @@ class Rows:
     def state(self, record: Record) -> dict[str, Any]:
         """Make the row of a graph checkpoint."""
         return {
-            "tenant_id": self.tenant_id, "thread_id": self._branch_thread(record["branch"]), "ns": record["ns"],
-            "checkpoint_id": record["id"], "seq": record["seq"], "parent_id": record["parent"],
-            "root_id": record["root"], "run_id": record["run"], "message_count": record["messages"],
-            "meta": compact(record["meta"]), "header": compact(record["header"]),
-            "channels": pack(record["channels"]), "state_hash": record["state_hash"],
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "thread_id": self._branch_thread(record["branch"]),
+            "ns": record["ns"],
+            "checkpoint_id": record["id"],
+            "seq": record["seq"],
+            "parent_id": record["parent"],
+            "root_id": record["root"],
+            "run_id": record["run"],
+            "message_count": record["messages"],
+            "meta": compact(record["meta"]),
+            "header": compact(record["header"]),
+            "channels": pack(record["channels"]),
+            "state_hash": record["state_hash"],
+        }
 
     def write(self, record: Record) -> dict[str, Any]:
         """Make the row of a pending write."""
         return {
-            "tenant_id": self.tenant_id, "thread_id": self._branch_thread(record["branch"]), "ns": record["ns"],
-            "checkpoint_id": record["state"], "task_id": record["task"], "idx": record["idx"],
-            "task_path": record["path"], "channel": record["channel"], "value": b"".join(record["value"]),
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "thread_id": self._branch_thread(record["branch"]),
+            "ns": record["ns"],
+            "checkpoint_id": record["state"],
+            "task_id": record["task"],
+            "idx": record["idx"],
+            "task_path": record["path"],
+            "channel": record["channel"],
+            "value": b"".join(record["value"]),
+        }
 
     def keep(self, record: Record) -> None:
         """Take the pending writes that the next checkpoint keeps."""
@@ -105,16 +125,25 @@ class Rows:
     def checkpoint(self, record: Record) -> dict[str, Any]:
         """Make the row of a checkpoint."""
         return {
-            "tenant_id": self.tenant_id, "id": self._id("checkpoint", record["id"]),
-            "internal_session_id": self._id("branch", record["branch"]), "number": record["number"],
-            "name": record["name"], "description": record["description"], "kind": record["kind"],
-            "is_auto": record["is_auto"], "user_id": self.user_id, "created_at": record["created_at"],
-            "graph_checkpoint_id": record["state"], "state_hash": record["state_hash"] or b"",
-            "position": record["position"], "message_count": record["messages"],
-            "restore_point": record["restore_point"], "data": self._data(record["data"]),
+            "tenant_id": self.tenant_id,
+            "id": self._id("checkpoint", record["id"]),
+            "internal_session_id": self._id("branch", record["branch"]),
+            "number": record["number"],
+            "name": record["name"],
+            "description": record["description"],
+            "kind": record["kind"],
+            "is_auto": record["is_auto"],
+            "user_id": self.user_id,
+            "created_at": record["created_at"],
+            "graph_checkpoint_id": record["state"],
+            "state_hash": record["state_hash"] or b"",
+            "position": record["position"],
+            "message_count": record["messages"],
+            "restore_point": record["restore_point"],
+            "data": self._data(record["data"]),
             "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
             "pending": self.pending.pop(record["id"], None),
-        }  # fmt: skip
+        }
 
     def has(self, snapshot: Record) -> bool:
         """Tell whether the files of a snapshot came along."""
@@ -124,10 +153,14 @@ class Rows:
         """Make the row of a snapshot, which nobody has looked at here."""
         at = (self.files or {})[record["tree"]]
         return {
-            "tenant_id": self.tenant_id, "id": self._id("snapshot", record["id"]),
-            "external_session_id": self.session_id, "internal_session_id": self._id("branch", record["branch"]),
-            "snapshot": at.snapshot, "settings": to_json(at.settings), "created_at": record["created_at"],
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "id": self._id("snapshot", record["id"]),
+            "external_session_id": self.session_id,
+            "internal_session_id": self._id("branch", record["branch"]),
+            "snapshot": at.snapshot,
+            "settings": to_json(at.settings),
+            "created_at": record["created_at"],
+        }
 
     def _data(self, data: bytes | None) -> bytes | None:
         """Give what was kept with a checkpoint; what a merge brought to it has another id here."""
@@ -140,26 +173,45 @@ class Rows:
     def tag(self, record: Record) -> dict[str, Any]:
         """Make the row of a tag."""
         return {
-            "tenant_id": self.tenant_id, "external_session_id": self.session_id, "name": record["name"],
-            "checkpoint_id": self._id("checkpoint", record["checkpoint"]), "description": record["description"],
-            "user_id": self.user_id, "created_at": record["created_at"],
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "external_session_id": self.session_id,
+            "name": record["name"],
+            "checkpoint_id": self._id("checkpoint", record["checkpoint"]),
+            "description": record["description"],
+            "user_id": self.user_id,
+            "created_at": record["created_at"],
+        }
 
     def call(self, record: Record) -> dict[str, Any]:
         """Make the row of a call, which is marked as one that was made elsewhere."""
         return {
-            "tenant_id": self.tenant_id, "id": self._id("call", record["id"]),
-            "external_session_id": self.session_id, "internal_session_id": self._id("branch", record["branch"]),
-            "arrival": record["arrival"], "batch": record["batch"], "batch_index": record["batch_index"],
-            "tool_name": record["tool"], "tool_call_id": record["tool_call_id"], "effect": record["effect"],
-            "status": record["status"], "args": record["args"],
-            "result": record["result"][0] if record["result"] else None, "error_message": record["error"],
-            "started_at": record["started_at"], "ended_at": record["ended_at"], "idempotency_key": record["key"],
-            "undo": None, "verify": None, "precheck": None, "owner": None, "kind": record["kind"],
-            "identity": record["identity"], "replay_of": self._id("call", record["replay_of"]),
+            "tenant_id": self.tenant_id,
+            "id": self._id("call", record["id"]),
+            "external_session_id": self.session_id,
+            "internal_session_id": self._id("branch", record["branch"]),
+            "arrival": record["arrival"],
+            "batch": record["batch"],
+            "batch_index": record["batch_index"],
+            "tool_name": record["tool"],
+            "tool_call_id": record["tool_call_id"],
+            "effect": record["effect"],
+            "status": record["status"],
+            "args": record["args"],
+            "result": record["result"][0] if record["result"] else None,
+            "error_message": record["error"],
+            "started_at": record["started_at"],
+            "ended_at": record["ended_at"],
+            "idempotency_key": record["key"],
+            "undo": None,
+            "verify": None,
+            "precheck": None,
+            "owner": None,
+            "kind": record["kind"],
+            "identity": record["identity"],
+            "replay_of": self._id("call", record["replay_of"]),
             "answers": to_json(record["answers"]) if record["answers"] is not None else None,
             "made_on": record["made_on"],
-        }  # fmt: skip
+        }
 
     def operation(self, record: Record) -> dict[str, Any]:
         """Make the row of an operation, which is history: it is done, and never goes on."""
@@ -175,22 +227,34 @@ class Rows:
             for group, items in record["report"].items()
         }
         return {
-            "tenant_id": self.tenant_id, "id": self._id("operation", record["id"]),
-            "external_session_id": self.session_id, "user_id": self.user_id, "kind": record["kind"], "status": DONE,
-            "request_id": record["request_id"], "source_id": self._id("branch", record["source"]),
+            "tenant_id": self.tenant_id,
+            "id": self._id("operation", record["id"]),
+            "external_session_id": self.session_id,
+            "user_id": self.user_id,
+            "kind": record["kind"],
+            "status": DONE,
+            "request_id": record["request_id"],
+            "source_id": self._id("branch", record["source"]),
             "target_id": self.ids["checkpoint"].get(record["target"], 0),
-            "internal_session_id": self._id("branch", record["branch"]), "owner": None, "request": to_json(request),
-            "report": to_json({**report, "files": None}), "created_at": record["created_at"],
+            "internal_session_id": self._id("branch", record["branch"]),
+            "owner": None,
+            "request": to_json(request),
+            "report": to_json({**report, "files": None}),
+            "created_at": record["created_at"],
             "ended_at": record["ended_at"],
-        }  # fmt: skip
+        }
 
     def log(self, record: Record) -> dict[str, Any]:
         """Make the row of an entry of the world log."""
         return {
-            "tenant_id": self.tenant_id, "external_session_id": self.session_id, "seq": record["seq"],
-            "invocation_id": self._id("call", record["call"]), "action": record["action"],
-            "operation_id": self._id("operation", record["operation"]), "created_at": record["created_at"],
-        }  # fmt: skip
+            "tenant_id": self.tenant_id,
+            "external_session_id": self.session_id,
+            "seq": record["seq"],
+            "invocation_id": self._id("call", record["call"]),
+            "action": record["action"],
+            "operation_id": self._id("operation", record["operation"]),
+            "created_at": record["created_at"],
+        }
 
 
 def _kept(write: Record) -> list[Any]:

@@ -103,15 +103,21 @@ def _call(value: Any) -> Any:
 
 
 _FIELDS: dict[str, Check] = {
-    "content": _content, "additional_kwargs": _object, "response_metadata": _object, "name": maybe(text),
+    "content": _content,
+    "additional_kwargs": _object,
+    "response_metadata": _object,
+    "name": maybe(text),
     "id": maybe(text),
-}  # fmt: skip
+}
 _OF_KIND: dict[str, dict[str, Check]] = {
     "ai": {"tool_calls": many(_call), "invalid_tool_calls": many(_object), "usage_metadata": maybe(_object)},
     "tool": {"tool_call_id": text, "status": one_of("success", "error")},
 }
 _REQUIRED = {"tool": ("tool_call_id",)}
 _SHOWN: dict[str, Check] = {
-    "role": text, "content": lambda value: value if value is None else _content(value), "id": maybe(text),
-    "tool_calls": many(_call), "tool_call_id": maybe(text),
-}  # fmt: skip
+    "role": text,
+    "content": lambda value: value if value is None else _content(value),
+    "id": maybe(text),
+    "tool_calls": many(_call),
+    "tool_call_id": maybe(text),
+}

@@ -52,9 +52,14 @@ SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
 HEADER = "agentgit-export"
 
 STATUSES = (
-    invocation.PAUSED, invocation.DONE, invocation.FAILED, invocation.UNKNOWN, invocation.REVERSED,
-    invocation.REVERSE_FAILED, invocation.REVERSE_UNKNOWN,
-)  # fmt: skip
+    invocation.PAUSED,
+    invocation.DONE,
+    invocation.FAILED,
+    invocation.UNKNOWN,
+    invocation.REVERSED,
+    invocation.REVERSE_FAILED,
+    invocation.REVERSE_UNKNOWN,
+)
 """The statuses that a call may have in an export: nothing is going on there."""
 
 _step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
@@ -67,17 +72,22 @@ def _report(value: Any) -> dict[str, Any]:
     return fields({**{group: [] for group in NEWER}, **thing(value)}, _groups)
 
 
-_share = shaped(
-    task=text, call=text, place=number(), taken=many(number()), graphs=many(number()), question=maybe(text)
-)  # fmt: skip
+_share = shaped(task=text, call=text, place=number(), taken=many(number()), graphs=many(number()), question=maybe(text))
 
 _write = shaped(task=word(64), idx=number(-1000), path=text, channel=text, value=many(digest))
 _pending = shaped(ns=key, state=word(64), writes=many(_write))
 
 SETTINGS: dict[str, Check] = {
-    "on_error": text, "on_drift": text, "tools": text, "replay": text, "force": flag, "sync": text, "seen": number(),
-    "current": flag, "give_up": flag,
-}  # fmt: skip
+    "on_error": text,
+    "on_drift": text,
+    "tools": text,
+    "replay": text,
+    "force": flag,
+    "sync": text,
+    "seen": number(),
+    "current": flag,
+    "give_up": flag,
+}
 """What is kept of an operation's request, besides its steps."""
 
 _COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")

@@ -10,9 +10,14 @@ from agentgit.sessions import ExternalSession
 from agentgit.store.transfer.paths import text_of
 
 _COUNTED = {
-    "branches": "branch", "checkpoints": "checkpoint", "graph_checkpoints": "state", "tool_calls": "call",
-    "operations": "operation", "values": "value", "files": "file",
-}  # fmt: skip
+    "branches": "branch",
+    "checkpoints": "checkpoint",
+    "graph_checkpoints": "state",
+    "tool_calls": "call",
+    "operations": "operation",
+    "values": "value",
+    "files": "file",
+}
 """The records that each field counts."""
 
 
@@ -53,9 +58,13 @@ class Carried:
 
     @classmethod
     def of_counts(
-        cls, session: ExternalSession, header: Mapping[str, Any], counts: Mapping[str, int],
-        left: Mapping[str, int], paths: Mapping[bytes, str],
-    ) -> Carried:  # fmt: skip
+        cls,
+        session: ExternalSession,
+        header: Mapping[str, Any],
+        counts: Mapping[str, int],
+        left: Mapping[str, int],
+        paths: Mapping[bytes, str],
+    ) -> Carried:
         """Make it of a header, of how many records of each kind there are, and of what is left out.
 
         Args:
@@ -68,9 +77,14 @@ class Carried:
         numbers = {name: counts.get(kind, 0) for name, kind in _COUNTED.items()}
         snapshots = counts.get("snapshot", 0) - sum(left.values())
         return cls(
-            session=session, of=header["of"], place=header["place"], **numbers, snapshots=snapshots,
-            left_out=dict(left), left_paths={text_of(path): why for path, why in sorted(paths.items())},
-        )  # fmt: skip
+            session=session,
+            of=header["of"],
+            place=header["place"],
+            **numbers,
+            snapshots=snapshots,
+            left_out=dict(left),
+            left_paths={text_of(path): why for path, why in sorted(paths.items())},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Give all fields as a JSON-like dict, the session by its name and id."""

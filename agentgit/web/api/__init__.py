@@ -24,10 +24,15 @@ MOST = 10
 def make() -> FastAPI:
     """Make the application of the API; it is mounted below the pages."""
     api = FastAPI(
-        title="agentgit", version=agentgit.__version__, summary="Git for LangGraph sessions.",
-        openapi_url="/openapi.json", docs_url=None, redoc_url=None, separate_input_output_schemas=False,
+        title="agentgit",
+        version=agentgit.__version__,
+        summary="Git for LangGraph sessions.",
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
         generate_unique_id_function=_name,
-    )  # fmt: skip
+    )
     for part in (account, sessions, checkpoints, world, telling, sharing, people):
         api.include_router(part.router)
     api.add_exception_handler(AgentGitError, _failed)

@@ -82,13 +82,18 @@ class Body(BaseModel):
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the problems that an operation may answer with, besides those of all of them."""
     said = {
-        400: "The request cannot be read.", 401: "Nobody knows who asks.", 403: "You may not.",
-        404: "Nothing that you can see is called so.", 408: "The request took too long to come.",
+        400: "The request cannot be read.",
+        401: "Nobody knows who asks.",
+        403: "You may not.",
+        404: "Nothing that you can see is called so.",
+        408: "The request took too long to come.",
         409: "Something stands in the way; nothing was changed unless there is a report.",
-        413: "The request is too large.", 422: "Something in the request cannot be meant.",
-        429: "Too many at once; try again later.", 500: "Something is damaged, or went wrong here.",
+        413: "The request is too large.",
+        422: "Something in the request cannot be meant.",
+        429: "Too many at once; try again later.",
+        500: "Something is damaged, or went wrong here.",
         503: "The database is out of reach.",
-    }  # fmt: skip
+    }
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     every = (400, 401, 403, 404, 408, 413, 422, 500, 503)
     return {status: {"description": said[status], "content": content} for status in sorted({*every, *statuses})}

@@ -43,9 +43,11 @@ class NewTag(Body):
 
 @router.get("/sessions", response_model=answers.Sessions, responses=failures())
 def list_sessions(
-    caller: Caller, limit: Limit = 50, after: After = None,
+    caller: Caller,
+    limit: Limit = 50,
+    after: After = None,
     name: Annotated[str | None, Query(max_length=200, description="Only those with this in their name.")] = None,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """List the sessions that you can see, the one that moved last first."""
     page, following = page_of(caller, limit, after, name)
     return Answer({"items": [records.of_session(one) for one in page], "next": following})
@@ -91,14 +93,19 @@ def get_tree(caller: Caller, session_id: Id) -> Answer:
 
 @router.get("/sessions/{session_id}/log", response_model=answers.Checkpoints, responses=failures())
 def get_log(
-    caller: Caller, session_id: Id, branch: BranchName = None,
+    caller: Caller,
+    session_id: Id,
+    branch: BranchName = None,
     which: Annotated[Literal["path", "branch", "all"], Query(description="See `Repository.log`.")] = "path",
     name: Annotated[str | None, Query(max_length=300)] = None,
     tag: Annotated[str | None, Query(max_length=200)] = None,
     author: Annotated[str | None, Query(max_length=200)] = None,
-    auto: bool | None = None, since: datetime | None = None, until: datetime | None = None,
-    limit: Limit = 50, after: After = None,
-) -> Answer:  # fmt: skip
+    auto: bool | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: Limit = 50,
+    after: After = None,
+) -> Answer:
     """List checkpoints, the newest first; all conditions hold at once. Times have a zone."""
     log = caller.log(
         session_id, branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
@@ -109,9 +116,14 @@ def get_log(
 
 @router.get("/sessions/{session_id}/search", response_model=answers.Hits, responses=failures())
 def search(
-    caller: Caller, session_id: Id, q: Annotated[str, Query(max_length=1_000)], branch: BranchName = None,
-    all_branches: bool = False, limit: Limit = 20, after: After = None,
-) -> Answer:  # fmt: skip
+    caller: Caller,
+    session_id: Id,
+    q: Annotated[str, Query(max_length=1_000)],
+    branch: BranchName = None,
+    all_branches: bool = False,
+    limit: Limit = 20,
+    after: After = None,
+) -> Answer:
     """Find messages, tool calls and named checkpoints by their words."""
     return Answer(caller.search(q, session_id, branch, all_branches=all_branches, limit=limit, after=after).to_dict())
 
@@ -168,9 +180,10 @@ def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_le
 
 
 @router.get(
-    "/sessions/{session_id}/export", response_class=Response,
+    "/sessions/{session_id}/export",
+    response_class=Response,
     responses={**failures(409), 200: {"description": "JSON lines.", "content": {"application/jsonl": {}}}},
-)  # fmt: skip
+)
 def export(caller: Caller, session_id: Id, branch: BranchName = None, files: bool = False) -> Response:
     """Download a session, or one branch of it, as JSON lines, which `agentgit import` reads."""
     return download(caller, session_id, branch, files=files)

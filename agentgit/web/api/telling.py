@@ -28,23 +28,30 @@ Kinds = Annotated[list[str] | None, Query(max_length=40, description="Like `roll
 
 @router.get("/events", response_model=answers.Events, responses=failures())
 def list_events(
-    caller: Caller, session: OfSession = None, kind: Kinds = None, since: datetime | None = None,
+    caller: Caller,
+    session: OfSession = None,
+    kind: Kinds = None,
+    since: datetime | None = None,
     limit: Limit = 50,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """List the newest events of the audit trail, the oldest of these first."""
     found = caller.last_events(session, kinds=kind or "*", since=since, limit=limit)
     return Answer({"items": [event.to_dict() for event in found]})
 
 
 @router.get(
-    "/events/live", response_class=StreamingResponse,
+    "/events/live",
+    response_class=StreamingResponse,
     responses={**failures(429), 200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}},
-)  # fmt: skip
+)
 def follow_events(
-    request: Request, caller: Caller, credential: Credential, session: OfSession = None,
+    request: Request,
+    caller: Caller,
+    credential: Credential,
+    session: OfSession = None,
     after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you have.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
-) -> StreamingResponse:  # fmt: skip
+) -> StreamingResponse:
     """Tell what happens, as it happens. Each event has its id; with `Last-Event-ID` a feed goes on where it was cut."""
     start = int(last_event_id) if last_event_id else after
     site = site_of(request)

@@ -70,9 +70,15 @@ class Resolve(Body):
 
 @router.get("/sessions/{session_id}/plan", response_model=outcomes.Plan, responses=failures(409))
 def plan_rollback(
-    caller: Caller, session_id: Id, to: Place, branch: BranchName = None, tools: Tools = "reverse",
-    files: bool = True, conversation: bool = True, replay: Replay = "record",
-) -> Answer:  # fmt: skip
+    caller: Caller,
+    session_id: Id,
+    to: Place,
+    branch: BranchName = None,
+    tools: Tools = "reverse",
+    files: bool = True,
+    conversation: bool = True,
+    replay: Replay = "record",
+) -> Answer:
     """Tell what a rollback would do; nothing is done."""
     plan = caller.plan_rollback(
         to, session_id, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay

@@ -52,9 +52,11 @@ def login_page(request: Request, next: Next = "/") -> Response:
 def _door(request: Request, next: str, wrong: NotAllowed | None = None, name: str = "") -> Response:
     fresh = None if request.cookies.get(FORM_COOKIE) else new_mark()
     context = {
-        "by_password": site_of(request).entrance.by_password, "name": name, "wrong": wrong,
+        "by_password": site_of(request).entrance.by_password,
+        "name": name,
+        "wrong": wrong,
         "next": inside(next, request.scope.get("root_path", "")),
-    }  # fmt: skip
+    }
     page = draw(request, "login", context, status=status_of(wrong) if wrong is not None else 200, fresh=fresh)
     if wrong is not None:
         page.headers.update({k: v for k, v in headers_of(wrong).items() if k == "retry-after"})
@@ -65,9 +67,11 @@ def _door(request: Request, next: str, wrong: NotAllowed | None = None, name: st
 
 @router.post("/login", dependencies=[Depends(closed_line), Depends(same_site)])
 def login(
-    request: Request, name: Annotated[str, Form(max_length=300)], password: Annotated[str, Form(max_length=2_000)],
+    request: Request,
+    name: Annotated[str, Form(max_length=300)],
+    password: Annotated[str, Form(max_length=2_000)],
     next: Annotated[str, Form(max_length=LONGEST)] = "/",
-) -> Response:  # fmt: skip
+) -> Response:
     """Come in with a name and a password."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, Accounts):

@@ -31,14 +31,23 @@ def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset 
     end = max(0, len(messages) - earlier)
     keys = sorted(state)
     return visit.page(
-        "checkpoint", session=visit.repo.session(session_id), point=point, facts=point.metadata,
-        messages=messages[max(0, end - MESSAGES) : end], first=max(0, end - MESSAGES), total=len(messages),
-        earlier=earlier + MESSAGES if end > MESSAGES else None, later=max(0, earlier - MESSAGES) if earlier else None,
-        state=[(key, state[key]) for key in keys[values : values + MESSAGES]], state_total=len(keys),
+        "checkpoint",
+        session=visit.repo.session(session_id),
+        point=point,
+        facts=point.metadata,
+        messages=messages[max(0, end - MESSAGES) : end],
+        first=max(0, end - MESSAGES),
+        total=len(messages),
+        earlier=earlier + MESSAGES if end > MESSAGES else None,
+        later=max(0, earlier - MESSAGES) if earlier else None,
+        state=[(key, state[key]) for key in keys[values : values + MESSAGES]],
+        state_total=len(keys),
         more_values=values + MESSAGES if values + MESSAGES < len(keys) else None,
-        calls=point.tool_invocations[-MESSAGES:], calls_total=len(point.tool_invocations),
-        before=before_of(visit.repo, session_id, point), restorable=MESSAGES,
-    )  # fmt: skip
+        calls=point.tool_invocations[-MESSAGES:],
+        calls_total=len(point.tool_invocations),
+        before=before_of(visit.repo, session_id, point),
+        restorable=MESSAGES,
+    )
 
 
 @router.get("/checkpoints/{checkpoint_id}/files")
@@ -47,9 +56,14 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
     point = visit.repo.checkpoint(checkpoint_id, session_id)
     found = files_of(visit.repo, session_id, point)
     return visit.page(
-        "files", session=visit.repo.session(session_id), point=point, facts=point.metadata, files=found,
-        patch=patch(found["diff_content"][:LONGEST]), rest=max(0, len(found["diff_content"]) - LONGEST),
-    )  # fmt: skip
+        "files",
+        session=visit.repo.session(session_id),
+        point=point,
+        facts=point.metadata,
+        files=found,
+        patch=patch(found["diff_content"][:LONGEST]),
+        rest=max(0, len(found["diff_content"]) - LONGEST),
+    )
 
 
 @router.get("/diff")
@@ -58,9 +72,15 @@ def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
     found = visit.repo.diff(place_of(a), place_of(b), session_id) if a and b else None
     content = found.diff_content if found is not None else ""
     return visit.page(
-        "diff", session=visit.repo.session(session_id), a=a, b=b, diff=found, patch=patch(content[:LONGEST]),
-        rest=max(0, len(content) - LONGEST), branches=visit.repo.branches(session_id),
-    )  # fmt: skip
+        "diff",
+        session=visit.repo.session(session_id),
+        a=a,
+        b=b,
+        diff=found,
+        patch=patch(content[:LONGEST]),
+        rest=max(0, len(content) - LONGEST),
+        branches=visit.repo.branches(session_id),
+    )
 
 
 @router.post("/tags", dependencies=[Depends(same_site)])

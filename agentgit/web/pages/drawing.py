@@ -97,14 +97,25 @@ def query(**values: Any) -> str:
 def templates() -> Environment:
     """Give the templates, read once."""
     found = Environment(
-        loader=PackageLoader("agentgit.web"), autoescape=True, undefined=StrictUndefined, finalize=harmless,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("agentgit.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     found.globals |= {"count": count, "query": query, "version": agentgit.__version__}
     found.filters |= {
-        "arguments": arguments, "brief": brief, "cut": cut, "marked": marked, "pretty": pretty, "said": text_of,
-        "spans": spans, "when": when, "widest": widest,
-    }  # fmt: skip
+        "arguments": arguments,
+        "brief": brief,
+        "cut": cut,
+        "marked": marked,
+        "pretty": pretty,
+        "said": text_of,
+        "spans": spans,
+        "when": when,
+        "widest": widest,
+    }
     return found
 
 

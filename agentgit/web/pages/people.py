@@ -66,9 +66,11 @@ def _keys(visit: Visitor, secret: str | None = None) -> Response:
 
 @router.post("/keys", dependencies=[Depends(same_site)])
 def make_key(
-    visit: Visit, name: Text, scope: Annotated[Literal["read", "fork", "write", "admin"], Form()] = "read",
+    visit: Visit,
+    name: Text,
+    scope: Annotated[Literal["read", "fork", "write", "admin"], Form()] = "read",
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
-) -> Response:  # fmt: skip
+) -> Response:
     """Make an API key, and show it this once."""
     made = visit.repo.keys.create(name.strip(), scopes=(scope,), expires_in=lasting(days * 86_400 if days else None))
     return _keys(visit, made.secret)

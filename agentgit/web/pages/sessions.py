@@ -53,16 +53,26 @@ def session(visit: Visit, session_id: Id, branch: BranchName = None, after: Afte
     # The picture escapes what it shows, and has no style and no script.
     picture = Markup(tree_svg(tree, link=page_of_point))  # noqa: S704  # as the comment says
     return visit.page(
-        "session", session=found, tree=picture, branches=branches, on=on, log=log,
-        tags=repo.tags(session_id), unfinished=operations, is_first=after is None,
-    )  # fmt: skip
+        "session",
+        session=found,
+        tree=picture,
+        branches=branches,
+        on=on,
+        log=log,
+        tags=repo.tags(session_id),
+        unfinished=operations,
+        is_first=after is None,
+    )
 
 
 @router.get("/sessions/{session_id}/search")
 def search(
-    visit: Visit, session_id: Id, q: Annotated[str, Query(max_length=1_000)] = "", everywhere: bool = True,
+    visit: Visit,
+    session_id: Id,
+    q: Annotated[str, Query(max_length=1_000)] = "",
+    everywhere: bool = True,
     after: After = None,
-) -> Response:  # fmt: skip
+) -> Response:
     """Show what is found in a session."""
     found = visit.repo.session(session_id)
     wrong, hits = "", None

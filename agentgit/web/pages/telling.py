@@ -19,9 +19,10 @@ MOST = 200
 
 @router.get("/audit")
 def audit(
-    visit: Visit, session: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
+    visit: Visit,
+    session: Annotated[int | None, Query(ge=1, le=LARGEST_ID)] = None,
     kind: Annotated[str, Query(max_length=100)] = "*",
-) -> Response:  # fmt: skip
+) -> Response:
     """Show what happened, the newest first."""
     found = visit.repo.last_events(session, kinds=kind or "*", limit=MOST)
     of = visit.repo.session(session) if session is not None else None

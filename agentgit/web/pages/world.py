@@ -27,17 +27,28 @@ Tools = Literal["reverse", "keep", "require_clean"]
 
 @router.get("/sessions/{session_id}/rollback")
 def plan(
-    visit: Visit, session_id: Id, to: Annotated[str, Query(max_length=300)] = "HEAD", branch: BranchName = None,
-    tools: Tools = "reverse", scope: Literal["all", "conversation", "files"] = "all",
-) -> Response:  # fmt: skip
+    visit: Visit,
+    session_id: Id,
+    to: Annotated[str, Query(max_length=300)] = "HEAD",
+    branch: BranchName = None,
+    tools: Tools = "reverse",
+    scope: Literal["all", "conversation", "files"] = "all",
+) -> Response:
     """Show what a rollback would do; nothing is done."""
     found = visit.repo.plan_rollback(
         place_of(to), session_id, branch=branch, tools=_tools(tools, scope), **_parts(scope)
     )
     return visit.page(
-        "plan", session=visit.repo.session(session_id), plan=found, to=to, branch=branch, tools=tools, scope=scope,
-        seen=_seen(found), request_id=f"web-{uuid4().hex}",
-    )  # fmt: skip
+        "plan",
+        session=visit.repo.session(session_id),
+        plan=found,
+        to=to,
+        branch=branch,
+        tools=tools,
+        scope=scope,
+        seen=_seen(found),
+        request_id=f"web-{uuid4().hex}",
+    )
 
 
 class _Parts(TypedDict):
@@ -83,11 +94,18 @@ def _tools(tools: str, scope: str) -> str:
 
 @router.post("/sessions/{session_id}/rollback", dependencies=[Depends(same_site)])
 def roll_back(
-    visit: Visit, session_id: Id, to: Text, seen: Text, request_id: Text, branch: Text = "", name: Text = "",
+    visit: Visit,
+    session_id: Id,
+    to: Text,
+    seen: Text,
+    request_id: Text,
+    branch: Text = "",
+    name: Text = "",
     tools: Annotated[Tools, Form()] = "reverse",
     scope: Annotated[Literal["all", "conversation", "files"], Form()] = "all",
-    force: Tick = False, go_on: Tick = False,
-) -> Response:  # fmt: skip
+    force: Tick = False,
+    go_on: Tick = False,
+) -> Response:
     """Go back as was planned, and show the report. The same form sent twice is done once."""
     repo, place = visit.repo, place_of(to)
     how: _How = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
@@ -95,9 +113,14 @@ def roll_back(
         _expect_seen(seen, repo.plan_rollback(place, session_id, **how))
     try:
         report = repo.rollback(
-            place, session_id, name=name.strip() or None, force=force, on_error="continue" if go_on else "stop",
-            request_id=request_id, **how,
-        )  # fmt: skip
+            place,
+            session_id,
+            name=name.strip() or None,
+            force=force,
+            on_error="continue" if go_on else "stop",
+            request_id=request_id,
+            **how,
+        )
     except RollbackIncomplete as error:
         return visit.go(f"/operations/{error.operation}")
     return visit.go(f"/operations/{report.operation_id}")
@@ -112,9 +135,13 @@ def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_l
 
 @router.post("/sessions/{session_id}/switch", dependencies=[Depends(same_site)])
 def switch(
-    visit: Visit, session_id: Id, branch: Text, seen: Text,
-    sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "", force: Tick = False,
-) -> Response:  # fmt: skip
+    visit: Visit,
+    session_id: Id,
+    branch: Text,
+    seen: Text,
+    sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "",
+    force: Tick = False,
+) -> Response:
     """Make a branch the one that the session continues on; bring the world along only as was planned."""
     if sync == "world":
         _expect_seen(seen, visit.repo.plan_switch(branch, session_id))
@@ -142,9 +169,13 @@ def operation(visit: Visit, operation_id: Id) -> Response:
     report = visit.repo.report(found)
     branches = {branch.id: branch for branch in visit.repo.branches(session_id)}
     return visit.page(
-        "operation", session=visit.repo.session(session_id), operation=found, report=report,
-        branch=branches.get(found.internal_session_id), left=branches.get(found.source_session_id),
-    )  # fmt: skip
+        "operation",
+        session=visit.repo.session(session_id),
+        operation=found,
+        report=report,
+        branch=branches.get(found.internal_session_id),
+        left=branches.get(found.source_session_id),
+    )
 
 
 @router.post("/operations/{operation_id}/resume", dependencies=[Depends(same_site)])
@@ -157,9 +188,12 @@ def resume(visit: Visit, operation_id: Id, force: Tick = False) -> Response:
 
 @router.post("/invocations/{invocation_id}/resolve", dependencies=[Depends(same_site)])
 def resolve(
-    visit: Visit, invocation_id: Id, outcome: Annotated[Literal["happened", "did_not_happen"], Form()],
-    back: Annotated[str, Form(max_length=LONGEST)] = "/", result: Annotated[str, Form(max_length=10_000)] = "",
-) -> Response:  # fmt: skip
+    visit: Visit,
+    invocation_id: Id,
+    outcome: Annotated[Literal["happened", "did_not_happen"], Form()],
+    back: Annotated[str, Form(max_length=LONGEST)] = "/",
+    result: Annotated[str, Form(max_length=10_000)] = "",
+) -> Response:
     """Say what really happened, and return to the page that asked."""
     visit.repo.resolve(invocation_id, outcome, result=_json(result) if outcome == "happened" else None)
     return visit.go(inside(back, ""))

@@ -31,9 +31,13 @@ class Own:
         self._environment, self._catalog = environment, catalog
 
     def snapshot(
-        self, made: Callable[[int], FileCheckpoint], paths: Paths = None, progress: Progress | None = None, *,
+        self,
+        made: Callable[[int], FileCheckpoint],
+        paths: Paths = None,
+        progress: Progress | None = None,
+        *,
         anew: bool = True,
-    ) -> FileCheckpoint:  # fmt: skip
+    ) -> FileCheckpoint:
         """See `Files.snapshot`; it is always a new one, because nobody can tell whether an older one is the same."""
         if paths is not None:
             self._refuse("paths")

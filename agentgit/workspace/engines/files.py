@@ -93,9 +93,13 @@ class Files:
         self._known: Known | None = None
 
     def snapshot(
-        self, made: Callable[[int], FileCheckpoint], paths: Paths = None, progress: Progress | None = None, *,
+        self,
+        made: Callable[[int], FileCheckpoint],
+        paths: Paths = None,
+        progress: Progress | None = None,
+        *,
         anew: bool = True,
-    ) -> FileCheckpoint:  # fmt: skip
+    ) -> FileCheckpoint:
         """Take a snapshot, and enter it in the catalog.
 
         Args:

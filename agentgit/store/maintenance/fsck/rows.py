@@ -141,9 +141,16 @@ class Rows:
     def branches(self) -> None:
         """Check the branches: their session, parent, branch point and head, and that each leads to a root."""
         columns = (
-            "id", "external_session_id", "thread_id", "status", "head_id", "parent_id", "branch_point_id", "inherited",
+            "id",
+            "external_session_id",
+            "thread_id",
+            "status",
+            "head_id",
+            "parent_id",
+            "branch_point_id",
+            "inherited",
             "meta",
-        )  # fmt: skip
+        )
         made = dict(
             self._columns(TOOL_INVOCATION.c.internal_session_id, func.count(), where=TOOL_INVOCATION.c.kind != REDO)
         )
@@ -166,8 +173,12 @@ class Rows:
             # One whose calls ran again has all of its track for itself, and inherits nothing.
             begins = {0, point.position} if point is not None else {0}
             if row.inherited not in begins and (point or not row.branch_point_id):
-                self.report.add(name, f"it says that its track begins with {row.inherited} calls, and its branch "
-                                f"point {point.position if point else 0}", RESTORE)  # fmt: skip
+                self.report.add(
+                    name,
+                    f"it says that its track begins with {row.inherited} calls, and its branch "
+                    f"point {point.position if point else 0}",
+                    RESTORE,
+                )
             self.json(name, meta=row.meta)
         for session_id, branch_id in self.current.items():
             if branch_id not in self.of_branch or self.of_branch[branch_id].session_id != session_id:

@@ -129,9 +129,15 @@ class _States:
                 self._wrong(place, "its channels, header or metadata cannot be read")
 
     def _hashed(
-        self, place: Sequence[str], channels: bytes, shape: Shape, messages: int, state_hash: bytes, header: bytes,
+        self,
+        place: Sequence[str],
+        channels: bytes,
+        shape: Shape,
+        messages: int,
+        state_hash: bytes,
+        header: bytes,
         meta: bytes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compare what a graph checkpoint says of its state with its values."""
         told = from_json(header)
         from_json(meta)

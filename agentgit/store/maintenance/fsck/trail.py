@@ -138,9 +138,7 @@ class _Chains:
 
 def _end_of(erasure: Any) -> Tip:
     """Give the end that the trail of an erased session had."""
-    return Tip(
-        session_id=erasure.external_session_id, number=erasure.last_seq, hash=bytes(erasure.last_hash).hex()
-    )  # fmt: skip
+    return Tip(session_id=erasure.external_session_id, number=erasure.last_seq, hash=bytes(erasure.last_hash).hex())
 
 
 def _check_known(

@@ -116,8 +116,11 @@ class _Values:
             self._refers(key, split_hashes(data), "its chunk")
             self._hash(key, type_, codec, size, data)
         elif codec not in (RAW, ZLIB, ZSTD):
-            self._wrong(key, f"it is packed in a way ({codec}) that this release does not know", "Update agentgit, or "
-                        "restore the database from a copy.")  # fmt: skip
+            self._wrong(
+                key,
+                f"it is packed in a way ({codec}) that this release does not know",
+                "Update agentgit, or restore the database from a copy.",
+            )
         elif self.hashes or type_ == RECORD:
             self._hash(key, type_, codec, size, data)
 
