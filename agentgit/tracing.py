@@ -126,7 +126,7 @@ def _trace() -> Any:
 
 
 def _named(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Give attributes the names that OpenTelemetry has for them."""
+    """Rename attributes to what OpenTelemetry calls them."""
     return {
         name.replace("__", "\0").replace("_", ".").replace("\0", "_"): value
         for name, value in attributes.items()

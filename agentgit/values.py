@@ -182,12 +182,12 @@ def _shown(value: Any) -> str:
 
 
 def is_of_database(error: BaseException | None) -> bool:
-    """Tell whether a database's driver, or SQLAlchemy, raised an exception."""
+    """Return whether a database's driver, or SQLAlchemy, raised an exception."""
     return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
 
 
 def told(error: BaseException) -> str:
-    """Give the name and the text of an exception; the name alone if it cannot tell its text.
+    """Return the name and the text of an exception; the name alone if it cannot tell its text.
 
     Of a database's only the first line: statement, parameters and the rows that were refused are in those below.
 

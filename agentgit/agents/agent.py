@@ -143,7 +143,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         return self.repository.branches(self._session_id)
 
     def tree(self) -> Tree:
-        """Give the tree of the session's branches; `str` draws it."""
+        """Return the tree of the session's branches; `str` draws it."""
         return self.repository.tree(self._session_id)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -210,7 +210,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         conversation: bool = True,
         replay: str = "record",
     ) -> RollbackPlan:
-        """Tell what `rollback(to)` would do, without doing anything.
+        """Return what `rollback(to)` would do, without doing anything.
 
         Args:
             to: a Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
@@ -304,7 +304,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         return self._on(self.repository._leave(self.branch_id, to, name, files).id)
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
-        """Tell what `switch(branch, sync="world")` would do, without doing anything.
+        """Return what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
             branch: its name or id.
@@ -377,7 +377,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
         return self
 
     def checkpoint_tools(self) -> list[BaseTool]:
-        """Give the tools with which an agent manages its own history.
+        """Return the tools with which an agent manages its own history.
 
         They are bound to this agent; inside a turn of another agent they act on that one.
         """

@@ -50,7 +50,7 @@ class Twins:
         return inputs.answer_of(await self._agent.ainvoke({inputs.MESSAGES: [("user", text)]}))
 
     async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
-        """Give the branch's newest state, as `get_state`."""
+        """Return the branch's newest state, as `get_state`."""
         return await self._io(self._agent.get_state, config, **kwargs)
 
     async def aget_state_history(
@@ -101,7 +101,7 @@ class Twins:
         return await self._io(self._agent.compare, other)
 
     async def aplan_merge(self, source: Place, *, resolve: Resolve = None) -> MergePlan:
-        """Tell what a merge would bring, as `plan_merge`."""
+        """Return what a merge would bring, as `plan_merge`."""
         return await self._io(self._agent.plan_merge, source, resolve=resolve)
 
     async def amerge(self, source: Place, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
@@ -109,7 +109,7 @@ class Twins:
         return await self._change(self._agent.merge, source, resolve=resolve, name=name)
 
     async def aplan_cherry_pick(self, what: What) -> MergePlan:
-        """Tell what a cherry-pick would bring, as `plan_cherry_pick`."""
+        """Return what a cherry-pick would bring, as `plan_cherry_pick`."""
         return await self._io(self._agent.plan_cherry_pick, what)
 
     async def acherry_pick(self, what: What, *, name: str | None = None) -> Checkpoint:
@@ -117,7 +117,7 @@ class Twins:
         return await self._change(self._agent.cherry_pick, what, name=name)
 
     async def atree(self) -> Tree:
-        """Give the tree, as `tree`."""
+        """Return the tree, as `tree`."""
         return await self._io(self._agent.tree)
 
     async def aplan_rollback(
@@ -129,7 +129,7 @@ class Twins:
         conversation: bool = True,
         replay: str = "record",
     ) -> RollbackPlan:
-        """Tell what a rollback would do, as `plan_rollback`."""
+        """Return what a rollback would do, as `plan_rollback`."""
         return await self._io(
             self._agent.plan_rollback, to, tools=tools, files=files, conversation=conversation, replay=replay
         )
@@ -169,7 +169,7 @@ class Twins:
         return await self.arollback(await self._change(self._agent._at, steps), force=force)
 
     async def aplan_undo(self, steps: int = 1) -> RollbackPlan:
-        """Tell what an undo would do, as `plan_undo`."""
+        """Return what an undo would do, as `plan_undo`."""
         return await self._io(self._agent.plan_undo, steps)
 
     async def arewind_files(self, restore_point: Place, *, force: bool = False) -> FileChanges:
@@ -185,11 +185,11 @@ class Twins:
         return await self._change(self._agent._redo, on_this_loop(), force=force)
 
     async def aplan_redo(self) -> RollbackPlan:
-        """Tell what a redo would do, as `plan_redo`."""
+        """Return what a redo would do, as `plan_redo`."""
         return await self._io(self._agent.plan_redo)
 
     async def aplan_switch(self, branch: InternalSession | str | int) -> RollbackPlan:
-        """Tell what a switch would do, as `plan_switch`."""
+        """Return what a switch would do, as `plan_switch`."""
         return await self._io(self._agent.plan_switch, branch)
 
     async def aswitch(

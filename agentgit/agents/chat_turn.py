@@ -89,7 +89,7 @@ async def go_on(agent: RollbackAgent) -> Pieces:
 
 
 def is_half_done(agent: RollbackAgent) -> bool:
-    """Tell whether a turn broke off here, and could go on."""
+    """Return whether a turn broke off here, and could go on."""
     state = agent.get_state()
     return bool(state.next) and not state.interrupts
 

@@ -47,7 +47,7 @@ def _recorder(config: RunnableConfig) -> Recorder | None:
 
 
 def _run_id() -> UUID:
-    """Give the id of the run of the tool that this code is inside of."""
+    """Return the id of the run of the tool that this code is inside of."""
     manager: Any = (var_child_runnable_config.get() or {}).get("callbacks")
     return cast(UUID, manager.parent_run_id)
 
@@ -84,7 +84,7 @@ def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
         return "\n".join(lines) or "There is no checkpoint yet."
 
     def get_checkpoint_info(checkpoint: str, config: RunnableConfig) -> str:
-        """Tell what is known about one saved point: its name, its id, or a place like main#7."""
+        """Return what is known about one saved point: its name, its id, or a place like main#7."""
         on = agent(config)
         found = on.repository.checkpoint(checkpoint, on.session, branch=on.branch)
         calls = ", ".join(call["tool_name"] for call in found.tool_invocations) or "none"
@@ -139,5 +139,5 @@ def _tool(function: Callable[..., str]) -> BaseTool:
 
 
 def is_ours(tool: BaseTool) -> bool:
-    """Tell whether a tool is one of these, and not a user's own of the same name."""
+    """Return whether a tool is one of these, and not a user's own of the same name."""
     return hasattr(getattr(tool, "func", None), OURS)

@@ -35,7 +35,7 @@ class Tells:
     def events(
         self, *, after: Event | int | None = None, kinds: str | Sequence[str] = "*", since: datetime | None = None
     ) -> Iterator[Event]:
-        """Give what happened to this session, the oldest first, as `Repository.events`.
+        """Return what happened to this session, the oldest first, as `Repository.events`.
 
         Args:
             after: the last event that you have, or its id.

@@ -86,14 +86,14 @@ def _gives_ids(graph: Pregel[Any, Any, Any, Any]) -> bool:
 
 
 def first_line(text: str) -> str | None:
-    """Give the first line of a text, cut to `TITLE` characters; None if there is none."""
+    """Return the first line of a text, cut to `TITLE` characters; None if there is none."""
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
     return (line if len(line) <= TITLE else line[: TITLE - 1] + "…") or None
 
 
 def answer_of(output: Any) -> str:
-    """Give the text of the last message in a graph's output.
+    """Return the text of the last message in a graph's output.
 
     Raises:
         InvalidInput: there are no messages in it.

@@ -99,7 +99,7 @@ def _tool_node(node: ToolNode) -> ToolNode:
 
 
 def _config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
-    """Give the config that LangGraph gives to a node, after its input."""
+    """Return the config that LangGraph gives to a node, after its input."""
     config: RunnableConfig = kwargs["config"] if "config" in kwargs else args[1]
     return config
 

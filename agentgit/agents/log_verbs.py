@@ -22,7 +22,7 @@ class Finds:
         return cast("RollbackAgent", self)
 
     def at(self, branch: BranchRef) -> RollbackAgent:
-        """Give an agent on another branch; this one stays where it is, and so does the session.
+        """Return an agent on another branch; this one stays where it is, and so does the session.
 
         Args:
             branch: its name or id.

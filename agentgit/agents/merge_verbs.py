@@ -63,7 +63,7 @@ class Carries:
     # -- merge
 
     def plan_merge(self, source: Place, *, resolve: Resolve = None) -> MergePlan:
-        """Tell what `merge` would bring, and what stands against it, without doing anything.
+        """Return what `merge` would bring, and what stands against it, without doing anything.
 
         Args:
             source: as `merge` takes it.
@@ -136,7 +136,7 @@ class Carries:
     # -- cherry-pick
 
     def plan_cherry_pick(self, what: What) -> MergePlan:
-        """Tell what `cherry_pick` would bring, without doing anything.
+        """Return what `cherry_pick` would bring, without doing anything.
 
         Args:
             what: as `cherry_pick` takes it.

@@ -55,12 +55,12 @@ class BranchCache(BaseCache[Any]):
         """What had acted before this turn, if it goes on: work that began before does not make all its calls again."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Give the entries that stand on this branch."""
+        """Return the entries that stand on this branch."""
         asked = self._names(keys)
         return self._standing(asked, self.cache.get([name for names in asked.values() for name in names]))
 
     async def aget(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Give the entries that stand on this branch."""
+        """Return the entries that stand on this branch."""
         asked = await asyncio.to_thread(self._names, keys)
         found = await self.cache.aget([name for names in asked.values() for name in names])
         return await asyncio.to_thread(self._standing, asked, found)
@@ -122,7 +122,7 @@ class BranchCache(BaseCache[Any]):
         return chosen
 
     def _stands(self, calls: Sequence[str]) -> bool:
-        """Tell whether calls, by their idempotency keys, are on the path of this branch and were not reversed."""
+        """Return whether calls, by their idempotency keys, are on the path of this branch and were not reversed."""
         if not calls or self._turn is None:
             return not calls
         store, branch = self._turn.agent.store, self._turn.branch

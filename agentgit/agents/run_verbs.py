@@ -244,7 +244,7 @@ class Runs(Runnable[Any, Any]):
             await asyncio.sleep(0.005)
 
     def _is_beginning(self) -> bool:
-        """Tell whether a thread takes the branch for a turn of this loop that was cancelled."""
+        """Return whether a thread takes the branch for a turn of this loop that was cancelled."""
         begun = self._beginning
         return begun is not None and not begun.done() and begun.get_loop() is asyncio.get_running_loop()
 
@@ -257,7 +257,7 @@ class Runs(Runnable[Any, Any]):
             self._is_leaving = True
 
     def _durable(self, options: dict[str, Any], *, is_async: bool = False) -> dict[str, Any]:
-        """Give the options of a run in which each step is saved before the next one can have an effect.
+        """Return the options of a run in which each step is saved before the next one can have an effect.
 
         On an event loop LangGraph must wait for that itself: a tool that is called without `await` would stop the loop.
 
@@ -382,11 +382,11 @@ class Runs(Runnable[Any, Any]):
             yield index, answer
 
     def get_graph(self, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Give the graph's drawing, as the graph's `get_graph`."""
+        """Return the graph's drawing, as the graph's `get_graph`."""
         return self.graph.get_graph(config, **kwargs)
 
     def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
-        """Give the branch's newest state, as the graph's `get_state`."""
+        """Return the branch's newest state, as the graph's `get_state`."""
         self._expect_now()
         filled = self._config(config)
         with by_itself():

@@ -30,7 +30,7 @@ ByName = Mapping[str, Sequence[BaseTool]]
 def declared_of(
     tools: ByName, given: Mapping[str, Effect], defaults: Mapping[str, Effect], *, check: bool
 ) -> dict[str, Effect | None]:
-    """Tell what each tool does: as the user says, else as it says itself, else by default; stricter if MCP says so.
+    """Return what each tool does: as the user says, else as it says itself, else by default; stricter if MCP says so.
 
     Args:
         tools: those that the graph shows, without agentgit's own.
@@ -70,7 +70,7 @@ def _expect_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) ->
 
 
 def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
-    """Give what the tools of one name declare of themselves."""
+    """Return what the tools of one name declare of themselves."""
     own = [declared_on(tool) for tool in same]
     if any(effect != own[0] for effect in own):
         raise InvalidInput(
@@ -112,7 +112,7 @@ def _expect_importable(name: str, role: str, path: str) -> None:
 
 
 def _arguments(tool: BaseTool) -> set[str] | None:
-    """Give the names of the arguments that a model gives to a tool; None if it takes any."""
+    """Return the names of the arguments that a model gives to a tool; None if it takes any."""
     schema: Any = tool.tool_call_schema
     if isinstance(schema, dict):
         return None if schema.get("additionalProperties") else set(schema.get("properties", ()))
@@ -154,7 +154,7 @@ def _is_call_id(metadata: Sequence[Any]) -> bool:
 
 
 def _is_async(tool: BaseTool) -> bool:
-    """Tell whether a tool is better awaited: it has no synchronous function, or its class says how to await it."""
+    """Return whether a tool is better awaited: it has no synchronous function, or its class says how to await it."""
     if hasattr(tool, "coroutine"):
         return getattr(tool, "func", None) is None
     return type(tool)._arun is not BaseTool._arun

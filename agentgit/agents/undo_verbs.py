@@ -36,7 +36,7 @@ class Steps:
         return self._stepping.rollback(self._at(steps), force=force)
 
     def plan_undo(self, steps: int = 1) -> RollbackPlan:
-        """Tell what `undo(steps)` would do, without doing anything.
+        """Return what `undo(steps)` would do, without doing anything.
 
         Raises:
             NotFound, InvalidInput: as `undo`.
@@ -77,7 +77,7 @@ class Steps:
         return self._redo(wait, force=force)
 
     def plan_redo(self) -> RollbackPlan:
-        """Tell what `redo` would do, without doing anything.
+        """Return what `redo` would do, without doing anything.
 
         Raises:
             NotFound: there is nothing to take back.

@@ -66,12 +66,12 @@ def _take(registry: Registry, paths: Sequence[str]) -> None:
 
 
 def _body(tool: BaseTool) -> Any:
-    """Give what tells two tools apart: of one function a module may make several."""
+    """Return what tells two tools apart: of one function a module may make several."""
     return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
 
 
 def graph_in(path: str) -> Any:
-    """Give a compiled graph of a module.
+    """Return a compiled graph of a module.
 
     Args:
         path: `package.module:name`; a function is called for the graph; without a name it is the only graph there.
@@ -111,7 +111,7 @@ def called(function: Callable[[], Any], path: str) -> Any:
 
 
 def value_in(path: str) -> Any:
-    """Give one thing of a module.
+    """Return one thing of a module.
 
     Args:
         path: `package.module:name`.
@@ -153,7 +153,7 @@ def _module(path: str) -> ModuleType:
 
 
 def _expect_module(path: str) -> str:
-    """Give the module of a path.
+    """Return the module of a path.
 
     Raises:
         InvalidInput: it is no path.
@@ -165,13 +165,13 @@ def _expect_module(path: str) -> str:
 
 
 def _is_running(module: str) -> bool:
-    """Tell whether a module is still being run, so that what it declares may not be there yet."""
+    """Return whether a module is still being run, so that what it declares may not be there yet."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return _is_main(module) or bool(getattr(spec, "_initializing", False))
 
 
 def _is_main(module: str) -> bool:
-    """Tell whether a module is the program itself: imported under its own name, it would run once more."""
+    """Return whether a module is the program itself: imported under its own name, it would run once more."""
     program = getattr(sys.modules.get(MAIN), "__file__", None)
     if module in sys.modules or program is None:
         return module == MAIN

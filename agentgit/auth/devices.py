@@ -27,7 +27,7 @@ def device_token(stored: str, user_id: int, now: datetime) -> str:
 
 
 def device_of(token: str, stored: str, user_id: int, now: datetime) -> str | None:
-    """Give the device that a token is of; None if it does not hold for this user, this password and this time.
+    """Return the device that a token is of; None if it does not hold for this user, this password and this time.
 
     Example:
         >>> from datetime import UTC

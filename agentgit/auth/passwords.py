@@ -30,7 +30,7 @@ def _can_be_hashed(password: str) -> bool:
 
 
 def hash_password(password: str) -> str:
-    """Give what the database keeps of a password.
+    """Return what the database keeps of a password.
 
     Raises:
         Unavailable: pwdlib is not installed.
@@ -39,7 +39,7 @@ def hash_password(password: str) -> str:
 
 
 def is_password_of(password: object, stored: str | None) -> bool:
-    """Tell whether a password is the one that was hashed; None, of nobody, takes as long and is never.
+    """Return whether a password is the one that was hashed; None, of nobody, takes as long and is never.
 
     Raises:
         Unavailable: pwdlib is not installed.

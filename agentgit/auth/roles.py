@@ -20,7 +20,7 @@ ROLES = (VIEWER, FORKER, EDITOR, OWNER)
 
 
 def allows(role: Role | None, needed: Role) -> bool:
-    """Tell whether a role is enough; None is no role at all.
+    """Return whether a role is enough; None is no role at all.
 
     Example:
         >>> allows(EDITOR, VIEWER), allows(VIEWER, EDITOR), allows(None, VIEWER)

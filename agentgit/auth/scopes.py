@@ -19,7 +19,7 @@ FOR_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWNER: A
 
 
 def widened(scopes: str | Collection[str]) -> frozenset[str]:
-    """Give scopes with those that they include.
+    """Return scopes together with those that they include.
 
     Args:
         scopes: one, or several; the widest counts.
@@ -38,5 +38,5 @@ def widened(scopes: str | Collection[str]) -> frozenset[str]:
 
 
 def widest(scopes: Collection[str]) -> str:
-    """Give the scope that includes the others."""
+    """Return the scope that includes the others."""
     return max(scopes, key=SCOPES.index)

@@ -67,12 +67,12 @@ def new_secret() -> str:
 
 
 def hash_of(secret: str) -> bytes:
-    """Give what the database keeps of a random secret; a slow hash is for what people think up."""
+    """Return what the database keeps of a random secret; a slow hash is for what people think up."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
 def is_secret_of(secret: str, stored: bytes) -> bool:
-    """Tell whether a secret is the one that was hashed, in a time that tells nothing."""
+    """Return whether a secret is the one that was hashed, in a time that tells nothing."""
     return secrets.compare_digest(hash_of(secret), stored)
 
 
@@ -117,7 +117,7 @@ def link_parts(token: object) -> tuple[int, str]:
 
 
 def end_of(expires_in: timedelta | None) -> datetime | None:
-    """Give the time when something ends that holds so long; None is never.
+    """Return the time when something ends that holds so long; None is never.
 
     Raises:
         InvalidInput: it is no time, or none that lies ahead.

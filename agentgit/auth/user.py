@@ -34,7 +34,7 @@ class User:
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a user can be called so."""
+    """Return whether a user can be called so."""
     try:
         expect_name(name, "user")
     except InvalidInput:

@@ -37,7 +37,7 @@ def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
 
 
 def _rising(numbers: Sequence[int]) -> list[int]:
-    """Give the places of a longest run of rising numbers, by patience sorting.
+    """Return the places of a longest run of rising numbers, by patience sorting.
 
     Example:
         >>> _rising([3, 1, 2, 9, 0, 4])

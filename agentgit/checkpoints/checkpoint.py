@@ -56,7 +56,7 @@ class Checkpoint(Shown, Deferred):
     tool_invocations: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give exactly the ten fields as a dict, `created_at` in ISO form or None.
+        """Return exactly the ten fields as a dict, `created_at` in ISO form or None.
 
         Example:
             >>> sorted(Checkpoint().to_dict())[:3]
@@ -144,11 +144,11 @@ class Checkpoint(Shown, Deferred):
         return len(fetched) if fetched is not None else int(self.metadata.get(key, 0))
 
     def get_tool_track_position(self) -> int:
-        """Give the number of tool invocations on the path to this point, 0 if nobody recorded it."""
+        """Return the number of tool invocations on the path to this point, 0 if nobody recorded it."""
         return int(self.metadata.get("tool_track_position", 0))
 
     def has_tool_invocations(self) -> bool:
-        """Tell whether any tool was called on the path to this point."""
+        """Return whether any tool was called on the path to this point."""
         return self._count("tool_track_position", "tool_invocations") > 0
 
 

@@ -40,7 +40,7 @@ class Comparison(Drawn):
     between: Diff
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all of it as JSON-like data."""
+        """Return all of it as JSON-like data."""
         sides = {name: getattr(self, name).to_dict() for name in ("left", "right", "between")}
         return {"fork": self.fork, "messages": self.messages, "calls": self.calls, **sides}
 
@@ -51,7 +51,7 @@ class Comparison(Drawn):
         return f"{self.between.from_reference} and {self.between.to_reference} part at {self.fork} ({common})"
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Give the text line by line, each with its sign, as `Diff.lines` does."""
+        """Return the text line by line, each with its sign, as `Diff.lines` does."""
         yield "", harmless(self.heading)
         for side in (self.left, self.right):
             name = harmless(side.to_reference or "?")

@@ -137,14 +137,14 @@ class Diff(Drawn):
         return not (self.state or messages or calls or pending or files)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON-like data."""
+        """Return all fields as JSON-like data."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["state"] = [vars(change) for change in self.state]
         plain: dict[str, Any] = portable(data)
         return plain
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Give the text of the diff line by line, each with its sign.
+        """Return the text of the diff line by line, each with its sign.
 
         The sign is `+`, `-`, or empty for a heading. The text has no control characters, and long values are cut.
         """
@@ -155,7 +155,7 @@ class Diff(Drawn):
         yield from self.parts()
 
     def parts(self) -> Iterator[tuple[str, str]]:
-        """Give what differs line by line, as `lines`: each part with its heading, nothing where nothing differs."""
+        """Return what differs line by line, as `lines`: each part with its heading, nothing where nothing differs."""
         yield from _part("state", list(_state_lines(self.state)))
         yield from _part(
             f"messages ({self.common_messages} in common)",
@@ -172,7 +172,7 @@ class Diff(Drawn):
         yield from _part("tokens", [(s, _tokens(spent)) for s, spent in tokens if spent != Tokens()])
 
     def tasks(self) -> list[tuple[str, str]]:
-        """Give the text of the tasks of an unfinished step, each with its sign."""
+        """Return the text of the tasks of an unfinished step, each with its sign."""
         return [
             *(("-", _task(one)) for one in self.removed_pending),
             *(("+", _task(one)) for one in self.added_pending),
@@ -287,7 +287,7 @@ def _common_end(old: list[Any], new: list[Any]) -> int:
 
 
 def _equal(old: Any, new: Any) -> bool:
-    """Tell whether two JSON-like values are the same, however deep they are."""
+    """Return whether two JSON-like values are the same, however deep they are."""
     stack = [(old, new)]
     while stack:
         a, b = stack.pop()
@@ -340,7 +340,7 @@ def _state_lines(changes: list[Change]) -> Iterator[tuple[str, str]]:
 
 
 def _has_lines(before: Any, after: Any) -> bool:
-    """Tell whether a change is between texts of several lines, short enough to compare them."""
+    """Return whether a change is between texts of several lines, short enough to compare them."""
     if not isinstance(before, str) or not isinstance(after, str) or max(len(before), len(after)) > _LONGEST_TEXT:
         return False
     return "\n" in before + after and before.splitlines() != after.splitlines()

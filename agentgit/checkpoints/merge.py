@@ -120,7 +120,7 @@ class MergePlan(Drawn):
         return f"{_count(values, 'value')} and {_count(len(self.messages), 'message')} come{conflicts}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON-like data."""
+        """Return all fields as JSON-like data."""
         plain: dict[str, Any] = portable({f.name: getattr(self, f.name) for f in fields(self)})
         return plain
 
@@ -185,7 +185,7 @@ class Extra:
     keys: tuple[str, ...] | None = None
 
     def of(self, value: Any) -> Any:
-        """Give the added part of that side's value.
+        """Return the added part of that side's value.
 
         Example:
             >>> Extra(begin=1).of(["chair", "sofa"]), Extra(keys=("b",)).of({"a": 1, "b": 2})
@@ -195,7 +195,7 @@ class Extra:
 
 
 def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
-    """Tell what was added on one side to a list or a dict that both sides only added to; None if they did more.
+    """Return what was added on one side to a list or a dict that both sides only added to; None if they did more.
 
     Args:
         base: JSON-like, as it was where the branches parted; None if there was none.
@@ -253,7 +253,7 @@ def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, s
 
 
 def _batch(messages: Sequence[Mapping[str, Any]], place: int) -> tuple[list[int], bool]:
-    """Give the places of a message and of the results of its tool calls; and whether all of that is there."""
+    """Return the places of a message and of the results of its tool calls; and whether all of that is there."""
     if messages[place].get("role") == "tool":
         return [place], False
     waiting = {call.get("id") for call in messages[place].get("tool_calls") or ()}
@@ -290,7 +290,7 @@ Resolve = Choice | Mapping[str, Choice] | None
 
 
 def choice(resolve: Resolve, key: str) -> Choice | None:
-    """Tell what was said about the conflicts of a key; None if nothing was.
+    """Return what was said about the conflicts of a key; None if nothing was.
 
     Raises:
         InvalidInput: it is neither `ours`, nor `theirs`, nor a function.

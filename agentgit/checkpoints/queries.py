@@ -196,7 +196,7 @@ class Tag:
     created_at: datetime
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as a JSON-like dict, the time in ISO form."""
+        """Return all fields as a JSON-like dict, the time in ISO form."""
         return {**vars(self), "created_at": self.created_at.isoformat()}
 
 
@@ -231,7 +231,7 @@ class Hit:
     marks: tuple[tuple[int, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as a JSON-like dict, the time in ISO form."""
+        """Return all fields as a JSON-like dict, the time in ISO form."""
         return {**vars(self), "created_at": self.created_at.isoformat(), "marks": [list(pair) for pair in self.marks]}
 
 
@@ -251,7 +251,7 @@ class Hits(Page[Hit], Drawn):
     names_only: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all of it as a JSON-like dict."""
+        """Return all of it as a JSON-like dict."""
         return {
             "hits": [hit.to_dict() for hit in self.items],
             "next": self.next,

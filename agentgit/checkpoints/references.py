@@ -101,7 +101,7 @@ def near(text: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def free_name(base: str, taken: Container[str]) -> str:
-    """Give a name, or the first of `base-2`, `base-3`, ... that nothing else has.
+    """Return a name, or the first of `base-2`, `base-3`, ... that nothing else has.
 
     Args:
         base: the name that is wanted; a long one is cut, so that the number has room.

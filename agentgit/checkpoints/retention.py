@@ -60,7 +60,7 @@ class Retention:
             raise InvalidInput(f"max_age={self.max_age!r} is no length of time; give a timedelta above zero.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data, the age in seconds; `from_dict` reads it again."""
+        """Return it as JSON-like data, the age in seconds; `from_dict` reads it again."""
         return {**vars(self), "max_age": self.max_age.total_seconds() if self.max_age is not None else None}
 
     @classmethod
@@ -164,7 +164,7 @@ class Thinned:
         return [one for one in self.verdicts if not one.goes]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return {
             "session_name": self.session_name,
             "retention": self.retention.to_dict() if self.retention is not None else None,
@@ -230,7 +230,7 @@ _FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the
 
 
 def _kept_by_rule(ordered: Sequence[Point], retention: Retention) -> dict[int, str]:
-    """Tell which checkpoints stay when the others are compressed away, and why."""
+    """Return which checkpoints stay when the others are compressed away, and why."""
     keeps = {point.id: _NAMED for point in {point.name: point for point in ordered if point.name is not None}.values()}
     keeps.update((point.id, _FIRST) for point in ordered[:1])
     last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)

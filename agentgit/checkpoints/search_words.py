@@ -44,7 +44,7 @@ class Word(NamedTuple):
 
 
 def words(text: str) -> Iterator[Word]:
-    """Give the first words of a text.
+    """Return the first words of a text.
 
     Args:
         text: in composed form, see `composed`.
@@ -64,7 +64,7 @@ def words(text: str) -> Iterator[Word]:
 
 
 def composed(text: str) -> str:
-    """Give a text with each letter and its accents as one character, where there is one."""
+    """Return a text with each letter and its accents as one character, where there is one."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 

@@ -91,7 +91,7 @@ def wrapped(
 
 
 def _session(repo: Repository, ref: str | None) -> str:
-    """Give the name of the session to continue, or of the one to make."""
+    """Return the name of the session to continue, or of the one to make."""
     try:
         return repo.session(ref).reference
     except NotFound:

@@ -70,7 +70,7 @@ class Chat:
         return 0 if reading.at_terminal() else self.failed
 
     def offer(self, before: str, word: str) -> list[str]:
-        """Give what Tab makes of a word: a slash command, or a place of the session.
+        """Return what Tab makes of a word: a slash command, or a place of the session.
 
         Args:
             before: the line up to the word.

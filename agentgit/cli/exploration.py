@@ -90,7 +90,7 @@ def _laid(
 
 
 def _judge(path: str) -> Callable[[ExploredBranch], float]:
-    """Give the function that judges leaves.
+    """Return the function that judges leaves.
 
     Raises:
         InvalidInput: it is none.

@@ -51,7 +51,7 @@ OTHERS = "Others"
 
 
 def brief(text: str, width: int) -> str:
-    """Give what of a sentence fits, up to where it pauses.
+    """Return what of a sentence fits, up to where it pauses.
 
     Args:
         text: the help of a command; its first line counts.

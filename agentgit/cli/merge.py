@@ -107,7 +107,7 @@ def cherry_pick(
 def _meant(
     repo: Repository, words: list[str], messages: list[str] | None, call: int | None
 ) -> tuple[ExternalSession, str | None, Callable[[], What]]:
-    """Tell where something is to come, and what.
+    """Return where something is to come, and what.
 
     Raises:
         InvalidInput: there is more than one thing, or none.

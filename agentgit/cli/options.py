@@ -168,7 +168,7 @@ def import_from_here() -> None:
 
 
 def to_trust(named: Sequence[str] | None) -> list[str]:
-    """Give the modules that were named, else those of the environment; some may be in this folder.
+    """Return the modules that were named, else those of the environment; some may be in this folder.
 
     Args:
         named: as `repository` takes them.

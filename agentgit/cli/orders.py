@@ -134,7 +134,7 @@ def _last(chat: Chat, order: Order) -> None:
 
 
 def _behind(agent: RollbackAgent) -> set[int | None]:
-    """Give the checkpoints on the way here, with those that its branches left from."""
+    """Return the checkpoints on the way here, with those that its branches left from."""
     known = {branch.id: branch for branch in agent.tree().walk()}
     found = {point.id for point in agent.checkpoints()}
     on: int | None = agent.branch_id

@@ -71,7 +71,7 @@ def page(title: str, content: str) -> None:
 
 
 def width() -> int:
-    """Give the cells of a line; 100 where there is no terminal that could say."""
+    """Return the cells of a line; 100 where there is no terminal that could say."""
     return max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
@@ -157,7 +157,7 @@ def result_of(text: str | None) -> Any:
 
 
 def to_settle(error: Exception, command: str) -> str | None:
-    """Give the command that settles the call which a failure is about; None if it is about none.
+    """Return the command that settles the call which a failure is about; None if it is about none.
 
     Args:
         error: the failure.

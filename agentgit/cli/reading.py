@@ -18,7 +18,7 @@ REMEMBERED = 1000
 
 
 def at_terminal() -> bool:
-    """Tell whether a person is there, who can be shown a prompt and asked."""
+    """Return whether a person is there, who can be shown a prompt and asked."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -50,7 +50,7 @@ def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
 
 
 def state_folder() -> Path:
-    """Give the folder in which programs of this user keep what they remember."""
+    """Return the folder in which programs of this user keep what they remember."""
     if os.name == "nt":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "agentgit"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "agentgit"
@@ -76,7 +76,7 @@ def _history(offer: Offer) -> Iterator[None]:
 
 def _complete(readline: ModuleType, offer: Offer) -> None:
     def nth(word: str, n: int) -> str | None:
-        """Give the n-th offer: readline asks until there are no more."""
+        """Return the n-th offer: readline asks until there are no more."""
         try:
             return [*offer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
         except AgentGitError:  # a prompt is no place for a failure

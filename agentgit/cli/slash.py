@@ -45,7 +45,7 @@ class Form:
         return sum(not word.startswith("[") for word in self.words)
 
     def takes(self, count: int) -> bool:
-        """Tell whether so many words may follow."""
+        """Return whether so many words may follow."""
         many = bool(self.words) and self.words[-1].endswith(MANY)
         return count >= self.needed and (many or count <= len(self.words))
 
@@ -123,11 +123,11 @@ class Order:
     options: Mapping[str, str]
 
     def word(self, place: int) -> str | None:
-        """Give a word; None if there is none at that place."""
+        """Return a word; None if there is none at that place."""
         return self.words[place] if place < len(self.words) else None
 
     def number(self) -> int | None:
-        """Give the first word as a number from 1; None if there is none.
+        """Return the first word as a number from 1; None if there is none.
 
         Raises:
             InvalidInput: it is something else.
@@ -180,7 +180,7 @@ def _form(written: Sequence[str]) -> tuple[Form, Sequence[str]]:
 
 
 def _sorted(form: Form, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Tell the words and the options apart."""
+    """Return the words and the options apart."""
     words: list[str] = []
     options: dict[str, str] = {}
     left = iter(rest)
@@ -199,7 +199,7 @@ def _sorted(form: Form, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]
 
 
 def offer(before: str, word: str) -> list[str]:
-    """Give the commands, or the second words and options of one, that a word may become.
+    """Return the commands, or the second words and options of one, that a word may become.
 
     Args:
         before: the line up to the word.

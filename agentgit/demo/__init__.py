@@ -66,7 +66,7 @@ class ScriptedModel(BaseChatModel):
         return "scripted"
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Runnable[Any, AIMessage]:
-        """Give the model itself: what it calls is in its script."""
+        """Return the model itself: what it calls is in its script."""
         return self
 
     def _generate(

@@ -40,12 +40,12 @@ class ByName(Generic[T]):
         return found
 
     def all(self) -> list[T]:
-        """Give all that is said of any tool."""
+        """Return all that is said of any tool."""
         return [said for of_name in list(self._said.values()) for said in of_name.values()]
 
 
 def name_of(tool: Any) -> str:
-    """Give the name by which a model calls a tool, or the function that one will be made of."""
+    """Return the name by which a model calls a tool, or the function that one will be made of."""
     return str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
 
 

@@ -21,7 +21,7 @@ _OF_STATUS = {
 
 
 def mark(effect: str, status: str) -> str | None:
-    """Give the mark of a call; None if it is nothing that somebody would want to see in a tree.
+    """Return the mark of a call; None if it is nothing that somebody would want to see in a tree.
 
     Args:
         effect: what the tool does to the world.

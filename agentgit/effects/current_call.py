@@ -12,7 +12,7 @@ _key: ContextVar[str | None] = ContextVar("agentgit_idempotency_key", default=No
 
 
 def idempotency_key() -> str:
-    """Give the idempotency key of the tool call that is running, for a service that makes a call with it only once.
+    """Return the idempotency key of the tool call that is running, for a service that makes a call with it only once.
 
     Every attempt at the same call has the same key: a retry, and the attempt after a crash. A call that was reversed
     and is made again has another one.

@@ -36,7 +36,7 @@ class Declared:
     bare: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
 
     def get(self, name: str, metadata: Any = None, decorated: Effect | None = None) -> Effect | None:
-        """Give what a tool does; None if it is undeclared.
+        """Return what a tool does; None if it is undeclared.
 
         Args:
             name: the tool's.
@@ -54,16 +54,16 @@ class Declared:
         return any(effect is not None and effect.kind != READ_ONLY for effect in declared)
 
     def in_one_form(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Give the arguments of a call as they are compared with those of another one."""
+        """Return the arguments of a call as they are compared with those of another one."""
         return self.bare[name](args) if name in self.bare else args
 
     def kinds(self) -> dict[str, str]:
-        """Give the effect of each tool as it will be recorded, by name."""
+        """Return the effect of each tool as it will be recorded, by name."""
         return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
 
 
 def default(defaults: Mapping[str, Effect], name: str) -> Effect | None:
-    """Give what a repository says of a tool of which nothing else is said."""
+    """Return what a repository says of a tool of which nothing else is said."""
     return defaults.get(name) or defaults.get(ALL)
 
 
@@ -86,7 +86,7 @@ def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]
 def recorded(
     effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True
 ) -> dict[str, Any]:
-    """Give what the record of one call has from the effect of its tool.
+    """Return what the record of one call has from the effect of its tool.
 
     Args:
         effect: None if it is undeclared.

@@ -247,7 +247,7 @@ def as_effect(declared: Effect | str) -> Effect:
 
 
 def path_of(function: Undo | str | None) -> str | None:
-    """Give the qualified name of a function, as a call records it; None if there is no function."""
+    """Return the qualified name of a function, as a call records it; None if there is no function."""
     return None if function is None else str(name_of(function))
 
 

@@ -81,7 +81,7 @@ class FileChanges:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
 
     def to_dict(self) -> dict[str, Any]:
-        """Give them as JSON-like data, which `from_dict` reads again."""
+        """Return them as JSON-like data, which `from_dict` reads again."""
         return {**vars(self), "changes": [vars(change) for change in self.changes]}
 
     @classmethod
@@ -119,7 +119,7 @@ class FilesAt:
         return bool(self.settings.get(IMPORTED))
 
     def brought(self) -> FilesAt:
-        """Give the same files, which are in the workspace now."""
+        """Return the same files, which are in the workspace now."""
         settings = {name: value for name, value in self.settings.items() if name != IMPORTED}
         return FilesAt(snapshot=self.snapshot, settings=settings)
 
@@ -142,7 +142,7 @@ class Keeper(Protocol):
         """Keep what a tool call is about to change."""
 
     def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Tell what `bring` would do; what is not as in `known` was changed by somebody else.
+        """Return what `bring` would do; what is not as in `known` was changed by somebody else.
 
         Args:
             at: the files to come to.

@@ -99,7 +99,7 @@ def _source(code: CodeType) -> str | None:
 
 
 def is_other(recorded: Name, here: Name) -> bool:
-    """Tell whether a function that is declared here is another one than the call recorded.
+    """Return whether a function that is declared here is another one than the call recorded.
 
     Of two functions of `__main__` with one path, those of two scripts are two, unless their source is the same. One
     whose source has changed within its script or notebook counts as the same one, mended; `doubt` says so.

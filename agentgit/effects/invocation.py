@@ -59,7 +59,7 @@ class _Short(Repr):
     """Names a value in a few words, however much it holds."""
 
     def repr_str(self, x: str, level: int) -> str:
-        """Give the beginning of a text; the base gives both ends."""
+        """Return the beginning of a text; the base gives both ends."""
         return repr(x) if len(x) <= _LONGEST else f"{x[:_LONGEST]!r}…"
 
 
@@ -155,7 +155,7 @@ class ToolInvocation(Shown):
         return (self.error_message or "").partition(_VERIFY_RAISED)[0].removesuffix("; ") or None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as a JSON-like dict, times in ISO form."""
+        """Return all fields as a JSON-like dict, times in ISO form."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in _TIMES:
             data[name] = data[name].isoformat() if data[name] else None

@@ -63,7 +63,7 @@ def _said(place: Any, *names: str) -> Iterator[bool]:
 
 
 def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
-    """Give what is to be recorded of a tool, by what was declared and what its server says; never less strict.
+    """Return what is to be recorded of a tool, by what was declared and what its server says; never less strict.
 
     Args:
         effect: what was declared; None for an undeclared tool.

@@ -131,7 +131,7 @@ class RollbackPlan(Drawn):
         return not self.blockers
 
     def forced(self) -> RollbackPlan:
-        """Give the plan in which what stands in the way is left as it is in the world."""
+        """Return the plan in which what stands in the way is left as it is in the world."""
         return replace(self, steps=[_forced(step) if step.action == BLOCK else step for step in self.steps])
 
     @property
@@ -163,11 +163,11 @@ class RollbackPlan(Drawn):
         return replace(self, steps=[step for step in self.steps if step.invocation.id not in known])
 
     def as_request(self) -> list[dict[str, Any]]:
-        """Give the steps as an operation keeps them."""
+        """Return the steps as an operation keeps them."""
         return [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in self.steps]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the plan as JSON-like data, which `from_dict` reads again."""
+        """Return the plan as JSON-like data, which `from_dict` reads again."""
         return {
             "checkpoint_id": self.checkpoint_id,
             "target": self.target,

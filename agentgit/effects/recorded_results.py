@@ -9,7 +9,7 @@ PACKED = "agentgit_packed"
 
 
 def said(result: Any) -> Any:
-    """Give what a recorded result says, so that two calls of a tool can be compared.
+    """Return what a recorded result says, so that two calls of a tool can be compared.
 
     Args:
         result: as it was recorded, JSON-like.

@@ -111,11 +111,11 @@ class Registry:
         self._keepers[session_id] = keeper
 
     def keeper(self, session_id: int) -> Keeper | None:
-        """Give the workspace that a session's files are in; None if none was attached here."""
+        """Return the workspace that a session's files are in; None if none was attached here."""
         return self._keepers.get(session_id)
 
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
-        """Give the function that undoes one recorded call.
+        """Return the function that undoes one recorded call.
 
         Raises:
             NotFound: none is declared here, or another one than the call recorded.
@@ -128,7 +128,7 @@ class Registry:
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> Look | None:
-        """Give the function that looks whether one recorded call happened; None if it has none.
+        """Return the function that looks whether one recorded call happened; None if it has none.
 
         Raises:
             NotFound: it is not declared here, or another one is.
@@ -136,7 +136,7 @@ class Registry:
         return self._find("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> Look | None:
-        """Give the function that looks whether one recorded call can be undone now; None if it has none.
+        """Return the function that looks whether one recorded call can be undone now; None if it has none.
 
         Raises:
             NotFound: it is not declared here, or another one is.
@@ -149,7 +149,7 @@ class Registry:
         return effect.failed_on if effect is not None else ()
 
     def runner(self, session_id: int, call: ToolInvocation) -> Run:
-        """Give the function that makes one recorded call again.
+        """Return the function that makes one recorded call again.
 
         Raises:
             NotFound: its tool is not at hand, or can be called only by its graph; or the tool of that name here has

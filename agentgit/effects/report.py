@@ -76,7 +76,7 @@ class RollbackReport(Drawn):
     files: FileChanges | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the report as JSON-like data, which `from_dict` reads again."""
+        """Return the report as JSON-like data, which `from_dict` reads again."""
         groups = {
             group: [{"invocation": item.invocation.to_dict(), "reason": item.reason} for item in items]
             for group, items in self.groups().items()
@@ -104,7 +104,7 @@ class RollbackReport(Drawn):
             raise InvalidInput(f"This is no report: {error}. Give what to_dict() gave.") from error
 
     def groups(self) -> dict[str, list[ReportItem]]:
-        """Give the items by what became of them, in the order of `GROUPS`."""
+        """Return the items by what became of them, in the order of `GROUPS`."""
         return {group: getattr(self, group) for group in GROUPS}
 
     @property

@@ -40,7 +40,7 @@ class Answered:
 
 
 def content_of(value: Any) -> Any:
-    """Give the content of the message that ToolNode makes of what a tool returned.
+    """Return the content of the message that ToolNode makes of what a tool returned.
 
     Args:
         value: as it was recorded, JSON-like.
@@ -66,7 +66,7 @@ class Rewriter:
             self._left.setdefault(answer.tool_call_id, []).append(answer)
 
     def rewritten(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Give the messages that change, by their places. A message that says something else than its result stays.
+        """Return the messages that change, by their places. A message that says something else than its result stays.
 
         Models may use an id again, and old messages may be gone: so the newest message belongs to the newest call.
 
@@ -88,7 +88,7 @@ class Rewriter:
 
 
 def _in_place(data: Mapping[str, Any], answer: Answered) -> dict[str, Any] | None:
-    """Give the fields that a message has with the new result; None if it does not have the recorded one."""
+    """Return the fields that a message has with the new result; None if it does not have the recorded one."""
     for then, now in zip(_forms(answer.then, answer), _forms(answer.now, answer), strict=False):
         if all(data.get(name) == value for name, value in then.items()):
             return now
@@ -109,7 +109,7 @@ def _forms(value: Any, answer: Answered) -> Iterator[dict[str, Any]]:
 
 
 def _address(value: Mapping[str, Any], answer: Answered) -> str | None:
-    """Tell which call a returned message answers: the recorded one, or the one that a run was given an id for."""
+    """Return which call a returned message answers: the recorded one, or the one that a run was given an id for."""
     ids = [message.get("tool_call_id") for message in _messages_in(value)]
     return answer.tool_call_id if answer.tool_call_id in ids else next(iter(ids), None)
 

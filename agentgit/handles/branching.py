@@ -121,7 +121,7 @@ class Branching(Verbs):
             ) from error
 
     def _standing(self, connection: Connection, row: Found, files: FilesAt | None) -> Snapshot:
-        """Tell where a branch stands, and write down which files it has."""
+        """Return where a branch stands, and write down which files it has."""
         now = self.store.moment(connection, row).snapshot
         if files is None:
             return now
@@ -182,7 +182,7 @@ class Branching(Verbs):
         return self.store.database.write(make, durable=True)
 
     def _here(self, connection: Connection, branch_id: int, files: FilesAt | None) -> Found:
-        """Give the checkpoint where a branch stands, making one if there is none; while it runs, its head.
+        """Return the checkpoint where a branch stands, making one if there is none; while it runs, its head.
 
         Args:
             connection: in a transaction that writes.
@@ -220,7 +220,7 @@ class Branching(Verbs):
         return self.rollback(self._previous(row.id, steps), row.external_session_id, branch=row.id, force=force)
 
     def plan_undo(self, steps: int = 1, session: SessionRef = None, *, branch: BranchRef = None) -> RollbackPlan:
-        """Tell what `undo` would do, without doing anything.
+        """Return what `undo` would do, without doing anything.
 
         Args:
             steps: as `undo` takes it.
@@ -283,7 +283,7 @@ class Branching(Verbs):
         return report
 
     def plan_redo(self, session: SessionRef = None, *, branch: BranchRef = None) -> RollbackPlan:
-        """Tell what `redo` would do, without doing anything.
+        """Return what `redo` would do, without doing anything.
 
         Args:
             session: as `redo` takes it.
@@ -301,7 +301,7 @@ class Branching(Verbs):
         )
 
     def _rewound(self, branch_id: int, needs: Role = EDITOR, *, force: bool = False) -> Request | None:
-        """Tell how to take back a rewind of files, if that is the last thing that was done on a branch."""
+        """Return how to take back a rewind of files, if that is the last thing that was done on a branch."""
 
         def look(connection: Connection) -> Request | None:
             row = self.store.sessions.branch(connection, branch_id)
@@ -329,7 +329,7 @@ class Branching(Verbs):
         return self._read(look)
 
     def _left_by(self, branch_id: int) -> int:
-        """Give the id of the branch that was left by the rollback that made this one.
+        """Return the id of the branch that was left by the rollback that made this one.
 
         Raises:
             NotFound: no rollback made it.
@@ -341,7 +341,7 @@ class Branching(Verbs):
 
 
 def _stands_at(head: Found, now: Snapshot) -> bool:
-    """Tell whether a branch stands where its head was made, with the same files."""
+    """Return whether a branch stands where its head was made, with the same files."""
     same = head.graph_checkpoint_id == now.graph_checkpoint_id and _where(head) == _where(now)
     return same and now.workspace_snapshot_id in (None, head.workspace_snapshot_id)
 

@@ -134,7 +134,7 @@ class Across(Verbs):
     def plan_merge(
         self, source: Place, into: BranchRef = None, session: SessionRef = None, *, resolve: Resolve = None
     ) -> MergePlan:
-        """Tell what `merge` would bring, and what stands against it, without doing anything.
+        """Return what `merge` would bring, and what stands against it, without doing anything.
 
         Args:
             source: as `RollbackAgent.merge` takes it.
@@ -172,7 +172,7 @@ class Across(Verbs):
         return self._agent(session, into, EDITOR).merge(source, resolve=resolve, name=name)
 
     def plan_cherry_pick(self, what: What, onto: BranchRef = None, session: SessionRef = None) -> MergePlan:
-        """Tell what `cherry_pick` would bring, without doing anything.
+        """Return what `cherry_pick` would bring, without doing anything.
 
         Args:
             what: as `RollbackAgent.cherry_pick` takes it.
@@ -202,7 +202,7 @@ class Across(Verbs):
         return self._agent(session, onto, EDITOR).cherry_pick(what, name=name)
 
     def _agent(self, session: SessionRef, branch: BranchRef, needs: Role = VIEWER) -> RollbackAgent:
-        """Give an agent on a branch, with the graph that was last wrapped here for the session.
+        """Return an agent on a branch, with the graph that was last wrapped here for the session.
 
         Raises:
             InvalidInput: none was.

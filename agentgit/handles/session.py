@@ -76,7 +76,7 @@ class Verbs(Handle):
         conversation: bool = True,
         replay: str = "record",
     ) -> RollbackPlan:
-        """Tell what `rollback` would do, without doing anything.
+        """Return what `rollback` would do, without doing anything.
 
         Args:
             to: as `checkpoint` takes it.
@@ -181,7 +181,7 @@ class Verbs(Handle):
     def plan_rewind(
         self, restore_point: Place, session: SessionRef = None, *, branch: BranchRef = None
     ) -> RollbackPlan:
-        """Tell what `rewind_files` would do, without doing anything.
+        """Return what `rewind_files` would do, without doing anything.
 
         Args:
             restore_point: as `rewind_files` takes it.
@@ -247,7 +247,7 @@ class Verbs(Handle):
     # -- switch
 
     def plan_switch(self, branch: BranchRef, session: SessionRef = None) -> RollbackPlan:
-        """Tell what `switch(branch, sync="world")` would do, without doing anything.
+        """Return what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
             branch: its name or id.
@@ -320,7 +320,7 @@ class Verbs(Handle):
         return self._read(look)
 
     def report(self, operation: Operation | int) -> RollbackReport:
-        """Tell what an operation did; of one that is not done, what it did until now.
+        """Return what an operation did; of one that is not done, what it did until now.
 
         Args:
             operation: as `operations` lists it, or its id.

@@ -25,7 +25,7 @@ PREFIX = "mcp-"
 def of_rollback(
     repo: Repository, session: ExternalSession, branch: str | None, plan: RollbackPlan, *, force: bool, **how: Any
 ) -> str:
-    """Give the code of a rollback.
+    """Return the code of a rollback.
 
     Args:
         repo: where.
@@ -39,7 +39,7 @@ def of_rollback(
 
 
 def of_switch(repo: Repository, session: ExternalSession, branch: str, plan: RollbackPlan, *, force: bool) -> str:
-    """Give the code of a switch that brings the world along; the arguments are those of `of_rollback`."""
+    """Return the code of a switch that brings the world along; the arguments are those of `of_rollback`."""
     return _code(repo, session, plan, repo.branch(session, branch).id, force, {})
 
 

@@ -169,14 +169,14 @@ class Looks:
         conversation: Conversation = True,
         force: Force = False,
     ) -> Answer:
-        """Tell what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
+        """Return what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
         of = self.of(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
         return _planned(plan, of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
 
     def plan_switch(self, branch: str, session: Session = None, force: Force = False) -> Answer:
-        """Tell what bringing the world to another branch would undo and do again; nothing is done."""
+        """Return what bringing the world to another branch would undo and do again; nothing is done."""
         of = self.of(session)
         plan = self.repo.plan_switch(branch, of)
         return _planned(plan, of_switch(self.repo, of, branch, plan, force=force), force=force)

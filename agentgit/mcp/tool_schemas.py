@@ -69,7 +69,7 @@ class Form:
 
 
 def forms(*, bound: bool, read_only: bool) -> dict[str, Form]:
-    """Give the tools by their names.
+    """Return the tools by their names.
 
     Args:
         bound: True if the server is of one session, which no call names then.

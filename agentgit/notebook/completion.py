@@ -23,7 +23,7 @@ _LAST = re.compile(r"""'[^']*$|"[^"]*$|[^\s'"]*$""")
 
 
 def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
-    """Give what may stand where the cursor is, and how much of it is there already.
+    """Return what may stand where the cursor is, and how much of it is there already.
 
     Args:
         names: those of the notebook.

@@ -41,7 +41,7 @@ class Subject:
         return self.session_id, self.branch_id
 
     def expect_agent(self) -> tuple[RollbackAgent, str]:
-        """Give the agent and what it is called.
+        """Return the agent and what it is called.
 
         Raises:
             InvalidInput: there is only a repository.

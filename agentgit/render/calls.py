@@ -43,7 +43,7 @@ def lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Line]:
 
 
 def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span]]:
-    """Give a row for each of the last tool calls.
+    """Return a row for each of the last tool calls.
 
     Args:
         calls: as `ToolInvocation.to_dict` gives them.

@@ -80,7 +80,7 @@ def _lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
 
 
 def _files(value: Diff) -> list[Line]:
-    """Give the files' difference line by line, and a last one that says so where it is cut."""
+    """Return the files' difference line by line, and a last one that says so where it is cut."""
     rest = len(value.diff_content) - _LONGEST
     more = [(Span(f"… and {rest:,} more characters", "dim"),)] if rest > 0 else []
     return [*patch(value.diff_content[:_LONGEST]), *more]

@@ -41,7 +41,7 @@ Event = Row | Branch
 
 
 def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -> Iterator[Event]:
-    """Give the lines of a branch, each followed by the branches that leave there.
+    """Return the lines of a branch, each followed by the branches that leave there.
 
     Args:
         branch: which.
@@ -88,7 +88,7 @@ def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[Row]:
 
 
 def is_named(point: Point) -> bool:
-    """Tell whether a person made it."""
+    """Return whether a person made it."""
     return point.name is not None or point.kind == "named"
 
 
@@ -147,7 +147,7 @@ def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
 
 
 def references(tree: Tree) -> dict[int, str]:
-    """Give the short names of all checkpoints, like `main#7`, by their ids."""
+    """Return the short names of all checkpoints, like `main#7`, by their ids."""
     return {point.id: f"{branch_name(branch)}#{point.number}" for branch in tree.walk() for point in branch.points}
 
 
@@ -171,5 +171,5 @@ def title_of(row: Row, references: Mapping[int, str]) -> str:
 
 
 def branch_name(branch: Branch) -> str:
-    """Give the name of a branch as it is shown, cut where it is long."""
+    """Return the name of a branch as it is shown, cut where it is long."""
     return cut(clean(branch.name), NAME_CELLS)

@@ -84,7 +84,7 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
 
 
 def _widths(rows: Sequence[Sequence[Span]], indent: int, width: int, whole: bool) -> list[int]:
-    """Tell how wide the columns but the last one are."""
+    """Return how wide the columns but the last one are."""
     columns = zip(*(row[:-1] for row in rows), strict=True)
     widths = [min(_COLUMN_CELLS, max(cells(span.text) for span in column)) for column in columns]
     if whole:  # the widest one leaves to the last what that needs, up to a third of the line

@@ -48,7 +48,7 @@ def _row(checkpoint: Checkpoint, zone: tzinfo | None) -> list[Span]:
 
 
 def reference(checkpoint: Checkpoint) -> str:
-    """Give the short name of a checkpoint, like `main#7`; its id where nobody recorded one."""
+    """Return the short name of a checkpoint, like `main#7`; its id where nobody recorded one."""
     known: Any = checkpoint.metadata.get("reference") or checkpoint.id
     return clean(str(known)) if known else "-"
 
@@ -59,7 +59,7 @@ def kind(checkpoint: Checkpoint) -> str:
 
 
 def title(checkpoint: Checkpoint) -> str:
-    """Give a checkpoint's name, description and tags on one line."""
+    """Return a checkpoint's name, description and tags on one line."""
     name, description = checkpoint.checkpoint_name, checkpoint.metadata.get("description")
     tags = [f"(tag: {', '.join(clean(tag) for tag in known)})"] if (known := checkpoint.metadata.get("tags")) else []
     return " ".join([*filter(None, [" - ".join(clean(str(text)) for text in (name, description) if text)]), *tags])

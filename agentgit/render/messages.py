@@ -46,7 +46,7 @@ def lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: st
 
 
 def said(message: Mapping[str, Any]) -> str:
-    """Give what a message says and which tools it calls, on one line."""
+    """Return what a message says and which tools it calls, on one line."""
     return clean(" ".join(part for part in (text_of(message), _called(message)) if part))
 
 

@@ -93,7 +93,7 @@ class Lane:
 
 
 def across(column: int) -> int:
-    """Tell where a column is from the left."""
+    """Return where a column is from the left."""
     return LEFT + column * LANE
 
 
@@ -137,7 +137,7 @@ class Picture:
 
 
 def picture(tree: Tree) -> Picture:
-    """Tell where everything is in the picture of a tree.
+    """Return where everything is in the picture of a tree.
 
     Args:
         tree: the branches of a session.
@@ -192,7 +192,7 @@ class _Pen:
 
 
 def _events(branch: Branch) -> Iterator[Event]:
-    """Give the lines of a branch, and one for what was called after its newest checkpoint."""
+    """Return the lines of a branch, and one for what was called after its newest checkpoint."""
     events = list(events_of(branch, most=_MOST_LINES))
     if branch.effects and branch.points:
         # Before the branches that left at its end, so that its own line ends first.

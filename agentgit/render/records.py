@@ -12,7 +12,7 @@ from agentgit.values import portable
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Give what a checkpoint's columns say; its content is not read."""
+    """Return what a checkpoint's columns say; its content is not read."""
     return _plain(
         {
             "id": checkpoint.id,
@@ -27,28 +27,28 @@ def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def of_branch(branch: InternalSession) -> dict[str, Any]:
-    """Give what a branch's columns say; its content is not read."""
+    """Return what a branch's columns say; its content is not read."""
     return _plain({f.name: getattr(branch, f.name) for f in fields(branch) if f.name not in branch.CONTENT})
 
 
 def of_session(session: ExternalSession) -> dict[str, Any]:
-    """Give what a session's columns say."""
+    """Return what a session's columns say."""
     return _plain(vars(session))
 
 
 def of_value(value: Any) -> dict[str, Any]:
-    """Give what a plain value says, like a member or a key; sets as sorted lists."""
+    """Return what a plain value says, like a member or a key; sets as sorted lists."""
     found = value if isinstance(value, dict) else vars(value)
     return _plain({name: sorted(one) if isinstance(one, frozenset) else one for name, one in found.items()})
 
 
 def of_operation(operation: Operation) -> dict[str, Any]:
-    """Give what is known of a rollback, a switch or a fork."""
+    """Return what is known of a rollback, a switch or a fork."""
     return _plain(vars(operation))
 
 
 def of_tree(tree: Tree) -> dict[str, Any]:
-    """Give a tree as a list of its branches, parents before their children, each with its checkpoints.
+    """Return a tree as a list of its branches, parents before their children, each with its checkpoints.
 
     Example:
         >>> of_tree(Tree(session_name="s", roots=[]))

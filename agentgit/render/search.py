@@ -58,7 +58,7 @@ def _with_text(line: Line, hit: Hit, width: int) -> Line:
 
 
 def _pieces(hit: Hit) -> Iterator[Span]:
-    """Give the text in pieces, those that were found in a style of their own."""
+    """Return the text in pieces, those that were found in a style of their own."""
     at = 0
     for start, end in hit.marks:
         if start >= at:

@@ -99,7 +99,7 @@ def page(tree: Tree) -> str:
 
 
 def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple[str, float]:
-    """Give the picture, and how wide it is."""
+    """Return the picture, and how wide it is."""
     body = [*map(_lane, drawing.lanes), *_lines(drawing, link), *(foot := _foot(drawing))]
     width = max([*(right for _, right in body), _right(_heading(drawing), 0), 240]) + 10
     height = drawing.bottom + 18 + LINE * len(foot)
@@ -244,7 +244,7 @@ def _mark(mark: str, n: int, x: float, y: int) -> _Part:
 
 
 def _chips(line: Placed) -> Iterator[tuple[str, str, bool]]:
-    """Give the names that stand at a line: the branch if it ends there, and tags; each with its colour."""
+    """Return the names that stand at a line: the branch if it ends there, and tags; each with its colour."""
     branch, points = line.row.branch, line.row.points
     if not line.row.folded and not line.after and (not points or points[-1] is branch.points[-1]):
         status = f" · {cut(clean(branch.status), 16)}" if branch.status != OPEN else ""

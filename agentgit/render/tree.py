@@ -78,7 +78,7 @@ def lines(
 
 
 def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, Row]]:
-    """Give every line with its lanes, top down."""
+    """Return every line with its lanes, top down."""
     for root in tree.roots:
         # A stack of our own: branches may be nested deeper than Python lets functions call each other.
         stack: list[tuple[str, str, deque[Event]]] = [("", "", deque(events_of(root, every=every)))]
@@ -100,7 +100,7 @@ def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, Row]]:
 
 
 def _row(row: Row, known: Mapping[int, str], when: str) -> tuple[Span, Span, Span, Span, Span]:
-    """Give a line's glyph, reference, time, head and title."""
+    """Return a line's glyph, reference, time, head and title."""
     branch, points = row.branch, row.points
     if row.folded:
         numbers = f"#{points[0].number}..#{points[-1].number}"

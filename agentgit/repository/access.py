@@ -73,7 +73,7 @@ class People(Verbs):
     # -- acting for somebody
 
     def as_user(self, user: UserRef) -> Repository:
-        """Give a handle that acts for another user of the tenant, with that user's rights and no more; for admins.
+        """Return a handle that acts for another user of the tenant, with that user's rights and no more; for admins.
 
         It shares the database and what was wrapped here can be undone through it; closing it closes nothing. It ends
         when the user is disabled, and with the access of the admin.
@@ -104,13 +104,13 @@ class People(Verbs):
         return self._bound(Principal(tenant_id=self.store.tenant_id, user=found, since=datetime.now(UTC), by=by))
 
     def _bound(self, principal: Principal) -> Repository:
-        """Give a handle on the same database for another principal."""
+        """Return a handle on the same database for another principal."""
         made = type(self)(self.store, principal, self.effects, self.registry)
         made.jwt, made.is_borrowed = self.jwt, True
         return cast("Repository", made)
 
     def authenticate(self, credential: str, source: str | None = None) -> Repository:
-        """Give a handle for whoever shows this credential; it ends when that is revoked, disabled or over.
+        """Return a handle for whoever shows this credential; it ends when that is revoked, disabled or over.
 
         Args:
             credential: an API key, or a token if the database was opened with `jwt=`.
@@ -180,7 +180,7 @@ class People(Verbs):
         return found or self.store.users.add(connection, name, by=self.user.id)
 
     def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Repository:
-        """Give a handle for the user who has this password; it ends when the user is disabled or gets another one.
+        """Return a handle for the user who has this password; it ends when the user is disabled or gets another one.
 
         Args:
             name: the user's.

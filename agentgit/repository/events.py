@@ -78,7 +78,7 @@ class Tells(Verbs):
         return self.store.database.bus.subscribe(callback, wants, self._may_be_told)
 
     def _may_be_told(self, event: Event) -> bool:
-        """Tell whether an event is of an own session, or of one that is shared now; asked when it is told."""
+        """Return whether an event is of an own session, or of one that is shared now; asked when it is told."""
         if event.owner_id == self.user.id and self.principal.since is None:
             return True
         with suppress(NotAllowed):  # a handle that holds no more is told nothing
@@ -105,7 +105,7 @@ class Tells(Verbs):
         follow: bool = False,
         poll: float = 0.5,
     ) -> Iterator[Event]:
-        """Give what happened, the oldest first, from the audit trail: also what other processes did.
+        """Return what happened, the oldest first, from the audit trail: also what other processes did.
 
         Args:
             session: only this one; None for all of the user's.
@@ -169,7 +169,7 @@ class Tells(Verbs):
         since: datetime | None = None,
         limit: int = 50,
     ) -> list[Event]:
-        """Give the newest events, the oldest of these first.
+        """Return the newest events, the oldest of these first.
 
         Args:
             session: as `events` takes it.
@@ -187,7 +187,7 @@ class Tells(Verbs):
         )
 
     def last_event_id(self) -> int:
-        """Give the id of the newest event of the user's sessions; 0 if there is none."""
+        """Return the id of the newest event of the user's sessions; 0 if there is none."""
         return self._read(lambda c: self.store.trail.last_id(c, self._whose(c, None)))
 
     def _whose(self, connection: Connection, session_id: int | None) -> Whose:
@@ -220,7 +220,7 @@ class Tells(Verbs):
         return check.verify_trail(self.store, known, progress)
 
     def audit_tips(self) -> list[Tip]:
-        """Give the last event of each trail of this database, to be kept somewhere else; `audit_verify` takes them.
+        """Return the last event of each trail of this database, to be kept somewhere else; `audit_verify` takes them.
 
         Raises:
             NotAllowed: you are no admin.

@@ -31,7 +31,7 @@ class Upkeep(Verbs):
     # -- what sessions keep
 
     def retention(self, session: SessionRef = None) -> Retention | None:
-        """Tell what a session keeps of its checkpoints; None is everything.
+        """Return what a session keeps of its checkpoints; None is everything.
 
         Args:
             session: None is the one that moved last.
@@ -165,7 +165,7 @@ class Upkeep(Verbs):
         imports: bool = False,
         progress: Progress | None = None,
     ) -> Reclaimed:
-        """Give back the space of what nothing needs any more; tell what it was.
+        """Return the space of what nothing needs any more; return what it was.
 
         Each session that has a retention is thinned out first. Then go: the graph checkpoints between checkpoints, the
         values and lists that nobody refers to, and the snapshots of files that no checkpoint has. It is

@@ -448,7 +448,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         return self._read(look)
 
     def tree(self, session: SessionRef = None) -> Tree:
-        """Give the tree of a session's branches; `str` draws it."""
+        """Return the tree of a session's branches; `str` draws it."""
         return self._read(lambda c: self.views.tree(c, self.lookup.session(c, session)))
 
     def delete_checkpoint(self, ref: Place, session: SessionRef = None, *, branch: BranchRef = None) -> Checkpoint:

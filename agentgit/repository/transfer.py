@@ -207,7 +207,7 @@ class Carrying(Verbs):
             raise
 
     def trajectories(self, session: SessionRef = None, branch: BranchRef = None) -> Iterator[dict[str, Any]]:
-        """Give the steps of branches: what the agent saw, what it did, what came of it, reward and label.
+        """Return the steps of branches: what the agent saw, what it did, what came of it, reward and label.
 
         A step is an AI message. Its reward and label come from the `data` of the checkpoints after it, its label else
         from their name; the score of an exploration is the reward of its branch's last step.
@@ -247,7 +247,7 @@ class Carrying(Verbs):
             yield {"session": session.session_name, "branch": row.name, **step}
 
     def _still_so(self, connection: Connection, row: Any) -> Iterator[Any]:
-        """Give the checkpoints on the way whose conversation the branch still begins with.
+        """Return the checkpoints on the way whose conversation the branch still begins with.
 
         Where messages were summed up, changed or deleted since, a count of messages tells nothing of a place.
         """

@@ -319,7 +319,7 @@ class Keys:
         return self._handle._change(make, scope=ADMIN)
 
     def device(self) -> str:
-        """Give a token for the device from which you log in; `login(device=...)` takes it the next time.
+        """Return a token for the device from which you log in; `login(device=...)` takes it the next time.
 
         It lets nobody in. Where it is shown, wrong passwords of others do not keep you out. It holds for a year and
         until your password changes.

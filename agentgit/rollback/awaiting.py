@@ -28,7 +28,7 @@ def wait(awaitable: Awaitable[Any]) -> Any:
 
 
 def on_this_loop() -> Settle:
-    """Give what waits for asynchronous functions on the running event loop; to be called in another thread."""
+    """Return what waits for asynchronous functions on the running event loop; to be called in another thread."""
     loop = asyncio.get_running_loop()
 
     def settle(awaitable: Awaitable[Any]) -> Any:

@@ -75,7 +75,7 @@ class Rollback:
     # -- plan
 
     def plan(self, source_id: int, target: Found, label: str, **how: Any) -> RollbackPlan:
-        """Tell what a rollback would do, without doing anything.
+        """Return what a rollback would do, without doing anything.
 
         Args:
             source_id: the branch that would be left.
@@ -95,7 +95,7 @@ class Rollback:
             return replace(plan, replayed=self.store.track(connection, branch, target.position))
 
     def plan_switch(self, branch_id: int) -> RollbackPlan:
-        """Tell what would bring the world to where a branch stands, without doing anything."""
+        """Return what would bring the world to where a branch stands, without doing anything."""
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
         self.looks.look(branch.external_session_id)

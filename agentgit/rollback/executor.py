@@ -137,7 +137,7 @@ class Worker:
         return next((call for call in able if call.status in STANDING - {FAILED}), own[0] if own else None)
 
     def _drifted(self, row: Found, invocation_id: int) -> bool:
-        """Tell whether a call that ran again returned something that somebody is to see before more is done."""
+        """Return whether a call that ran again returned something that somebody is to see before more is done."""
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
             again = self.redone(connection, row, invocation_id)
@@ -169,7 +169,7 @@ class Worker:
         return outcome.status == invocation.DONE
 
     def still_stands(self, row: Found, original: ToolInvocation) -> bool:
-        """Tell whether a call of the path is in the world although it was to be reversed before it runs again."""
+        """Return whether a call of the path is in the world although it was to be reversed before it runs again."""
         if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
             return False
         with self.store.database.reading() as connection:
@@ -189,7 +189,7 @@ class Worker:
         return Outcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
 
     def _raised(self, row: Found, again: int, error: BaseException) -> Outcome:
-        """Tell how a call ended that raised: it may have acted before that."""
+        """Return how a call ended that raised: it may have acted before that."""
         call, now = self._read(again), datetime.now(UTC)
         if call is None or self._proves_nothing_done(row, call, error):
             return Outcome(status=FAILED, error=told(error), ended_at=now)
@@ -207,12 +207,12 @@ class Worker:
 
 
 def _problem(error: BaseException, seen: object) -> str:
-    """Tell what a tool or its undo raised, and what its `verify` raised after that."""
+    """Return what a tool or its undo raised, and what its `verify` raised after that."""
     return and_verify(told(error), seen.error if isinstance(seen, Raised) else None) or ""
 
 
 def _is_over(call: ToolInvocation) -> bool:
-    """Tell whether a call may be made again: it did not happen, or was taken back, or can be taken back if it did."""
+    """Return whether a call may be made again: it did not happen, or was taken back, or can be taken back if it did."""
     return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
 
 
@@ -227,7 +227,7 @@ def _keyed(answer: Any, key: str) -> Any:
 
 
 def drift(original: ToolInvocation, again: ToolInvocation) -> str | None:
-    """Tell how the result of a tool that ran again differs from the recorded one; None if it does not."""
+    """Return how the result of a tool that ran again differs from the recorded one; None if it does not."""
     now, then = said(again.result), said(original.result)
     return None if now == then else f"it returned {now!r}; the record has {then!r}"
 

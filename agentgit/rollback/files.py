@@ -34,7 +34,7 @@ class Files:
         self.registry = registry
 
     def of_checkpoint(self, target: Found) -> FilesAt | None:
-        """Tell what the files were at a checkpoint; None if it has none."""
+        """Return what the files were at a checkpoint; None if it has none."""
         with self.store.database.reading() as connection:
             return self.store.snapshots.of_checkpoint(connection, target)
 
@@ -50,7 +50,7 @@ class Files:
         return None if at is None or at.is_imported else self._keeper(session_id, at).take(why)
 
     def of_branch(self, branch: Found) -> FilesAt | None:
-        """Tell what the files were when a branch last looked; None if it has none."""
+        """Return what the files were when a branch last looked; None if it has none."""
         with self.store.database.reading() as connection:
             row = self.store.snapshots.of_branch(connection, branch)
         return files_of(row) if row is not None else None
@@ -60,7 +60,7 @@ class Files:
         return replace(plan, files=self.plan(session_id, at)) if at is not None else plan
 
     def plan(self, session_id: int, at: FilesAt) -> FileChanges:
-        """Tell what bringing the files back would do, without doing anything."""
+        """Return what bringing the files back would do, without doing anything."""
         with self.store.database.reading() as connection:
             last = self.store.snapshots.last(connection, session_id)
         try:
@@ -185,7 +185,7 @@ class Files:
         return gone, left
 
     def as_request(self, connection: Connection, session_id: int, at: FilesAt | None) -> dict[str, Any]:
-        """Give what an operation keeps: the files to come to, None to leave them alone; and those that are there."""
+        """Return what an operation keeps: the files to come to, None to leave them alone; and those that are there."""
         known = self.store.snapshots.last(connection, session_id)
         return {
             "files": vars(at) if at is not None else None,
@@ -193,7 +193,7 @@ class Files:
         }
 
     def after(self, row: Found, brought: FileChanges | None) -> FilesAt | None:
-        """Tell which files the branch of an operation has when it ends."""
+        """Return which files the branch of an operation has when it ends."""
         request = as_object(row.request)
         if brought is not None and not brought.problem:
             return FilesAt(**request["files"]).brought() if request.get("files") is not None else None
@@ -201,7 +201,7 @@ class Files:
         return FilesAt(**there) if there is not None else None
 
     def _keeper(self, session_id: int, at: FilesAt) -> Keeper:
-        """Give the workspace of a session; in a process where none is attached, the one that the files are of."""
+        """Return the workspace of a session; in a process where none is attached, the one that the files are of."""
         return self.registry.keeper(session_id) or reopen(at.settings)
 
 

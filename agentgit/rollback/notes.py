@@ -25,7 +25,7 @@ TOLD: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
 
 
 def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[str, Any]:
-    """Give the facts of a branch that is switched to: what was to be told before may not hold any more.
+    """Return the facts of a branch that is switched to: what was to be told before may not hold any more.
 
     Args:
         meta: the metadata of the branch.
@@ -39,7 +39,7 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
 
 
 def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[str, Any]:
-    """Give the facts of a branch some of whose calls ran again and returned something else.
+    """Return the facts of a branch some of whose calls ran again and returned something else.
 
     Args:
         meta: the metadata of the branch.
@@ -50,7 +50,7 @@ def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[st
 
 
 def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what waits to be told, for a branch that goes on with the same conversation.
+    """Return what waits to be told, for a branch that goes on with the same conversation.
 
     Args:
         meta: the metadata of the branch that is left.
@@ -59,7 +59,7 @@ def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_of(meta: Mapping[str, Any]) -> str | None:
-    """Give what the model of a branch is to be told; None if there is nothing.
+    """Return what the model of a branch is to be told; None if there is nothing.
 
     Args:
         meta: the metadata of the branch.

@@ -131,7 +131,7 @@ class Planner:
         )
 
     def divergence(self, connection: Connection, branch: Found) -> RollbackPlan | None:
-        """Tell what would bring the world back to a branch, if another one has changed it since; None if none has.
+        """Return what would bring the world back to a branch, if another one has changed it since; None if none has.
 
         What was done and taken back in between is no divergence, nor is what stood when the branch last looked.
 
@@ -214,7 +214,7 @@ class Planner:
 
 
 def _is_other(step: PlanStep, then: str | None) -> bool:
-    """Tell whether an effect is otherwise in the world now than it was when the log told this of it."""
+    """Return whether an effect is otherwise in the world now than it was when the log told this of it."""
     if step.action == REDO or step.otherwise == GONE:
         return then != REVERSED
     stands = (DONE, REVERSE_FAILED)

@@ -36,7 +36,7 @@ class Executed:
         self.worker = worker
 
     def is_of(self, row: Found) -> bool:
-        """Tell whether an operation makes a branch whose calls run again."""
+        """Return whether an operation makes a branch whose calls run again."""
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
     def take_over(self, connection: Connection, row: Found) -> None:
@@ -76,5 +76,5 @@ class Executed:
 
 
 def _now(call: ToolInvocation, run: ToolInvocation | None) -> Any:
-    """Give what a call is answered with now: as before if nothing ran, or if a person told only that it happened."""
+    """Return what a call is answered with now: as before if nothing ran, or if a person told only that it happened."""
     return call.result if run is None or run.result is None else run.result

@@ -109,7 +109,7 @@ class Past:
         return self.cannot_run(connection, session_id, call)
 
     def _open_calls(self, connection: Connection, target: Found) -> set[str]:
-        """Give the tool call ids of a batch that waits at a checkpoint for a person's answer."""
+        """Return the tool call ids of a batch that waits at a checkpoint for a person's answer."""
         if target.graph_checkpoint_id is None:
             return set()
         at = self.store.graphs.find(connection, Place(target.thread_id, "", target.graph_checkpoint_id))
@@ -123,6 +123,6 @@ def _originals(rows: Iterable[ToolInvocation]) -> list[int]:
 
 
 def _original(row: ToolInvocation, originals: Mapping[int, ToolInvocation]) -> ToolInvocation:
-    """Give the call that a row of a track is about; one that failed was an answer that nobody took."""
+    """Return the call that a row of a track is about; one that failed was an answer that nobody took."""
     taken = row.kind == REPLAY and row.status != FAILED and row.replay_of is not None
     return originals.get(row.replay_of or 0, row) if taken else row

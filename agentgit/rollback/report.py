@@ -41,7 +41,7 @@ class Reports:
         self.worker = worker
 
     def outcome(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
-        """Tell what became of each step from the journal itself."""
+        """Return what became of each step from the journal itself."""
         groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
         request, untried = as_object(row.request), FAILED_BEFORE
         stops = {"failed": FAILED_BEFORE}
@@ -58,7 +58,7 @@ class Reports:
     def _became(
         self, connection: Connection, row: Found, call: ToolInvocation, step: dict[str, Any], untried: str
     ) -> Iterable[tuple[str, ReportItem]]:
-        """Tell what became of one step; a call that ran again and returned something else is told twice."""
+        """Return what became of one step; a call that ran again and returned something else is told twice."""
         if step["action"] == REVERSE:
             group, why = self._reversed(row, call, untried)
         elif step["action"] == REDO:
@@ -71,7 +71,7 @@ class Reports:
         yield group, ReportItem(invocation=call, reason=why or step["why"])
 
     def _left(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
-        """Tell what is so now of an effect that was to be left as it was: others may have done something since."""
+        """Return what is so now of an effect that was to be left as it was: others may have done something since."""
         if group == "kept" and call.status != invocation.REVERSED:
             return group, ""
         stands = any(one.status in IN_THE_WORLD for one in self.store.world.redone(connection, call.first_id))

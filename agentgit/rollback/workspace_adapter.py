@@ -77,12 +77,12 @@ class WorkspaceKeeper:
             stack.snapshot(label)
 
     def _places(self, path: str) -> list[str]:
-        """Give where in the workspace a path may lead: from its directory, or from where the process works."""
+        """Return where in the workspace a path may lead: from its directory, or from where the process works."""
         places = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
         return [place for place in places if self.workspace.holds(place)]
 
     def plan(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
-        """Tell what `bring` would do."""
+        """Return what `bring` would do."""
         self._have(at)
         since, is_imported = None, known is not None and known.is_imported
         if known is not None and not is_imported and (self._is_here(known) or self._was_moved(known)):
@@ -149,11 +149,11 @@ class WorkspaceKeeper:
         return sorted({*found.added_files, *found.modified_files} & set(touched))
 
     def _is_here(self, at: FilesAt) -> bool:
-        """Tell whether a snapshot was taken by this workspace."""
+        """Return whether a snapshot was taken by this workspace."""
         return bool(at.settings.get("storage") == self.settings["storage"])
 
     def _was_moved(self, at: FilesAt) -> bool:
-        """Tell whether the directory of a snapshot is gone; then it is taken to be this one."""
+        """Return whether the directory of a snapshot is gone; then it is taken to be this one."""
         return not self._is_here(at) and not os.path.isdir(str(at.settings.get("workspace")))
 
     def _have(self, at: FilesAt) -> None:
@@ -205,7 +205,7 @@ def _kept_in(safety: str | None, path: str) -> str:
 def attached(
     workspace: str | os.PathLike[str] | Workspace, *, holder: str, without: Sequence[str] = ()
 ) -> WorkspaceKeeper:
-    """Give the keeper of a workspace, or of a directory, which is made if it is not there.
+    """Return the keeper of a workspace, or of a directory, which is made if it is not there.
 
     Args:
         workspace: which.
@@ -220,7 +220,7 @@ def attached(
 
 
 def reopen(settings: Mapping[str, Any]) -> WorkspaceKeeper:
-    """Give the keeper of a workspace that another process had attached.
+    """Return the keeper of a workspace that another process had attached.
 
     Raises:
         InvalidInput: its directory is not here, or these are no settings.

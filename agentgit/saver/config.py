@@ -55,7 +55,7 @@ def without_secrets(config: RunnableConfig) -> RunnableConfig:
 
 
 def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
-    """Tell whether a checkpoint comes from a run that goes on from the newest one, and from no older one.
+    """Return whether a checkpoint comes from a run that goes on from the newest one, and from no older one.
 
     LangGraph copies thread and checkpoint of the config that a run was called with into `metadata`; where it did not,
     or where a checkpoint is copied on purpose, nothing is expected.

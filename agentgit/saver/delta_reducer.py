@@ -124,7 +124,7 @@ def whole(value: Any) -> Any:
 
 
 def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
-    """Tell whether LangGraph's reducer of messages surely is the right one, or one that does the same."""
+    """Return whether LangGraph's reducer of messages surely is the right one, or one that does the same."""
     parts = [start, *(write.value if isinstance(write, Overwrite) else write for write in writes)]
     return all(
         isinstance(message, BaseMessage) for part in parts for message in (part if isinstance(part, list) else [part])

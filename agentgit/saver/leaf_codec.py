@@ -49,7 +49,7 @@ _EXACT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | or
 
 
 def is_plain(value: Any, *, finite: bool = True) -> bool:
-    """Tell whether JSON gives back exactly this value.
+    """Return whether JSON gives back exactly this value.
 
     Args:
         value: anything that does not contain itself.
@@ -118,7 +118,7 @@ def json_leaf(data: bytes, quick: bool) -> Leaf:
 
 
 def stored_form(message: BaseMessage) -> dict[str, Any] | None:
-    """Give LangChain's stored form (`messages_to_dict`) of a message that can be made again from it, else None."""
+    """Return LangChain's stored form (`messages_to_dict`) of a message that can be made again from it, else None."""
     fields, held, more = _FIELDS.get(type(message)), message.__dict__, message.__pydantic_extra__
     if fields is None or held.keys() != fields or message.__pydantic_private__:
         return None
@@ -179,7 +179,7 @@ def assemble(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]
 
 
 def fits(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
-    """Tell whether this is every field of such a message and nothing else."""
+    """Return whether this is every field of such a message and nothing else."""
     return data.keys() == _FIELDS[kind]
 
 
@@ -199,7 +199,7 @@ def type_names(data: bytes) -> set[tuple[str, str]]:
 
 
 def is_data_type(module: str, name: str) -> bool:
-    """Tell whether this program has a type of that name which only holds data.
+    """Return whether this program has a type of that name which only holds data.
 
     That is a dataclass, an enum, a named tuple or a pydantic model that is no Runnable, in a module that is imported
     already: stored bytes must never decide what gets imported or called.

@@ -432,7 +432,7 @@ class SQLModelSaver(AsyncTwins):
         )
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
-        """Give the version after `current`: the next whole number, with a random fraction.
+        """Return the version after `current`: the next whole number, with a random fraction.
 
         The fraction tells the versions of two checkpoints apart that were made from the same one. A thread that was
         begun by another saver goes on with that saver's kind of versions.

@@ -105,7 +105,7 @@ class Event:
     hash: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return {**vars(self), "created_at": self.created_at.isoformat()}
 
 
@@ -146,7 +146,7 @@ class Verified:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return {
             "events": self.events,
             "is_sound": self.is_sound,
@@ -184,7 +184,7 @@ def tips_of(text: str) -> list[Tip]:
 
 
 def chosen(patterns: str | Sequence[str]) -> frozenset[str]:
-    """Give the kinds that patterns mean.
+    """Return the kinds that patterns mean.
 
     Args:
         patterns: a kind, or a pattern like `checkpoint.*` or `*`; or several.
@@ -213,7 +213,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def chained(before: bytes, facts: Sequence[int | str | None], created_at: datetime, detail: bytes) -> bytes:
-    """Give the hash of an event.
+    """Return the hash of an event.
 
     Args:
         before: the hash of the one before it in its trail; empty for the first.

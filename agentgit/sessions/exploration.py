@@ -45,7 +45,7 @@ class ExploredBranch:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON-like data."""
+        """Return all fields as JSON-like data."""
         return {**vars(self), "choices": list(self.choices), "tool_calls": [call.to_dict() for call in self.tool_calls]}
 
 
@@ -93,7 +93,7 @@ class Exploration(Drawn):
         return max(scored, key=lambda leaf: leaf.score or 0.0)
 
     def compare(self) -> list[dict[str, Any]]:
-        """Give the leaves as the rows of a table, the highest score first."""
+        """Return the leaves as the rows of a table, the highest score first."""
         return [
             {
                 "branch": leaf.name,
@@ -110,7 +110,7 @@ class Exploration(Drawn):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as JSON-like data."""
+        """Return all fields as JSON-like data."""
         return {**vars(self), "branches": [branch.to_dict() for branch in self.branches]}
 
 

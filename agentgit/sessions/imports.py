@@ -57,7 +57,7 @@ class ThreadReport:
     error: AgentGitError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as a JSON-like dict."""
+        """Return all fields as a JSON-like dict."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         return data | {"hidden": list(self.hidden), "error": str(self.error) if self.error else None}
 
@@ -87,5 +87,5 @@ class ImportReport:
         return sum(one.status == status for one in self.threads)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the report as JSON-like data."""
+        """Return the report as JSON-like data."""
         return {"threads": [one.to_dict() for one in self.threads]}

@@ -33,7 +33,7 @@ class Parts:
         self._begins = {name: sum(self._sizes[one] for one in names[:n]) for n, name in enumerate(names)}
 
     def over(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
-        """Give the things of a part, which come a page at a time; when they end, the part is done."""
+        """Return the things of a part, which come a page at a time; when they end, the part is done."""
         done = 0
         for page in pages:
             yield from page
@@ -82,7 +82,7 @@ class Reclaimed:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return dict(vars(self))
 
 
@@ -128,7 +128,7 @@ class Checked:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return {**vars(self), "is_sound": self.is_sound, "findings": [vars(one) for one in self.findings]}
 
 
@@ -147,7 +147,7 @@ class Rotated:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return vars(self) | {"keys": dict(self.keys)}
 
 
@@ -174,5 +174,5 @@ class Erased:
     left: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return vars(self) | {"rows": dict(self.rows), "left": list(self.left)}

@@ -40,7 +40,7 @@ def from_stored(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Give the text of a shown message, also where its content is a list of blocks."""
+    """Return the text of a shown message, also where its content is a list of blocks."""
     content = message.get("content")
     if isinstance(content, str):
         return content

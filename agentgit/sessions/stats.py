@@ -61,7 +61,7 @@ def added(usages: Iterable[Usage]) -> dict[str, Tokens]:
 
 
 def beyond(now: Usage, before: Usage) -> dict[str, Tokens]:
-    """Tell what was used after an earlier moment; models that were not are left out."""
+    """Return what was used after an earlier moment; models that were not are left out."""
     used = {
         model: Tokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, Tokens()), strict=True)))
         for model, tokens in now.items()
@@ -90,7 +90,7 @@ def _is_price(number: object) -> bool:
 
 
 def cost_of(usage: Usage, prices: Prices) -> float | None:
-    """Tell what a usage costs; None if the price of a model is not known.
+    """Return what a usage costs; None if the price of a model is not known.
 
     Example:
         >>> cost_of({"m": Tokens(1, 2_000_000, 500_000)}, {"m": (1, 8)}), cost_of({"m": Tokens(1, 1, 1)}, {})
@@ -171,7 +171,7 @@ class Figures:
         return self.calls.get("reversed", 0) / self.reversals if self.reversals else None
 
     def to_dict(self, prices: Prices | None = None) -> dict[str, Any]:
-        """Give them as JSON-like data.
+        """Return them as JSON-like data.
 
         Args:
             prices: to tell the cost too.
@@ -266,7 +266,7 @@ class Stats(Drawn):
         return cost_of(self.total.tokens, self.prices) if self.prices is not None else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give them as JSON-like data."""
+        """Return them as JSON-like data."""
         return {
             "subject": self.subject,
             "sessions": self.sessions,

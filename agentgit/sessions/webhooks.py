@@ -61,7 +61,7 @@ class Webhook:
     secret: str | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like data, without the secret."""
+        """Return it as JSON-like data, without the secret."""
         plain = {name: value for name, value in vars(self).items() if name != "secret"}
         return {**plain, "kinds": list(self.kinds), "created_at": self.created_at.isoformat()}
 
@@ -83,7 +83,7 @@ class Delivered:
     waiting: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Give it as JSON-like data."""
+        """Return it as JSON-like data."""
         return dict(vars(self))
 
 
@@ -100,7 +100,7 @@ def new_secret() -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """Give the bytes of a secret: base64 after `whsec_`, else its own.
+    """Return the bytes of a secret: base64 after `whsec_`, else its own.
 
     Raises:
         InvalidInput: it is shorter than 24 bytes, or no base64, or begins with `env:`. It is not shown.
@@ -117,7 +117,7 @@ def key_of(secret: str) -> bytes:
 
 
 def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = None) -> dict[str, str]:
-    """Give the headers that sign a message.
+    """Return the headers that sign a message.
 
     Args:
         secret: as a webhook has it.
@@ -188,7 +188,7 @@ def expect_url(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """Give a URL without what may follow a `?`, where some services have a token.
+    """Return a URL without what may follow a `?`, where some services have a token.
 
     Example:
         >>> shown("https://example.com/hook?token=1")

@@ -106,14 +106,14 @@ class Store:
         self.search = Search(tenant_id, self.graphs)
 
     def of(self, principal: Principal) -> Store:
-        """Give the same store for somebody: its database shows the sessions that they may see, an admin's all."""
+        """Return the same store for somebody: its database shows the sessions that they may see, an admin's all."""
         made = copy.copy(self)
         user_id = EVERYBODY if principal.user.is_admin else principal.user.id
         made.database = self.database.bound(self.tenant_id, user_id)
         return made
 
     def apart(self) -> Store:
-        """Give the same store with a `database` of its own, which `seeing` may lead further for a while."""
+        """Return the same store with a `database` of its own, which `seeing` may lead further for a while."""
         made = copy.copy(self)
         made.database = self.database.apart()
         return made
@@ -143,7 +143,7 @@ class Store:
         return self.journal.track(connection, self.parts(connection, branch, position))
 
     def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[Part]:
-        """Tell what the tool track of a branch is made of, root first."""
+        """Return what the tool track of a branch is made of, root first."""
         parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
             parts[-1] = Part(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
@@ -202,11 +202,11 @@ class Store:
         return self.graphs.pending(connection, Place(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
 
     def is_interrupted(self, connection: Connection, at: At) -> bool:
-        """Tell whether a graph checkpoint waits for a person's answer."""
+        """Return whether a graph checkpoint waits for a person's answer."""
         return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, at.place))
 
     def is_unfinished(self, connection: Connection, at: At) -> bool:
-        """Tell whether a tool call of a graph checkpoint has no result there."""
+        """Return whether a tool call of a graph checkpoint has no result there."""
         return bool(self.unanswered(connection, at))
 
     def unanswered(self, connection: Connection, at: At) -> list[str]:
@@ -214,12 +214,12 @@ class Store:
         return unanswered(self._tail(connection, at))
 
     def last_message(self, connection: Connection, at: At) -> dict[str, Any] | None:
-        """Give the last message of a graph checkpoint, shown; None if there is none."""
+        """Return the last message of a graph checkpoint, shown; None if there is none."""
         messages = self.graphs.messages_at(connection, at, 1)
         return from_stored(messages[0]) if messages else None
 
     def answered(self, connection: Connection, at: At) -> dict[str, Any] | None:
-        """Give the AI message whose tool calls were all answered just before; None if another message came last."""
+        """Return the AI message whose tool calls were all answered just before; None if another message came last."""
         tail = self._tail(connection, at)
         return tail[0] if len(tail) > 1 and not unanswered(tail) else None
 
@@ -264,7 +264,7 @@ class Store:
 
 
 def snapshot_of(at: At | None, position: int, pending: bytes | None = None) -> Snapshot:
-    """Tell what a checkpoint made at a graph checkpoint points at.
+    """Return what a checkpoint made at a graph checkpoint points at.
 
     Args:
         at: the graph checkpoint; None is before the first.

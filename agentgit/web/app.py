@@ -88,7 +88,7 @@ class Static(StaticFiles):
     """Style and script, which browsers may keep; they ask each time whether there are new ones."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Give a file."""
+        """Return a file."""
         answer = await super().get_response(path, scope)
         answer.headers["cache-control"] = "no-cache"
         return answer

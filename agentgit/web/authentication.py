@@ -47,7 +47,7 @@ class Accounts:
         self.repo = repo
 
     def repository(self, credential: str) -> Repository:
-        """Give the repository of whom a credential is.
+        """Return the repository of whom a credential is.
 
         Raises:
             NotAllowed: it is nobody's, or not any more.
@@ -81,7 +81,7 @@ class Accounts:
         _end(self.repo, credential)
 
     def has_left(self, repo: Repository, credential: str) -> bool:
-        """Tell whether somebody who came in is out; the database itself tells it of keys, whenever it is asked."""
+        """Return whether somebody who came in is out; the database itself tells it of keys, whenever it is asked."""
         return False
 
 
@@ -131,7 +131,7 @@ class Link:
         return credential
 
     def repository(self, credential: str) -> Repository:
-        """Give the repository of whom a credential is.
+        """Return the repository of whom a credential is.
 
         Raises:
             NotAllowed: it is nobody's, or not any more.
@@ -146,7 +146,7 @@ class Link:
             _end(self.repo, credential)
 
     def has_left(self, repo: Repository, credential: str) -> bool:
-        """Tell whether a browser that came in by the link is out."""
+        """Return whether a browser that came in by the link is out."""
         return repo is self.repo and not self._is_in(credential)
 
     def _is_in(self, credential: str) -> bool:

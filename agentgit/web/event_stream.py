@@ -83,7 +83,7 @@ class Looking:
         self._given: set[int] = set()
 
     def look(self) -> list[Event]:
-        """Give what is new. Of several sessions one may commit late what has a lower id: that is looked for, too."""
+        """Return what is new. Of several sessions one may commit late what has a lower id: that is looked for, too."""
         back = SLOW_SECONDS * 1000 << COUNTER_BITS if self._session_id is None else 0
         after = max(self._start, self.newest - back)
         found = list(self._repo.events(self._session_id, after=after))
@@ -94,7 +94,7 @@ class Looking:
 
 
 async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Give the bytes of a feed until the server stops, or whoever asked may not see it any more.
+    """Return the bytes of a feed until the server stops, or whoever asked may not see it any more.
 
     Args:
         looking: gives the events.

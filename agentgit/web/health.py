@@ -38,7 +38,7 @@ def readyz(request: Request) -> Response:
 
 @router.get("/metrics", include_in_schema=False)
 def metrics(request: Request, bearer: Bearer) -> Response:
-    """Give the counts to who has the token for them, or the key of an admin."""
+    """Return the counts to who has the token for them, or the key of an admin."""
     site, shown = site_of(request), bearer.credentials if bearer is not None else ""
     is_token = site.metrics_token is not None and hmac.compare_digest(shown.encode(), site.metrics_token.encode())
     try:

@@ -61,7 +61,7 @@ class Unknown(NotAllowed):
 
 
 def status_of(error: AgentGitError) -> int:
-    """Give the HTTP status of a failure.
+    """Return the HTTP status of a failure.
 
     Example:
         >>> status_of(NotFound("gone")), status_of(Unknown("who?"))
@@ -75,7 +75,7 @@ def status_of(error: AgentGitError) -> int:
 
 
 def headers_of(error: AgentGitError) -> dict[str, str]:
-    """Give what else an answer says of a failure: how to come in, or when to try again."""
+    """Return what else an answer says of a failure: how to come in, or when to try again."""
     status = status_of(error)
     if status == 401:
         return {"www-authenticate": 'Bearer realm="agentgit"'}
@@ -84,7 +84,7 @@ def headers_of(error: AgentGitError) -> dict[str, str]:
 
 
 def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, Any]:
-    """Give the details of a problem.
+    """Return the details of a problem.
 
     Example:
         >>> problem(404, "There is no session 7.", "NotFound")["type"]

@@ -94,12 +94,12 @@ class Proxies:
             raise InvalidInput("A network of all addresses trusts everybody. Name the addresses of your proxies.")
 
     def trust(self, host: str) -> bool:
-        """Tell whether an address is one of them."""
+        """Return whether an address is one of them."""
         found = read_ip(host)
         return found is not None and any(found in network for network in self._networks)
 
     def client(self, peer: str, forwarded: str) -> str:
-        """Give the address that the nearest trusted proxy saw.
+        """Return the address that the nearest trusted proxy saw.
 
         Each proxy writes whom it saw to the right of what it was told; what is left of the first stranger, anybody can
         have written.
@@ -142,7 +142,7 @@ class Proxies:
 
 
 def _last(headers: Headers, name: str) -> str:
-    """Give what the nearest proxy says, where several have written."""
+    """Return what the nearest proxy says, where several have written."""
     return ",".join(headers.getlist(name)).rpartition(",")[2].strip()
 
 

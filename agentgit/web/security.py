@@ -103,7 +103,7 @@ class Guard:
                 await answer(scope, receive, answering.send)
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Give a way to read the body that ends where it is too large, or takes too long to come."""
+        """Return a way to read the body that ends where it is too large, or takes too long to come."""
         limits, announced = self.site.limits, _length(Headers(scope=scope).get("content-length", "0"))
         got, is_whole, until = 0, False, 0.0
 
@@ -183,13 +183,13 @@ class _Answering:
 
 
 def address_of(connection: HTTPConnection) -> Address | None:
-    """Give where the browser finds the application: the public URL, else where the request was sent to."""
+    """Return where the browser finds the application: the public URL, else where the request was sent to."""
     url = f"{connection.scope['scheme']}://{connection.headers.get('host', '')}"
     return site_of(connection).public or read_address(url)
 
 
 def is_https(connection: HTTPConnection) -> bool:
-    """Tell whether the browser finds the application by https."""
+    """Return whether the browser finds the application by https."""
     address = address_of(connection)
     return address is not None and address.scheme == "https"
 

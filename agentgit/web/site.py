@@ -83,7 +83,7 @@ class Site:
 
 
 def site_of(connection: HTTPConnection) -> Site:
-    """Give the application that a request is for."""
+    """Return the application that a request is for."""
     return cast(Site, connection.scope[KEY])
 
 
@@ -93,7 +93,7 @@ def note_user(connection: HTTPConnection, user_id: int) -> None:
 
 
 def name_of(host: str) -> str:
-    """Give the name in a Host header, without its port.
+    """Return the name in a Host header, without its port.
 
     Example:
         >>> name_of("Example.com:8000"), name_of("[::1]:8000")

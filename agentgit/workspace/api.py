@@ -161,7 +161,7 @@ class Workspace(Base):
             return self._taken(new, self._looked_at(paths), progress)
 
     def keep(self, message: str = "", *, kind: str = AUTO, holder: str | None = None) -> FileCheckpoint:
-        """Give the snapshot that the files stand at; take one if they stand at none.
+        """Return the snapshot that the files stand at; take one if they stand at none.
 
         Args:
             message: what to say of a new one.
@@ -219,7 +219,7 @@ class Workspace(Base):
         return self.save(kind=AUTO).id
 
     def list(self, limit: int | None = None) -> list[FileCheckpoint]:
-        """Give the snapshots, newest first.
+        """Return the snapshots, newest first.
 
         Args:
             limit: how many at most.
@@ -283,7 +283,7 @@ class Workspace(Base):
             return done
 
     def plan_restore(self, ref: str, *, paths: Paths = None, since: str | None = None) -> RestorePlan:
-        """Tell what `restore` would do; nothing is touched.
+        """Return what `restore` would do; nothing is touched.
 
         Args:
             ref: as `restore` takes it.
@@ -321,7 +321,7 @@ class Workspace(Base):
             return self.restore(row.snapshot.id) if row else None
 
     def diff(self, a: str | None = None, b: str | None = None, *, paths: Paths = None) -> WorkspaceDiff:
-        """Tell how two snapshots differ.
+        """Return how two snapshots differ.
 
         Args:
             a: the first; None is the newest.
@@ -337,12 +337,12 @@ class Workspace(Base):
             return self._engine.diff(first, self._row(b) if b is not None else None, self._inside(paths))
 
     def changed(self) -> tuple[str, ...]:
-        """Give the paths of the files that changed since they were last saved or restored."""
+        """Return the paths of the files that changed since they were last saved or restored."""
         with self._working():
             return self._engine.changed()
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """Give the paths that snapshots leave out, as last seen, each with the reason."""
+        """Return the paths that snapshots leave out, as last seen, each with the reason."""
         return self._engine.skipped()
 
     def delete(self, ref: str) -> FileCheckpoint:
@@ -377,7 +377,7 @@ class Workspace(Base):
             self._catalog.set(LEFT_OUT, json.dumps(sorted(inside.union(self._catalog.left_out()))))
 
     def gc(self) -> Freed:
-        """Give back the space of what no snapshot needs."""
+        """Return the space of what no snapshot needs."""
         with self._working():
             return Freed(self._engine.collect(), len(self._catalog.rows()))
 

@@ -253,7 +253,7 @@ class Base(ABC):
         return tuple(dict.fromkeys([*inside, *(self.relative(path) for path in paths if self.holds(path))]))
 
     def relative(self, path: str | os.PathLike[str]) -> bytes:
-        """Give a path relative to the workspace, without following a link at its end.
+        """Return a path relative to the workspace, without following a link at its end.
 
         Raises:
             InvalidInput: it is outside of the workspace.
@@ -267,7 +267,7 @@ class Base(ABC):
         return os.fsencode(os.path.relpath(real, self._root))
 
     def holds(self, path: str | os.PathLike[str]) -> bool:
-        """Tell whether a path is in the workspace."""
+        """Return whether a path is in the workspace."""
         try:
             self.relative(path)
         except InvalidInput:

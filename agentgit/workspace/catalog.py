@@ -102,7 +102,7 @@ class Catalog:
             _upgrade(db)
 
     def known(self, before: Known | None) -> Known:
-        """Give what is known of the files.
+        """Return what is known of the files.
 
         Args:
             before: what this process knew last; it is given again if nobody has changed it since.
@@ -139,14 +139,14 @@ class Catalog:
         known.dirty.clear()
 
     def rows(self, *, limit: int | None = None, oldest_first: bool = False) -> list[Row]:
-        """Give the snapshots, newest first."""
+        """Return the snapshots, newest first."""
         order = "ASC" if oldest_first else "DESC"
         query = f"SELECT {COLUMNS} FROM snapshot ORDER BY seq {order} LIMIT ?"  # noqa: S608
         with self._open() as db:
             return [_row(found) for found in db.execute(query, (-1 if limit is None else limit,))]
 
     def find(self, ref: str) -> list[Row]:
-        """Give the snapshot with this id; else the newest with this name; else all whose id begins so."""
+        """Return the snapshot with this id; else the newest with this name; else all whose id begins so."""
         with self._open() as db:
             for where in ("id = ?", "name = ?", "substr(id, 1, length(?)) = ?1"):
                 query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC"  # noqa: S608
@@ -166,7 +166,7 @@ class Catalog:
             _insert(db, snapshot, tree, left)
 
     def of_tree(self, tree: str, left: Left) -> FileCheckpoint | None:
-        """Give the newest snapshot that has this tree and left out just this; None if there is none.
+        """Return the newest snapshot that has this tree and left out just this; None if there is none.
 
         Those of the undo stack are its own.
 
@@ -181,7 +181,7 @@ class Catalog:
         return _row(found).snapshot if found else None
 
     def left(self, snapshot: str) -> dict[bytes, LeftOut] | None:
-        """Give what a snapshot left out; None if there is no record of it.
+        """Return what a snapshot left out; None if there is no record of it.
 
         Args:
             snapshot: its id.
@@ -200,7 +200,7 @@ class Catalog:
                 db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
     def waste(self) -> set[str]:
-        """Give the trees that were dropped and that nothing needs any more."""
+        """Return the trees that were dropped and that nothing needs any more."""
         with self._open() as db:
             return {tree for (tree,) in db.execute("SELECT tree FROM dropped")} - self.trees()
 
@@ -228,7 +228,7 @@ class Catalog:
             db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
 
     def trees(self) -> set[str]:
-        """Give the keys of all trees that are needed."""
+        """Return the keys of all trees that are needed."""
         with self._open() as db:
             found = {key for (key,) in db.execute("SELECT tree FROM snapshot")}
             found |= {value for (value,) in db.execute("SELECT value FROM state WHERE name = 'key' AND value <> ''")}
@@ -253,7 +253,7 @@ class Catalog:
             db.execute("UPDATE restoring SET status = ? WHERE id = ?", (status, id))
 
     def unfinished(self) -> list[Restoring]:
-        """Give the restores that were killed on the way."""
+        """Return the restores that were killed on the way."""
         query = "SELECT id, snapshot, target, safety, before, paths FROM restoring WHERE status = 'running' ORDER BY id"
         with self._open() as db:
             return [
@@ -283,12 +283,12 @@ class Catalog:
             db.execute("DELETE FROM permit WHERE path = ?", (path,))
 
     def permits(self) -> list[tuple[bytes, int, int]]:
-        """Give the paths whose mode a killed process changed for a while, each with its mode and inode."""
+        """Return the paths whose mode a killed process changed for a while, each with its mode and inode."""
         with self._open() as db:
             return [(path, mode, inode & INODES) for path, mode, inode in db.execute("SELECT * FROM permit")]
 
     def left_out(self) -> list[str]:
-        """Give the paths that no snapshot is to hold and no restore to touch, relative to the workspace."""
+        """Return the paths that no snapshot is to hold and no restore to touch, relative to the workspace."""
         return list(json.loads(self.get(LEFT_OUT) or "[]"))
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ def _texts(paths: Iterable[bytes]) -> tuple[str, ...]:
 
 
 def differs(change: Change) -> bool:
-    """Tell whether contents are needed to show a change."""
+    """Return whether contents are needed to show a change."""
     return (change.before.oid if change.before else "") != (change.after.oid if change.after else "")
 
 

@@ -19,7 +19,7 @@ SYSTEM = "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /
 
 
 def workspace_place(path: str | os.PathLike[str]) -> str:
-    """Give the real path of a workspace.
+    """Return the real path of a workspace.
 
     Raises:
         InvalidInput: it is no directory, or one that holds much more than a session's files, like the home directory.
@@ -51,7 +51,7 @@ def expect_in_place(root: bytes) -> None:
 
 
 def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
-    """Give the real path of a workspace's storage, and make it, for its user alone.
+    """Return the real path of a workspace's storage, and make it, for its user alone.
 
     Args:
         path: where it is to be; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
@@ -91,7 +91,7 @@ def note_storage(storage: str, workspace: str) -> None:
 
 
 def noted_workspace(storage: str) -> str | None:
-    """Give the directory with which a program of this user opened a storage last; None if none did."""
+    """Return the directory with which a program of this user opened a storage last; None if none did."""
     try:
         noted = json.loads(_note(storage).read_text())
     except (OSError, ValueError):

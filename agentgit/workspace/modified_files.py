@@ -116,7 +116,7 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
 
 
 def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | None:
-    """Tell what a call may modify; None if it modifies no files.
+    """Return what a call may modify; None if it modifies no files.
 
     What a tool declares of itself counts; of all others, the name does. A tool that is known to modify files and does
     not name any modifies everything.
@@ -204,7 +204,7 @@ def _short(name: str) -> str:
 
 
 def _parameters(tool: Any) -> set[str] | None:
-    """Give the names of a tool's arguments; None if it takes any, or does not tell."""
+    """Return the names of a tool's arguments; None if it takes any, or does not tell."""
     schema = getattr(tool, "args", None)  # a LangChain tool's
     if isinstance(schema, Mapping):
         return set(schema)

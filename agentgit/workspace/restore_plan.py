@@ -55,7 +55,7 @@ class Planner:
         self._root, self._trees, self._catalog, self._patterns = root, trees, catalog, patterns
 
     def steps(self, snapshot: str, tree: str, changes: dict[bytes, Change], now: Left) -> Steps:
-        """Tell what a restore does about the differences, and what it must leave.
+        """Return what a restore does about the differences, and what it must leave.
 
         Args:
             snapshot: the id of the one that is wanted.
@@ -101,7 +101,7 @@ class Planner:
         return Rules(self._root, self._patterns, contents)
 
     def said(self, steps: Steps, now: Left, paths: Paths) -> Named:
-        """Tell what of the paths that are left out is missing, and what stays as it is."""
+        """Return what of the paths that are left out is missing, and what stays as it is."""
         among = partial(is_among, None if paths is None else tuple(paths))
         stays = [path for path, entry in steps.stays.items() if not entry.is_directory]
         made = {path for path in steps.ignored if steps.then is not None and within(path, steps.then) is None}

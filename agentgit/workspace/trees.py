@@ -83,7 +83,7 @@ class Trees(Protocol):
         ...
 
     def tree(self, key: str) -> dict[bytes, Entry]:
-        """Give all that stands in a snapshot.
+        """Return all that stands in a snapshot.
 
         Raises:
             NotFound: there is none under this key.
@@ -99,7 +99,7 @@ class Trees(Protocol):
         ...
 
     def differences(self, before: str, after: str) -> dict[bytes, Change]:
-        """Give the paths at which two snapshots differ, at little cost if most is the same.
+        """Return the paths at which two snapshots differ, at little cost if most is the same.
 
         Raises:
             NotFound: there is none under one of the keys.
@@ -120,7 +120,7 @@ class Trees(Protocol):
 
 
 def digest(data: bytes) -> str:
-    """Give the hash of contents, as git names them.
+    """Return the hash of contents, as git names them.
 
     Example:
         >>> digest(b"")
@@ -130,7 +130,7 @@ def digest(data: bytes) -> str:
 
 
 def digest_of(parts: Iterable[bytes], size: int) -> str:
-    """Give the hash of contents that are read part by part; of so many bytes, or it is the hash of nothing else."""
+    """Return the hash of contents that are read part by part; of so many bytes, or it is the hash of nothing else."""
     found = sha1(b"blob %d\0" % size, usedforsecurity=False)
     for part in parts:
         found.update(part)

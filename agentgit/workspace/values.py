@@ -76,7 +76,7 @@ class FileCheckpoint:
         return f"{self.id}  {self.time}  {self.kind:<6}  {self.files_changed:>5} changed  {about}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         found = asdict(self)
         return found | {"timestamp": self.timestamp.isoformat(), "metadata": dict(self.metadata)}
 
@@ -112,7 +112,7 @@ class WorkspaceDiff:
         return "\n".join(lines) or "no difference"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return _as_dict(self)
 
 
@@ -148,7 +148,7 @@ class RestorePlan:
         return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return _as_dict(self) | _listed(self, "missing", "left")
 
 
@@ -196,7 +196,7 @@ class Restored:
         return "\n".join(lines) or "nothing to restore"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return _as_dict(self) | _listed(self, "moved_aside", "skipped", "conflicts", "missing", "left")
 
 
@@ -209,5 +209,5 @@ class Freed:
 
 
 def when(nanoseconds: int) -> datetime:
-    """Give a moment, in nanoseconds since 1970, as UTC."""
+    """Return a moment, in nanoseconds since 1970, as UTC."""
     return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)

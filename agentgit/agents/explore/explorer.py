@@ -107,7 +107,7 @@ class Explorer:
         return str(self.name)
 
     def walk(self) -> Iterator[list[Trial]]:
-        """Give the turns to run, those together that may run at the same time; each list is run before the next.
+        """Return the turns to run, those together that may run at the same time; each list is run before the next.
 
         Raises:
             InvalidInput: turns are to run at the same time, and the tools change the world.
@@ -182,7 +182,7 @@ class Explorer:
     # -- the world
 
     def _expect_world(self, begin: Found, touching: list[str]) -> bool:
-        """Tell whether the world is to be brought to each branch before it runs.
+        """Return whether the world is to be brought to each branch before it runs.
 
         Where no tool changes the world, nothing is done about what stands in it.
 
@@ -318,6 +318,6 @@ class Explorer:
 
 
 def _is_ours(call: ToolInvocation, positions: Mapping[int, float]) -> bool:
-    """Tell whether a call was made by a turn of the exploration, or ran again for one of its branches."""
+    """Return whether a call was made by a turn of the exploration, or ran again for one of its branches."""
     end = positions.get(call.internal_session_id)
     return end is not None and (call.kind == invocation.REDO or call.position < end)

@@ -210,7 +210,7 @@ class PastReader:
 
 
 def _messages(body: Body) -> Iterator[dict[str, Any]]:
-    """Give the messages among what a task wrote, in LangChain's stored form."""
+    """Return the messages among what a task wrote, in LangChain's stored form."""
     for part in body.values() if isinstance(body, dict) else (body,):
         for item in part if isinstance(part, list) else (part,):
             if item.type in MESSAGES:

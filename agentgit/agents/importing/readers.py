@@ -196,7 +196,7 @@ def _entry(one: CheckpointTuple) -> Entry:
 
 
 def _is_whole(found: CheckpointTuple, entry: Entry) -> bool:
-    """Tell whether a graph checkpoint has the parts that LangGraph writes."""
+    """Return whether a graph checkpoint has the parts that LangGraph writes."""
     checkpoint: Any = found.checkpoint
     return (
         isinstance(checkpoint, dict)

@@ -185,7 +185,7 @@ class ThreadImport:
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
     def _is_up_to_date(self, arrival: Arrival, newest_id: str, newest: CheckpointTuple) -> bool:
-        """Tell whether there is nothing new.
+        """Return whether there is nothing new.
 
         Raises:
             Conflict: the thread went on in its own database, and the session went on here.
@@ -247,7 +247,7 @@ class ThreadImport:
 
     @staticmethod
     def _is_on_line(found: CheckpointTuple, line: Line) -> bool:
-        """Tell whether a subgraph's checkpoint belongs to the newest line; where it does not say, it does."""
+        """Return whether a subgraph's checkpoint belongs to the newest line; where it does not say, it does."""
         parents: Any = found.metadata.get("parents")
         root = parents.get("") if isinstance(parents, Mapping) else None
         return root not in line.others

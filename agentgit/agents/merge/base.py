@@ -61,7 +61,7 @@ class Bases:
         return newest
 
     def _behind(self, connection: Connection, row: Found) -> Behind:
-        """Tell what is behind a checkpoint, by its own way and by merges."""
+        """Return what is behind a checkpoint, by its own way and by merges."""
         behind: Behind = {}
         todo = [row]
         while todo:

@@ -133,7 +133,7 @@ class Picking:
         raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick those of one branch at a time.")
 
     def _heads(self) -> Iterable[Side]:
-        """Give where the branches of the session stand, the newest branch first."""
+        """Return where the branches of the session stand, the newest branch first."""
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.agent._session_id)
             heads = [(row.thread_id, self.store.graphs.head(connection, row.thread_id)) for row in reversed(rows)]
@@ -155,7 +155,7 @@ class Picking:
         return Picked(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
 
     def _of_call(self, call: ToolInvocation) -> Side:
-        """Give where the branch of a call stands.
+        """Return where the branch of a call stands.
 
         Raises:
             NotFound: it is of another session.

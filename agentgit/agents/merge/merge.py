@@ -73,7 +73,7 @@ class Coming:
         self.updates[key] = (lambda: Overwrite(value())) if reduced else value
 
     def adds(self, key: str, more: Any) -> bool:
-        """Tell whether the reducer of a list or a dict puts `more` to what is here, and does nothing else."""
+        """Return whether the reducer of a list or a dict puts `more` to what is here, and does nothing else."""
         here = self.ours.live(key)
         try:
             made = self.ours.after(key, more)
@@ -203,7 +203,7 @@ class Merge:
         return list(most.elements())
 
     def _edited(self, new: Sequence[int]) -> bool:
-        """Tell whether one of their new messages is here with other words."""
+        """Return whether one of their new messages is here with other words."""
         here = self.coming.here
         return any(message != here.get(message["id"], message) for message in self.theirs.messages(new))
 
@@ -267,7 +267,7 @@ def in_words(message: Mapping[str, Any]) -> str:
 
 
 def rest_of(message: dict[str, Any], known: Container[str]) -> dict[str, Any] | None:
-    """Give a shown message without those of its tool calls whose results are known; None if nothing is left of it."""
+    """Return a shown message without those of its tool calls whose results are known; None if nothing is left of it."""
     ids = [call["id"] for call in message["tool_calls"]]
     others = [id for id in ids if id not in known]
     if len(others) == len(ids):
@@ -287,7 +287,7 @@ def alone(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]
 
 
 def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
-    """Give a message as it is shown: if that asks only for some of its tool calls, a new one with these.
+    """Return a message as it is shown: if that asks only for some of its tool calls, a new one with these.
 
     Args:
         message: stays as it is.
@@ -302,6 +302,6 @@ def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
 
 
 def counted(plan: MergePlan) -> dict[str, Any]:
-    """Give what a checkpoint keeps of the plan that it was made by."""
+    """Return what a checkpoint keeps of the plan that it was made by."""
     values = {one.key: one.how for one in plan.values}
     return {"source": plan.source, "base": plan.base, "values": values, "messages": len(plan.messages)}

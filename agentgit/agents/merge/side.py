@@ -93,12 +93,12 @@ class Side:
         return channels
 
     def live(self, name: str) -> Any:
-        """Give one value as the graph has it; None if there is none."""
+        """Return one value as the graph has it; None if there is none."""
         channel = self._channels.get(name)
         return channel.get() if channel is not None and channel.is_available() else None
 
     def after(self, name: str, write: Any) -> Any:
-        """Give what a value would be after one more write; it stays as it is."""
+        """Return what a value would be after one more write; it stays as it is."""
         channel = self._channels[name].from_checkpoint(copy(self.live(name)))
         channel.update([write])
         return channel.get()

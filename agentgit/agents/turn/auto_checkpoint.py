@@ -51,5 +51,5 @@ class Interval:
         return cls(before_turns=True, turns=1, calls=int(calls[1] or 1))
 
     def is_passed(self, before: int, after: int) -> bool:
-        """Tell whether a checkpoint is due where there were so many calls before a batch, and so many after it."""
+        """Return whether a checkpoint is due where there were so many calls before a batch, and so many after it."""
         return self.calls > 0 and before // self.calls < after // self.calls

@@ -177,13 +177,13 @@ class Gate:
             raise
 
     def _keyed(self, asked: Asked, slot: Slot) -> Asked:
-        """Give a call the idempotency key of its slot."""
+        """Return the idempotency key of the slot of a call."""
         key = call_key(asked.intent.branch_id, asked.place, slot.name, asked.intent.tool_name)
         slot.keys.add(key)
         return replace(asked, intent=replace(asked.intent, idempotency_key=key))
 
     def _is_begun(self, asked: Asked, slots: Slots, slot: Slot) -> bool:
-        """Tell whether a call, or one that it stands for, may have been made before."""
+        """Return whether a call, or one that it stands for, may have been made before."""
         if not asked.is_named:
             runs = self._runs[asked.place]
             runs.add(asked.run)
@@ -195,7 +195,7 @@ class Gate:
     # -- a call of a batch that was begun before
 
     def _answers(self, asked: Asked, slot: Slot, args: Any) -> bool:
-        """Tell whether a call that is done is answered; False if it runs again.
+        """Return whether a call that is done is answered; False if it runs again.
 
         Raises:
             Fenced: it can be neither answered nor run again.
@@ -389,7 +389,7 @@ class Gate:
     # -- looking at the world
 
     def can_look(self, call: Call) -> bool:
-        """Tell whether the tool of a call can look whether it happened."""
+        """Return whether the tool of a call can look whether it happened."""
         if call.id is None or call.answer is not None:
             return False
         try:

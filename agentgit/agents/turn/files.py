@@ -72,7 +72,7 @@ class TurnFiles:
             return not_done(at, error)
 
     def divergence(self, connection: Connection, branch: Found, planner: Planner, last: int) -> RollbackPlan | None:
-        """Tell what would bring the world back to a branch, files and all; None if it is as the branch left it.
+        """Return what would bring the world back to a branch, files and all; None if it is as the branch left it.
 
         Args:
             connection: any.

@@ -68,7 +68,7 @@ class Attempt:
         return error is not None and not isinstance(error, ParentCommand)  # by that a tool hands over
 
     def is_over(self, *, is_harmless: bool) -> bool:
-        """Tell whether the call may be made again: it failed; or it was broken off, and that does no harm."""
+        """Return whether the call may be made again: it failed; or it was broken off, and that does no harm."""
         return self.has_failed and (is_harmless or not self._was_broken_off)
 
     def end(self, value: Any) -> None:
@@ -119,7 +119,7 @@ class Slots:
         self.all: list[Slot] = []
 
     def take(self, call_id: str | None, identity: str) -> Slot:
-        """Give a call its slot.
+        """Assign a call to its slot, and return that.
 
         Args:
             call_id: its id in the AI message that asked for it; None if none did.

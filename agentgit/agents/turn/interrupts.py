@@ -77,7 +77,7 @@ def in_batch(config: RunnableConfig) -> Iterator[None]:
 
 
 def is_in_batch(task: str) -> bool:
-    """Tell whether a call is made by the ToolNode of a task, beside others."""
+    """Return whether a call is made by the ToolNode of a task, beside others."""
     return bool(task) and _batch.get() == task
 
 
@@ -99,11 +99,11 @@ class TaskAnswers:
         self._lock = threading.Lock()
 
     def share(self, call_id: str, place: int) -> Share:
-        """Give the share of a call."""
+        """Return the share of a call."""
         return self._shares.setdefault(call_id, Share(place))
 
     def number(self, call_id: str, share: Share, asked: int, pad: PregelScratchpad) -> int:
-        """Tell which answer of the task is for a question.
+        """Return which answer of the task is for a question.
 
         Args:
             call_id: who asks.
@@ -122,7 +122,7 @@ class TaskAnswers:
             return number
 
     def _new(self, call_id: str, pad: PregelScratchpad) -> int | None:
-        """Give a call the new answer, if there is one and it is for this call."""
+        """Return the new answer for a call, if there is one."""
         number = self._fresh
         if not self._is_recorded:  # the calls asked before there was a record of it; then as LangGraph numbers them
             number = pad.interrupt_counter()
@@ -136,7 +136,7 @@ class TaskAnswers:
         return number
 
     def graph(self, share: Share, run: int) -> int:
-        """Tell the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
+        """Return the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
 
         Args:
             share: of the call.
@@ -149,7 +149,7 @@ class TaskAnswers:
             return share.graphs[run]
 
     def unnumbered(self, call_id: str, pad: PregelScratchpad, consume: bool) -> Any:
-        """Give a call the answer that came without the id of a question, if it is for this call."""
+        """Return the answer that came without the id of a question, if it is for this call."""
         with self._lock:
             if self._asker not in (None, call_id):
                 return None
@@ -160,7 +160,7 @@ class TaskAnswers:
 
 
 def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Give a tool that takes the config the call's own view there too: it may hand the config to a graph.
+    """Return the config with the call's own view, for a tool that may hand the config to a graph.
 
     Args:
         kwargs: what the tool is called with, inside of `Questions.asking`.
@@ -314,7 +314,7 @@ class Questions:
         return TaskAnswers(shares, count, shown)
 
     def end(self, run_id: UUID, error: BaseException | None = None) -> dict[str, Any] | None:
-        """Give what is recorded of the answers of a call that ends; None if it asked nothing.
+        """Return what is recorded of the answers of a call that ends; None if it asked nothing.
 
         Args:
             run_id: the run of its tool.

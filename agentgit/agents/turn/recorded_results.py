@@ -26,7 +26,7 @@ class Unreadable(ValueError):
 
 
 def as_recorded(value: Any) -> Any:
-    """Give the form in which the journal keeps what a tool returned.
+    """Return the form in which the journal keeps what a tool returned.
 
     Args:
         value: anything.
@@ -45,7 +45,7 @@ def as_recorded(value: Any) -> Any:
 
 
 def handed_over(error: ParentCommand) -> Any:
-    """Give the form in which the journal keeps that a tool ended by handing over to the graph that called it.
+    """Return the form in which the journal keeps that a tool ended by handing over to the graph that called it.
 
     What it says is kept. It cannot be given back: it was raised, and for that very run.
 
@@ -56,7 +56,7 @@ def handed_over(error: ParentCommand) -> Any:
 
 
 def given_back(result: Any, tool_call_id: str | None) -> Any:
-    """Give what a tool returned, as the answer to one call.
+    """Return what a tool returned, as the answer to one call.
 
     Args:
         result: as it was recorded.

@@ -151,12 +151,12 @@ class Recorder(BaseCallbackHandler):
         return True
 
     def batch_of(self, name: str) -> int | None:
-        """Tell the batch of the calls that an AI message of this turn asked for; see `name_of`."""
+        """Return the batch of the calls that an AI message of this turn asked for; see `name_of`."""
         with self._lock:
             return self._batches.get(name)
 
     def batch_in(self, run_id: UUID) -> int:
-        """Tell the batch that an unrecorded tool's run belongs to."""
+        """Return the batch that an unrecorded tool's run belongs to."""
         return self._unrecorded[run_id]
 
     # -- the calls
@@ -304,7 +304,7 @@ class Recorder(BaseCallbackHandler):
         return None
 
     def _place(self, tool_call_id: str | None, run_id: UUID, above: Intent | None) -> tuple[int, int]:
-        """Tell the batch of a call and its place there."""
+        """Return the batch of a call and its place there."""
         if above is not None:
             return above.batch, above.batch_index  # a tool that was called by a tool belongs where that one is
         message, index = self._places.get(tool_call_id or "", (str(run_id), 0))
@@ -321,7 +321,7 @@ class Recorder(BaseCallbackHandler):
         return None
 
     def answer(self, run_id: UUID) -> Answer | None:
-        """Tell what a call gets instead of running its tool; None if it runs."""
+        """Return what a call gets instead of running its tool; None if it runs."""
         call = self._running.get(run_id)
         if call is None or call.answer is None:
             return None
@@ -401,7 +401,7 @@ class Recorder(BaseCallbackHandler):
             self._over(call, error)
 
     def _may_have_acted(self, run_id: UUID, call: Call) -> bool:
-        """Tell whether a call that raised is `unknown`: it may have acted, and that matters or its tool can look."""
+        """Return whether a call that raised is `unknown`: it may have acted, and that matters or its tool can look."""
         body = self._bodies.get(run_id)
         if body is None:  # its tool was never called
             return False

@@ -91,7 +91,7 @@ class Scopes:
         return None
 
     def parent(self, run_id: UUID) -> UUID | None:
-        """Tell what a run was called from."""
+        """Return what a run was called from."""
         return self._parents.get(run_id)
 
     def _frame(
@@ -106,7 +106,7 @@ class Scopes:
         return Frame(name, run_id, task)
 
     def _place(self, task: str, parent: UUID | None, metadata: Mapping[str, Any], above: Frame) -> list[object]:
-        """Tell where in the run above a task is."""
+        """Return where in the run above a task is."""
         step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
         graph, _, node = task.rpartition("|")
         name = node.partition(":")[0]
@@ -131,7 +131,7 @@ class Scopes:
 
 
 def _number(graph: str, task: str) -> int | None:
-    """Tell the number of a subgraph among those of its task; None if it is none of them."""
+    """Return the number of a subgraph among those of its task; None if it is none of them."""
     for name in (task, recast_checkpoint_ns(task)):  # one that keeps a thread of its own has no ids in its name
         if graph == name:
             return 0

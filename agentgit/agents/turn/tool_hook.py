@@ -175,5 +175,5 @@ def _gated(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseTool:
 
 
 def _as_returned(tool: BaseTool, value: Any) -> Any:
-    """Give an answer the form in which its tool returns; the record has lists where there were tuples."""
+    """Return an answer in the form in which its tool returns; the record has lists where there were tuples."""
     return tuple(value) if tool.response_format == "content_and_artifact" and isinstance(value, list) else value

@@ -242,7 +242,7 @@ class Turn:
             self._see(connection, store.sessions.branch(connection, self.branch_id), last())
 
     def holds(self, connection: Connection) -> bool:
-        """Tell whether this turn still has its branch."""
+        """Return whether this turn still has its branch."""
         return self.agent.store.sessions.holds(connection, self.branch)
 
     def _unfinished(self, connection: Connection, branch: Found, moment: Moment) -> tuple[str, int, list[str]] | None:

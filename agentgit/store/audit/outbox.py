@@ -98,7 +98,7 @@ def put(connection: Connection, tenant_id: int, events: Sequence[Event]) -> None
 
 
 def _is_shared(connection: Connection, tenant_id: int, event: Event, user_id: int) -> bool:
-    """Tell whether the session of an event is shared with a user now."""
+    """Return whether the session of an event is shared with a user now."""
     asked = {"tenant": tenant_id, "session": event.session_id, "user": user_id, "now": datetime.now(UTC)}
     return event.session_id is not None and bool(
         row_codes.authentic(connection, SESSION_MEMBER, _SHARED.all(connection, asked))

@@ -227,7 +227,7 @@ def _json(detail: dict[str, Any]) -> bytes:
 
 
 def hash_of(before: bytes, row: Mapping[str, Any]) -> bytes:
-    """Give the hash that a row must have behind another one."""
+    """Return the hash that a row must have behind another one."""
     return chained(before, [row[name] for name in _FACTS], row["created_at"], row["detail"])
 
 
@@ -382,12 +382,12 @@ class Trail:
         return [select(AUDIT_EVENT).where(AUDIT_EVENT.c.tenant_id == self.tenant_id, place, *more) for place in places]
 
     def last_id(self, connection: Connection, of: Whose) -> int:
-        """Tell the id of the newest event; 0 if there is none."""
+        """Return the id of the newest event; 0 if there is none."""
         newest = self.newest(connection, of, limit=1)
         return newest[-1].id if newest else 0
 
     def tips(self, connection: Connection) -> list[Tip]:
-        """Give the last event of each trail.
+        """Return the last event of each trail.
 
         Raises:
             Corrupt: somebody has changed one of them.
@@ -424,7 +424,7 @@ _columns = (
 
 
 def _is_last(session_id: Any) -> Any:
-    """Tell whether a row is the last one of the trail of a session."""
+    """Return whether a row is the last one of the trail of a session."""
     one = AUDIT_EVENT.alias("one")
     of = (one.c.tenant_id == bindparam("tenant"), one.c.external_session_id == session_id)
     last = select(func.max(one.c.seq)).where(*of).correlate(BRANCH).scalar_subquery()

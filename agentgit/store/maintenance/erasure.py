@@ -56,12 +56,12 @@ class Gone(NamedTuple):
 
 
 def only(store: Store, session_id: int) -> Which:
-    """Give the query for one session."""
+    """Return the query for one session."""
     return select(SESSION.c.id).where(SESSION.c.tenant_id == store.tenant_id, SESSION.c.id == session_id)
 
 
 def all_of(store: Store, user_id: int) -> Which:
-    """Give the query for all sessions of a user."""
+    """Return the query for all sessions of a user."""
     mine = and_(SESSION.c.tenant_id == store.tenant_id, SESSION.c.user_id == user_id)
     return select(SESSION.c.id).where(mine).order_by(SESSION.c.id)
 

@@ -153,7 +153,7 @@ def _place(table: Any) -> list[Any]:
 
 
 def _is_old(checkpoint_id: str) -> bool:
-    """Tell whether an id was made long enough ago; one that tells no time was not made by LangGraph."""
+    """Return whether an id was made long enough ago; one that tells no time was not made by LangGraph."""
     try:
         made = UUID(checkpoint_id)
     except ValueError:

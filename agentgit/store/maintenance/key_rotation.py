@@ -85,7 +85,7 @@ class Rotation:
             return counts(connection, self.tenant_id)
 
     def damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
-        """Give the rows with a value that does not open, and what is wrong; those of blob apart, by their hashes."""
+        """Return the rows with a value that does not open, and what is wrong; those of blob apart, by their hashes."""
         for name, columns in sealed_columns().items():
             table = raw(name)
             keys = list(table.primary_key)

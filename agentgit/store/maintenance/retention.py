@@ -88,7 +88,7 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
 
 
 def _is_old(connection: Connection, store: Store, session_id: int, retention: Retention, count: int) -> bool:
-    """Tell whether a session may have a checkpoint that is too old, without a look at the others."""
+    """Return whether a session may have a checkpoint that is too old, without a look at the others."""
     if retention.max_age is None or count <= retention.keep_last:
         return False
     of_session = {"tenant": store.tenant_id, "session": session_id}
@@ -97,7 +97,7 @@ def _is_old(connection: Connection, store: Store, session_id: int, retention: Re
 
 
 def verdicts(connection: Connection, store: Store, session_id: int, retention: Retention) -> Judged:
-    """Tell what a retention would do to a session, oldest checkpoint first; nothing is done."""
+    """Return what a retention would do to a session, oldest checkpoint first; nothing is done."""
     of_session, now = points(connection, store, session_id), datetime.now(UTC)
     if retention.max_bytes is None:
         return Judged(judge(of_session, retention, now))
@@ -186,7 +186,7 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
 def _needed(
     connection: Connection, store: Store, session_id: int, branches: Mapping[int, Found], rows: Sequence[Found]
 ) -> dict[int, str]:
-    """Tell what needs which checkpoints, as a sentence each. What `Checkpoints.delete` refuses is among them."""
+    """Return what needs which checkpoints, as a sentence each. What `Checkpoints.delete` refuses is among them."""
     needed = _before_unresolved(connection, store, session_id, rows)
     needed.update((row.id, "it waits for a person's answer") for row in _asking(connection, store, branches, rows))
     of_session = {"tenant": store.tenant_id, "session": session_id}

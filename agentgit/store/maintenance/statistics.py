@@ -39,7 +39,7 @@ OF_BRANCHES = {
 
 
 def lengths(columns: Sequence[Any]) -> Any:
-    """Tell how long the contents of some columns are together."""
+    """Return how long the contents of some columns are together."""
     return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
 
 
@@ -74,7 +74,7 @@ class Sizes:
         }
 
     def now(self) -> int:
-        """Tell how many bytes it takes."""
+        """Return how many bytes it takes."""
         return self._measured((), ())
 
     def without(self, points: Collection[int]) -> int:
@@ -186,7 +186,7 @@ def _by_word(connection: Connection, store: Store, query: Any, ids: Sequence[int
 
 
 def _tokens(connection: Connection, store: Store, branch: Found, began: str | None) -> Usage:
-    """Tell what was used on a branch itself: what its newest state has more than the one that it began with."""
+    """Return what was used on a branch itself: what its newest state has more than the one that it began with."""
     thread = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
     now = _NEWEST.first(connection, thread)
     if now is None:
@@ -198,7 +198,7 @@ def _tokens(connection: Connection, store: Store, branch: Found, began: str | No
 
 
 def _beginnings(connection: Connection, store: Store, branches: Sequence[Found]) -> dict[int, str]:
-    """Give the graph checkpoint that each branch began with, if it did not begin with nothing: a fork, a template."""
+    """Return the graph checkpoint that each branch began with, if it did not begin with nothing: a fork, a template."""
     left = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
     points = _many(connection, store, _LEFT, list(left))
     # Where a branch is not published yet, the checkpoint where it left says the same.

@@ -237,7 +237,7 @@ class Blobs:
         return 0, FULL + b"".join(hashes)
 
     def kept(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
-        """Tell how many items at the front a list shares with a stored one, and so need no storing."""
+        """Return how many items at the front a list shares with a stored one, and so need no storing."""
         return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
 
     def get_many(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
@@ -363,7 +363,7 @@ def shared_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 
 def continued(data: bytes) -> bytes | None:
-    """Tell which list a stored list continues; None if it stands alone.
+    """Return which list a stored list continues; None if it stands alone.
 
     Args:
         data: its stored bytes, or only the first 33 of them.

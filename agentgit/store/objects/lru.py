@@ -44,16 +44,16 @@ class Recent(Generic[K, T]):
         self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Give one value, or None."""
+        """Return one value, or None."""
         found = self._young.get(key)
         return found if found is not None else self.lookup([key])[0]
 
     def find(self, keys: Collection[K]) -> dict[K, T]:
-        """Give those that are held."""
+        """Return those that are held."""
         return {key: value for key, value in zip(keys, self.lookup(keys), strict=True) if value is not None}
 
     def lookup(self, keys: Collection[K]) -> list[T | None]:
-        """Give the value of each key, or None."""
+        """Return the value of each key, or None."""
         found = list(map(self._young.get, keys))
         old = self._old
         if old and not all(found):

@@ -86,7 +86,7 @@ class Keys:
         return _value(row) if row.expires_at is None or row.expires_at > datetime.now(UTC) else None
 
     def is_use_due(self, key: ApiKey) -> bool:
-        """Tell whether the last use of a key is to be written down."""
+        """Return whether the last use of a key is to be written down."""
         return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_IS_NOTED
 
     def use(self, connection: Connection, key_id: int) -> None:

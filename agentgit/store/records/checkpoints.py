@@ -237,7 +237,7 @@ class Checkpoints:
         return set(gone)
 
     def _sessions_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
-        """Give the session of each of these checkpoints that is there."""
+        """Return the session of each of these checkpoints that is there."""
         query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _ITS_BRANCH)
         parts = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
         return {id: session_id for part in parts for id, session_id in connection.execute(part)}

@@ -113,7 +113,7 @@ class Comparing:
         return common
 
     def _are_lists(self, connection: Connection, one: At, other: At, name: str | None) -> bool:
-        """Tell whether a conversation is a list of messages in both, and not part of a larger value."""
+        """Return whether a conversation is a list of messages in both, and not part of a larger value."""
         keys = {at.values[name] for at in (one, other)} if name is not None else set()
         return all(leaf.type == LIST for leaf in self.store.graphs.content.blobs.get_many(connection, keys).values())
 
@@ -176,7 +176,7 @@ class Comparing:
         return rows[0] if rows else None
 
     def ends(self, connection: Connection, row: Found) -> dict[int, int]:
-        """Give the branches on the way to a checkpoint, root first, each with the number of its last one there."""
+        """Return the branches on the way to a checkpoint, root first, each with the number of its last one there."""
         lineage = self.store.sessions.lineage(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
         )
@@ -197,7 +197,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _asked(interrupt: Any) -> Any:
-    """Give what a stored interrupt asks."""
+    """Return what a stored interrupt asks."""
     return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
 
 

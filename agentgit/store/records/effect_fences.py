@@ -74,7 +74,7 @@ class Fences:
         return [share for row in rows if (share := as_object(row.answers))["task"] == task]
 
     def asked(self, connection: Connection, invocation_id: int) -> bool:
-        """Tell whether a call took an answer of a person."""
+        """Return whether a call took an answer of a person."""
         answers = self.answers(connection, invocation_id)
         return answers is not None and bool(answers["taken"])
 

@@ -83,7 +83,7 @@ class Explorations:
         return sorted(own, key=lambda row: tuple(mark_of(row)["choices"]))
 
     def last(self, connection: Connection, session_id: int) -> str:
-        """Give the name of the newest exploration of a session.
+        """Return the name of the newest exploration of a session.
 
         Raises:
             NotFound: there is none.

@@ -194,7 +194,7 @@ class Journal:
         }
 
     def arrivals(self, connection: Connection, branch_id: int) -> int:
-        """Tell the number that the next call of a branch has."""
+        """Return the number that the next call of a branch has."""
         last = _LAST_ARRIVAL.all(connection, self._key(branch_id))[0].arrival
         return 0 if last is None else int(last) + 1
 
@@ -343,7 +343,7 @@ class Journal:
         return int(connection.execute(_COUNT, {**self._key(branch_id), "until": until}).scalar_one())
 
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
-        """Tell the newest batch of a branch that one of these tool calls belongs to; None if none was recorded."""
+        """Return the newest batch of a branch that one of these tool calls belongs to; None if none was recorded."""
         called = TOOL_INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
         query = select(func.max(TOOL_INVOCATION.c.batch)).where(self._of(branch_id), called)
         found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
@@ -397,7 +397,7 @@ class Journal:
         return {"tenant": self.tenant_id}
 
     def last_of(self, connection: Connection, part: Part) -> int:
-        """Tell the arrival of the last call of a part of a track; -1 if it has none."""
+        """Return the arrival of the last call of a part of a track; -1 if it has none."""
         if part.count == 0:
             return -1
         if part.count is None:
@@ -429,7 +429,7 @@ class Journal:
         ]
 
     def authentic(self, connection: Connection, rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-        """Give rows of calls as they were read, if nobody without the key has changed one."""
+        """Return rows of calls as they were read, if nobody without the key has changed one."""
         return row_codes.authentic(connection, TOOL_INVOCATION, rows)
 
     def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:

@@ -42,7 +42,7 @@ class Part:
 
 
 def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
-    """Give the parts of a path.
+    """Return the parts of a path.
 
     Args:
         path: root first.
@@ -58,7 +58,7 @@ def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
 
 
 def of_branches(branches: Iterable[Found]) -> list[Part]:
-    """Give the parts of a log of whole branches."""
+    """Return the parts of a log of whole branches."""
     return [Part(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
 

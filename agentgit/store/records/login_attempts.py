@@ -60,7 +60,7 @@ class Failures:
         self.tenant_id = tenant_id
 
     def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[Subject]:
-        """Tell what an attempt counts for; first what is forgotten when it succeeds.
+        """Return what an attempt counts for; first what is forgotten when it succeeds.
 
         Args:
             name: the user that it was to be, also one who is not there; None of a key or a token.
@@ -148,7 +148,7 @@ def _expect_over(blocked_until: datetime, now: datetime) -> None:
 
 
 def network_of(source: str) -> str:
-    """Give what counts as one caller: an IPv4 address, or the /64 of an IPv6 one, which one household has whole.
+    """Return what counts as one caller: an IPv4 address, or the /64 of an IPv6 one, which one household has whole.
 
     Example:
         >>> network_of("192.0.2.1"), network_of("::ffff:192.0.2.1"), network_of("2001:db8::1:2:3:4")
@@ -164,7 +164,7 @@ def network_of(source: str) -> str:
 
 
 def pause(too_many: int) -> timedelta:
-    """Tell how long to wait after so many failures more than are free.
+    """Return how long to wait after so many failures more than are free.
 
     Example:
         >>> [pause(n).total_seconds() for n in (0, 1, 2, 3, 100)]

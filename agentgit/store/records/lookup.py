@@ -109,7 +109,7 @@ class Lookup:
         return self.store.visible.owner(connection, session_id) or self.user_id
 
     def is_free(self, session_id: int) -> bool:
-        """Tell whether nothing need be asked of a session: it is known as their own, and nobody can shut them out."""
+        """Return whether nothing need be asked of a session: it is known as their own, and nobody can shut them out."""
         return self.principal.since is None and session_id in self._own
 
     def _expect(self, role: Role, needs: Role, session_id: int) -> None:
@@ -328,7 +328,7 @@ class Lookup:
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
     def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
-        """Tell which session that they see a checkpoint belongs to."""
+        """Return which session that they see a checkpoint belongs to."""
         if not is_id(checkpoint_id):
             return None
         for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
@@ -358,7 +358,7 @@ class Lookup:
         )
 
     def _behind(self, connection: Connection, branch: Found) -> set[int]:
-        """Give the checkpoints on the path of a branch, with those that its branches left from."""
+        """Return the checkpoints on the path of a branch, with those that its branches left from."""
         lineage = self.store.sessions.lineage(connection, branch)
         on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
         return on_path | {segment.branch.branch_point_id for segment in lineage}

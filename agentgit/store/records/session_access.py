@@ -142,7 +142,7 @@ class Visible:
         return rows[0].user_id if rows else None
 
     def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
-        """Tell what a user may do with a session now, None if they do not see it; and whether it is their own."""
+        """Return what a user may do with a session now, None if they do not see it; and whether it is their own."""
         if self.owner(connection, session_id) == user_id:
             return OWNER, True
         asked = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}

@@ -285,7 +285,7 @@ class Sessions:
         return expect
 
     def holds(self, connection: Connection, taken: Found) -> bool:
-        """Tell whether a run still has the branch it took, as `hold`."""
+        """Return whether a run still has the branch it took, as `hold`."""
         return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
 
     def running(self, connection: Connection, session_id: int) -> Answer:
@@ -293,7 +293,7 @@ class Sessions:
         return _HELD_BRANCHES.ask(connection, {"tenant": self.tenant_id, "session": session_id})
 
     def is_abandoned(self, connection: Connection, row: Any) -> bool:
-        """Tell whether nobody works on a branch or an operation any more, by its owner and its lease."""
+        """Return whether nobody works on a branch or an operation any more, by its owner and its lease."""
         return not process_owner.is_alive(row.owner) or is_over(connection, row.lease_until)
 
     def see(self, connection: Connection, branch: Found, seq: int) -> None:
@@ -441,7 +441,7 @@ _TOUCH = Prepared(
 
 
 def _is_held(row: Any, taken: Found) -> bool:
-    """Tell whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
+    """Return whether a branch is held by who took it; also a server that went back in time may give an epoch again."""
     return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
 
 

@@ -82,7 +82,7 @@ class Tags:
         return [_value(row) for row in row_codes.authentic(connection, TAG, rows)]
 
     def of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
-        """Tell the names that some checkpoints have, those that have any."""
+        """Return the names that some checkpoints have, those that have any."""
         found: dict[int, list[str]] = {}
         for part in slices(checkpoint_ids):
             for row in connection.execute(_OF, {"tenant": self.tenant_id, "ids": part}):
@@ -90,7 +90,7 @@ class Tags:
         return {checkpoint_id: sorted(names) for checkpoint_id, names in found.items()}
 
     def names(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
-        """Tell the names that the checkpoints of a session have, those that have any."""
+        """Return the names that the checkpoints of a session have, those that have any."""
         found: dict[int, list[str]] = {}
         query = select(TAG.c.checkpoint_id, TAG.c.name).where(
             TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id

@@ -110,14 +110,14 @@ def forget(store: Store, connection: Connection, session_id: int) -> None:
 
 
 def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
-    """Tell whether a session stands where it began, and has seen no files yet."""
+    """Return whether a session stands where it began, and has seen no files yet."""
     first, *others = store.sessions.branches(connection, session_id)
     begun = store.snapshots.last(connection, session_id) is not None or bool(others)
     return not begun and store.checkpoints.one(connection, first.head_id).number == 1
 
 
 def expect_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
-    """Give the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
+    """Return the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
 
     Raises:
         Conflict: the session went on without that.

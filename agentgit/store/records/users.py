@@ -146,7 +146,7 @@ class Users:
             connection.execute(insert(ERASED_NAME), row)
 
     def is_of_erased(self, connection: Connection, name: str, issued_at: datetime) -> bool:
-        """Tell whether what was issued for this name then was for a user who was erased since."""
+        """Return whether what was issued for this name then was for a user who was erased since."""
         at = connection.execute(select(ERASED_NAME.c.erased_at).where(*self._erased(name))).scalar()
         return at is not None and issued_at <= at
 
@@ -157,7 +157,7 @@ class Users:
         return hidden(self.tenant_id, "erased", name)
 
     def stands(self, connection: Connection, principal: Principal) -> bool:
-        """Tell whether what a principal acts by still holds: one statement by primary keys, and one for who acts."""
+        """Return whether what a principal acts by still holds: one statement by primary keys, and one for who acts."""
         if principal.since is None:
             return True
         if principal.by is not None and not self.stands(connection, principal.by):

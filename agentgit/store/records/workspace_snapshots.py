@@ -70,7 +70,7 @@ class Snapshots:
         return self._newest(connection, and_(session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id))
 
     def names(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
-        """Give the snapshots of several rows, by their ids."""
+        """Return the snapshots of several rows, by their ids."""
         wanted, found = sorted({one for one in ids if one is not None}), dict[int, str]()
         for part in slices(wanted):
             query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
@@ -106,7 +106,7 @@ class Snapshots:
         return list({(row.snapshot, row.settings): files_of(row) for row in rows}.values())
 
     def held(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
-        """Tell which of these snapshots any row has."""
+        """Return which of these snapshots any row has."""
         found = set[str]()
         for part in slices(list(snapshots)):
             query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(self._mine(), WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
@@ -158,5 +158,5 @@ class Snapshots:
 
 
 def files_of(row: Found) -> FilesAt:
-    """Give the value of a row."""
+    """Return the value of a row."""
     return FilesAt(snapshot=row.snapshot, settings=as_object(row.settings))

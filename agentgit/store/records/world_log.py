@@ -48,7 +48,7 @@ class World:
     # -- the log
 
     def last(self, connection: Connection, session_id: int) -> int:
-        """Tell how long the log of a session is."""
+        """Return how long the log of a session is."""
         return self.lasting(connection, session_id)()
 
     def lasting(self, connection: Connection, session_id: int) -> Callable[[], int]:
@@ -75,7 +75,7 @@ class World:
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
     def then(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
-        """Tell what the log last told of these calls when a branch looked, counting what ran again in their place.
+        """Return what the log last told of these calls when a branch looked, counting what ran again in their place.
 
         Args:
             connection: any.
@@ -227,7 +227,7 @@ class World:
         )
 
     def stands(self, connection: Connection, call: ToolInvocation) -> bool:
-        """Tell whether something of a call may be in the world: itself, or what ran again in its place."""
+        """Return whether something of a call may be in the world: itself, or what ran again in its place."""
         again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
         return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
 
@@ -259,7 +259,7 @@ class World:
         return found
 
     def has_standing(self, connection: Connection, session_id: int, path: Sequence[Part], keys: Sequence[str]) -> bool:
-        """Tell whether calls are on a path, and none of them was reversed, or may have been.
+        """Return whether calls are on a path, and none of them was reversed, or may have been.
 
         Args:
             connection: any.
@@ -321,7 +321,7 @@ class World:
         return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
 
     def _recorded_on(self, connection: Connection, path: Sequence[Part]) -> Any:
-        """Give the condition that an invocation was recorded on a track."""
+        """Return the condition that an invocation was recorded on a track."""
         return or_(
             false(),
             *(
@@ -336,7 +336,7 @@ class World:
 
 
 def _stands_for(row: Row[Any]) -> int:
-    """Give the id of the call that a row is about: a redo is about the one that it repeats."""
+    """Return the id of the call that a row is about: a redo is about the one that it repeats."""
     return int(row.replay_of if row.kind == REDO else row.id)
 
 

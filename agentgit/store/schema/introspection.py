@@ -131,7 +131,7 @@ def _target(one: Any) -> str:
 
 
 def shape_at(connection: Connection, revision: str) -> Shape:
-    """Tell which shape the migrations give, by running them: on SQLite in memory, on a server in a schema that goes.
+    """Return which shape the migrations give, by running them: on SQLite in memory, on a server in a schema that goes.
 
     Args:
         connection: in a transaction that writes.

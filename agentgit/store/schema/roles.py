@@ -34,7 +34,7 @@ _OWNS = text(
 
 
 def grant(database: Database, role: str) -> int:
-    """Give a role what agentgit needs at work; what it had before on the tables is taken away first.
+    """Grant a role what agentgit needs at work; what it had before on the tables is revoked first.
 
     Args:
         database: as the owner of its tables.

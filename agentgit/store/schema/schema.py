@@ -28,7 +28,7 @@ _OTHERS = text(
 
 
 def current(database: Database) -> str | None:
-    """Tell the schema's revision; None if the database has no tables of agentgit."""
+    """Return the schema's revision; None if the database has no tables of agentgit."""
     with database.reading() as connection:
         return _current(connection)
 

@@ -18,7 +18,7 @@ FIRST_NAME = "local"
 
 
 def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:
-    """Give the id of a tenant, making it if there is none.
+    """Return the id of a tenant, making it if there is none.
 
     Args:
         database: one that has its tables.

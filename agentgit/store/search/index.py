@@ -64,7 +64,7 @@ class Texts:
         self.graphs = graphs
 
     def behind(self, connection: Connection, session_id: int) -> dict[int, int]:
-        """Give the branches of a session that have checkpoints whose texts are not in, and at most how many."""
+        """Return the branches of a session that have checkpoints whose texts are not in, and at most how many."""
         rows = _BEHIND.all(connection, {"tenant": self.tenant_id, "session": session_id})
         return {row.id: row.number - row.searched for row in rows}
 
@@ -117,7 +117,7 @@ class Texts:
                 yield Fresh(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
     def _before(self, connection: Connection, first: Found) -> Found | None:
-        """Give the checkpoint that came before those to be put in, also on the branch that this one left.
+        """Return the checkpoint that came before those to be put in, also on the branch that this one left.
 
         Args:
             connection: any.
@@ -130,7 +130,7 @@ class Texts:
         return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first.branch_point_id})
 
     def _known(self, connection: Connection, branch: Found) -> set[bytes | int]:
-        """Give what of a branch is in already."""
+        """Return what of a branch is in already."""
         given = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _OF_BRANCH.all(connection, given)}
 
@@ -150,7 +150,7 @@ class Texts:
     def _calls(
         self, connection: Connection, branch: Found, first: int, made: Sequence[tuple[int, int]], known: set[Any]
     ) -> Iterator[Fresh]:
-        """Give the calls that a branch made itself, each with the first checkpoint that is behind it."""
+        """Return the calls that a branch made itself, each with the first checkpoint that is behind it."""
         last = max(count for count, _ in made)
         if last <= first:
             return
@@ -189,7 +189,7 @@ class Texts:
 
 
 def _state(row: Found | None) -> str | None:
-    """Tell which graph checkpoint a checkpoint stands for: those after and before a turn often have the same."""
+    """Return which graph checkpoint a checkpoint stands for: those after and before a turn often have the same."""
     return row.graph_checkpoint_id if row is not None else None
 
 
@@ -203,12 +203,12 @@ def _added(before: Sequence[bytes], now: Sequence[bytes]) -> list[bytes]:
 
 
 def scope_of_session(session_id: int) -> str:
-    """Give the word that all texts of a session have."""
+    """Return the word that all texts of a session have."""
     return f"§s{session_id}"
 
 
 def scope_of_branch(branch_id: int) -> str:
-    """Give the word that all texts of a branch have."""
+    """Return the word that all texts of a branch have."""
     return f"§b{branch_id}"
 
 

@@ -74,7 +74,7 @@ class Search:
         whole: bool,
         at_once: int = AT_ONCE,
     ) -> Iterator[tuple[Rank, Hit]]:
-        """Give what was found, best first, each with its rank.
+        """Return what was found, best first, each with its rank.
 
         Args:
             connection: any.
@@ -105,7 +105,7 @@ class Search:
     def _found(
         self, connection: Connection, parts: Sequence[Part], session: Sequence[str] | None, wanted: Query, after: Rank
     ) -> Iterator[Found]:
-        """Give the texts that have all words, the newest first; of a branch perhaps also some that come too late."""
+        """Return the texts that have all words, the newest first; of a branch perhaps also some that come too late."""
         if session is not None:
             return self._texts(connection, parts, session, wanted, after)
         near = [scope_of_branch(part.branch_id) for part in parts if part.beyond <= FAR]
@@ -119,7 +119,7 @@ class Search:
         return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
 
     def _newest(self, connection: Connection, part: Part) -> int:
-        """Tell the greatest id that a text of a part has."""
+        """Return the greatest id that a text of a part has."""
         given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
         return max((row.id for row in _UNTIL.all(connection, given)), default=0)
 
@@ -194,7 +194,7 @@ class Search:
     def _text(
         self, connection: Connection, row: Found, at: Found, calls: dict[int, Found], leaves: dict[bytes, Leaf]
     ) -> Text | None:
-        """Give a text; None if it is gone.
+        """Return a text; None if it is gone.
 
         Raises:
             Corrupt: it is damaged.

@@ -35,7 +35,7 @@ class Loops:
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     def engine(self) -> Engine | None:
-        """Give the engine of the call that runs now through `run`; None outside of one."""
+        """Return the engine of the call that runs now through `run`; None outside of one."""
         found = _now.get()
         return found[1] if found is not None and found[0] == id(self) else None
 

@@ -100,7 +100,7 @@ class Batch:
         self._info.pop(_BATCH, None)
 
     def _before(self) -> Sequence[Statement]:
-        """Give what must come before the next statements."""
+        """Return what must come before the next statements."""
         if self._has_begun:
             return ()
         if self._only_reads:
@@ -121,7 +121,7 @@ class Batch:
 
 
 def batch_of(connection: Connection) -> Batch | None:
-    """Give the batch of a connection's transaction; None where statements do not wait."""
+    """Return the batch of a connection's transaction; None where statements do not wait."""
     return connection.info.get(_BATCH)
 
 

@@ -148,7 +148,7 @@ class Prepared:
             cursor.close()
 
     def _reader(self, connection: Connection) -> Convert:
-        """Give what makes a row of what the driver gives."""
+        """Return what makes a row of what the driver gives."""
         return self._for(connection).read
 
     def _for(self, connection: Connection) -> _Compiled:
@@ -182,16 +182,16 @@ class Answer:
         self._found = count, [self._read(row) for row in rows]
 
     def all(self) -> list[Any]:
-        """Give the rows, as named tuples."""
+        """Return the rows, as named tuples."""
         return self._known()[1]
 
     def first(self) -> Any | None:
-        """Give the row of a query that finds at most one, or None."""
+        """Return the row of a query that finds at most one, or None."""
         rows = self.all()
         return rows[0] if rows else None
 
     def count(self) -> int:
-        """Give the count of rows."""
+        """Return the count of rows."""
         return self._known()[0]
 
     def _known(self) -> tuple[int, list[Any]]:

@@ -202,7 +202,7 @@ class Database:
         return made
 
     def apart(self) -> Self:
-        """Give the same database, for which `seeing` holds by itself."""
+        """Return the same database, for which `seeing` holds by itself."""
         made = copy.copy(self)
         process_fork.remember(made)
         return made
@@ -385,7 +385,7 @@ class Database:
             )
 
     def size(self) -> int:
-        """Tell how many bytes the database takes: its files, or on a server what that says."""
+        """Return how many bytes the database takes: its files, or on a server what that says."""
         if self.is_sqlite and not self.in_memory:
             return sum(os.path.getsize(path) for path in self.files if os.path.exists(path))
         with self.reading() as connection:

@@ -213,11 +213,11 @@ def missing_row(kind: str, row_id: object) -> NotFound:
 
 
 def is_broken(error: Exception) -> bool:
-    """Tell whether a failure of a server's driver ended its connection."""
+    """Return whether a failure of a server's driver ended its connection."""
     state: str | None = getattr(error, "sqlstate", None)
     return is_a(error, "OperationalError") and (state is None or state[:2] == "08" or state in BROKEN)
 
 
 def is_a(error: Exception, name: str) -> bool:
-    """Tell whether a driver's error is of a class that PEP 249 names; psycopg has subclasses of them."""
+    """Return whether a driver's error is of a class that PEP 249 names; psycopg has subclasses of them."""
     return any(kind.__name__ == name for kind in type(error).__mro__)

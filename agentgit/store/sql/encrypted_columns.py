@@ -22,7 +22,7 @@ SHOWN = 40
 
 @cache
 def raw(name: str) -> Table:
-    """Give a table whose values come as they are stored."""
+    """Return a table whose values come as they are stored."""
     kinds = {Payload: LargeBinary, SealedText: Text}
     columns = [
         Column(c.name, kinds.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
@@ -65,7 +65,7 @@ def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
 
 
 def key_in(stored: Any) -> str:
-    """Tell which key a stored value has, also from its beginning; the empty text if none."""
+    """Return which key a stored value has, also from its beginning; the empty text if none."""
     if not isinstance(stored, str | bytes | memoryview):
         return ""
     if isinstance(stored, str):

@@ -126,7 +126,7 @@ class Seal:
         return _head(name) + hmac.digest(own, message, "sha256")
 
     def is_code(self, place: str, message: bytes, found: bytes) -> bool:
-        """Tell whether `code` gives this for a message, with any key of the ring."""
+        """Return whether `code` gives this for a message, with any key of the ring."""
         name = key_of(found)
         if name is None or name not in self.keyring:
             return False
@@ -171,14 +171,14 @@ def key_of(data: bytes) -> str | None:
 
 
 def as_stored(seal: Seal | None, place: str, value: bytes | memoryview) -> bytes | memoryview:
-    """Give what is stored for a value."""
+    """Return what is stored for a value."""
     if seal is not None and not isinstance(value, Clear):
         return seal.seal(place, value)
     return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
 
 
 def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
-    """Give the value of what is stored.
+    """Return the value of what is stored.
 
     Raises:
         KeyMissing: its key is not there.
@@ -198,7 +198,7 @@ def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
 
 
 def is_refused(seal: Seal | None, data: bytes) -> bool:
-    """Tell whether a value is in clear where everything is encrypted."""
+    """Return whether a value is in clear where everything is encrypted."""
     return seal is not None and seal.is_whole and key_of(data) is None
 
 
@@ -212,12 +212,12 @@ def in_clear(place: str) -> InClear:
 
 
 def text_as_stored(seal: Seal | None, place: str, text: str) -> str:
-    """Give what is stored for a text that is safe already."""
+    """Return what is stored for a text that is safe already."""
     return text if seal is None else TEXT_MARK + b64encode(seal.seal(place, text.encode())).decode()
 
 
 def text_as_given(seal: Seal | None, place: str, text: str) -> str:
-    """Give the safe text of what is stored; it raises as `as_given`."""
+    """Return the safe text of what is stored; it raises as `as_given`."""
     if not text.startswith(TEXT_MARK):
         if seal is not None and seal.is_whole:
             raise in_clear(place)
@@ -226,7 +226,7 @@ def text_as_given(seal: Seal | None, place: str, text: str) -> str:
 
 
 def sealed_text(text: str) -> bytes:
-    """Give the sealed bytes of a stored text; those of a plain one are its own."""
+    """Return the sealed bytes of a stored text; those of a plain one are its own."""
     if not text.startswith(TEXT_MARK):
         return text.encode()
     try:
@@ -236,7 +236,7 @@ def sealed_text(text: str) -> bytes:
 
 
 def seal_on(dialect: Dialect) -> Seal | None:
-    """Give the seal of the database that a dialect belongs to; None if it has no keys."""
+    """Return the seal of the database that a dialect belongs to; None if it has no keys."""
     found: Seal | None = getattr(dialect, _SEAL, None)
     return found
 
@@ -248,11 +248,11 @@ def put_seal(dialect: Dialect, seal: Seal | None) -> None:
 
 
 def seal_of(connection: Connection) -> Seal | None:
-    """Give the seal of the database of a connection; None if it has no keys."""
+    """Return the seal of the database of a connection; None if it has no keys."""
     return seal_on(connection.dialect)
 
 
 def keyring_from(given: Keyring | None) -> Keyring | None:
-    """Give the keys that were given, else those of the environment, else None."""
+    """Return the keys that were given, else those of the environment, else None."""
     text = os.environ.get(ENVIRONMENT)
     return given if given is not None or not text else Keyring.from_text(text)

@@ -47,7 +47,7 @@ def new_id() -> int:
 
 
 def is_id(value: object) -> bool:
-    """Tell whether something can be the id of anything; a database refuses others in words of its own."""
+    """Return whether something can be the id of anything; a database refuses others in words of its own."""
     return isinstance(value, int) and 0 <= value < ID_LIMIT
 
 

@@ -145,5 +145,5 @@ def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> No
 
 
 def is_over(connection: Connection, until: datetime | None) -> bool:
-    """Tell whether a lease has ended; None is one that never does."""
+    """Return whether a lease has ended; None is one that never does."""
     return until is not None and bool(connection.execute(select(func.clock_timestamp() > until)).scalar_one())

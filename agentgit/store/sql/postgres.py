@@ -68,7 +68,7 @@ def server(url: URL, pool_size: int) -> Engine:
 
 
 def settings(pool_size: int) -> dict[str, Any]:
-    """Give the arguments of an engine.
+    """Return the arguments of an engine.
 
     No connection is beyond the pool: opening one takes as long as several turns. The one used last is used next, so
     that those which nobody needs stay idle.
@@ -132,7 +132,7 @@ def _wanted(url: URL) -> int | None:
 
 
 def _is_pooled(raw: Any, connection: Any) -> bool:
-    """Tell whether the process that the server names is another one than that which the connection was told of."""
+    """Return whether the process that the server names is another one than that which the connection was told of."""
     cursor = raw.cursor()
     cursor.execute("SELECT pg_backend_pid()")
     (process,) = cursor.fetchone()

@@ -37,7 +37,7 @@ def owner() -> Iterator[str]:
 
 
 def is_alive(name: str | None) -> bool:
-    """Tell whether that piece of work may still be going on; on another host nobody can tell, so it may.
+    """Return whether that piece of work may still be going on; on another host nobody can tell, so it may.
 
     Args:
         name: as `owner` gave it; None is nobody.
@@ -53,7 +53,7 @@ def is_alive(name: str | None) -> bool:
 
 
 def is_here(name: str | None) -> bool:
-    """Tell whether that piece of work is surely going on, on this machine; of another host nobody can tell."""
+    """Return whether that piece of work is surely going on, on this machine; of another host nobody can tell."""
     return name is not None and name.split("|")[0] == _here() and is_alive(name)
 
 
@@ -68,7 +68,7 @@ def _here() -> str:
 
 
 def _started(pid: int) -> str:
-    """Give a process's start time where the system tells it, so that a reused pid is not taken for the dead one."""
+    """Return a process's start time where the system tells it, so that a reused pid is not taken for the dead one."""
     try:
         state, *_, started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
     except (OSError, ValueError):

@@ -183,7 +183,7 @@ class Change:
 
 
 def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> list[Found]:
-    """Give rows as they were read, if they are as somebody with a key wrote them.
+    """Return rows as they were read, if they are as somebody with a key wrote them.
 
     Args:
         connection: of the database that they were read from.
@@ -211,7 +211,7 @@ def _expect_authentic(seal: Seal, table: Table, row: Any) -> None:
 
 
 def columns(connection: Connection, table: Table, *names: str) -> list[ColumnElement[Any]]:
-    """Give the columns to read where some are needed: in a database with keys all of them, for `authentic`."""
+    """Return the columns to read where some are needed: in a database with keys all of them, for `authentic`."""
     return list(table.c) if seal_of(connection) is not None else [table.c[name] for name in names]
 
 

@@ -12,7 +12,7 @@ AT_ONCE = 500
 
 
 def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:
-    """Give a sequence in pieces, in order.
+    """Return a sequence in pieces, in order.
 
     Args:
         many: the sequence.

@@ -50,7 +50,7 @@ def unlock(database: Database, tenant_id: int) -> None:
 
 
 def registered(connection: Connection, tenant_id: int) -> dict[str, bytes]:
-    """Give the keys that values of a tenant may be sealed with, each with its proof."""
+    """Return the keys that values of a tenant may be sealed with, each with its proof."""
     rows = connection.execute(
         select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof)
         .where(ENCRYPTION_KEY.c.tenant_id == tenant_id)
@@ -93,7 +93,7 @@ def _register(connection: Connection, tenant_id: int, seal: Seal) -> None:
 
 
 def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
-    """Tell whether the proof of a key says that nothing is in clear.
+    """Return whether the proof of a key says that nothing is in clear.
 
     Raises:
         InvalidInput: it is another key's.

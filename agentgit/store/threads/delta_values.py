@@ -48,7 +48,7 @@ class Spread:
         return {name: made.encoded for name, made in self.made.items()}
 
     def header(self, stored: Container[str]) -> dict[str, Any]:
-        """Tell what the header of the graph checkpoint says of spread values; nothing if it has none.
+        """Return what the header of the graph checkpoint says of spread values; nothing if it has none.
 
         Args:
             stored: the channels whose value is stored.
@@ -146,7 +146,7 @@ class SpreadValues:
         return (bodies[seed[0]] if seed else None), [bodies[key] for key in keys]
 
     def _is_whole(self, connection: Connection, start: Found) -> bool:
-        """Tell whether the way back to the root is there."""
+        """Return whether the way back to the root is there."""
         way = [start, *ancestors(connection, self.tenant_id, start)]
         return way[-1].parent_id is None
 
@@ -186,7 +186,7 @@ class SpreadValues:
 
 
 def _standing(parent: Found | None, name: str) -> bytes:
-    """Tell what stands for a channel in the parent's hash."""
+    """Return what stands for a channel in the parent's hash."""
     if parent is None:
         return b""
     return parent.digests.get(name) or parent.values.get(name, b"")

@@ -67,7 +67,7 @@ def copy(
 def rows_of(
     connection: Connection, tenant_id: int, place: Place, pending: Sequence[PendingAt] | None = None
 ) -> tuple[Rows, Rows]:
-    """Give the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
+    """Return the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
 
     Args:
         connection: any.
@@ -126,7 +126,7 @@ class _Fork:
         return checkpoints, [*history, *self._pending(row)]
 
     def _pending(self, row: Row[Any]) -> Rows:
-        """Give the pending writes that go along with a checkpoint."""
+        """Return the pending writes that go along with a checkpoint."""
         if self.pending is None:
             return carried(self._writes(row), superseded=self._is_superseded(row))
         at = self.pending.get((row.ns, row.checkpoint_id))
@@ -195,7 +195,7 @@ class _Fork:
         return {row.parent_id: row.distance for row in rows if row.parent_id is not None}
 
     def _is_superseded(self, row: Row[Any]) -> bool:
-        """Tell whether the thread has moved on; a checkpoint with a child is never the newest of its namespace."""
+        """Return whether the thread has moved on; a checkpoint with a child is never the newest of its namespace."""
         return bool(_LAST_SEQ.all(self.connection, self._key(ns=row.ns))[0].seq != row.seq)
 
     def _of_thread(self) -> Any:
@@ -256,10 +256,10 @@ def open_tasks(rows: Rows) -> set[str]:
 
 
 def _is_task_path(path: str) -> bool:
-    """Tell whether a write came from a task of the step, and not from an input, an update or a later step."""
+    """Return whether a write came from a task of the step, and not from an input, an update or a later step."""
     return path != "" and not path.startswith("~~")
 
 
 def _has_memory(ns: str) -> bool:
-    """Tell whether a namespace belongs to a subgraph that remembers from turn to turn: no part names a task."""
+    """Return whether a namespace belongs to a subgraph that remembers from turn to turn: no part names a task."""
     return ":" not in ns

@@ -141,7 +141,7 @@ class Draft:
 
 
 def is_shown(channel: str) -> bool:
-    """Tell whether a channel belongs to the state that people see, and not to LangGraph's own bookkeeping.
+    """Return whether a channel belongs to the state that people see, and not to LangGraph's own bookkeeping.
 
     Example:
         >>> is_shown("messages"), is_shown("__start__"), is_shown("branch:to:tools")
@@ -165,7 +165,7 @@ def hash_state(channels: Mapping[str, bytes]) -> bytes:
 
 
 def conversation(counts: Mapping[str, int]) -> str | None:
-    """Tell which channel is the conversation: `messages`, else the first one that holds messages.
+    """Return which channel is the conversation: `messages`, else the first one that holds messages.
 
     Args:
         counts: how many messages each channel has that holds messages.

@@ -362,12 +362,12 @@ class GraphStore:
         return pending_writes.read(connection, self.tenant_id, place)
 
     def head(self, connection: Connection, thread: str) -> Head | None:
-        """Tell the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
+        """Return the newest graph checkpoint of a thread by the order in which they came, never by the greatest id."""
         row = NEWEST.first(connection, self._space(thread, ""))
         return _head(row) if row is not None else None
 
     def snapshot(self, connection: Connection, thread: str, checkpoint_id: str) -> Head:
-        """Tell what a checkpoint of agentgit keeps of a graph checkpoint.
+        """Return what a checkpoint of agentgit keeps of a graph checkpoint.
 
         Raises:
             NotFound: the thread has no such graph checkpoint.

@@ -32,7 +32,7 @@ _ANY = Prepared(
 
 
 def exists_already(connection: Connection, tenant_id: int, thread: str) -> bool:
-    """Tell whether a thread has anything."""
+    """Return whether a thread has anything."""
     return _ANY.first(connection, {"tenant_id": tenant_id, "thread_id": thread}) is not None
 
 

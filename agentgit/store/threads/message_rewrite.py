@@ -80,7 +80,7 @@ def later_id() -> str:
 
 
 def _fresh(connection: Connection, graphs: GraphStore, at: Found, rewriter: Rewriter) -> dict[str, Body]:
-    """Give the values with messages that change."""
+    """Return the values with messages that change."""
     held = {name: at.channels[name] for name in at.header["counts"] if name in at.channels}
     bodies = graphs.content.get(connection, held.values())
     changed = {name: _with_results(bodies[key], rewriter) for name, key in held.items()}
@@ -88,7 +88,7 @@ def _fresh(connection: Connection, graphs: GraphStore, at: Found, rewriter: Rewr
 
 
 def _with_results(body: Body, rewriter: Rewriter) -> Body | None:
-    """Give a value with new results in its messages; None if nothing changes."""
+    """Return a value with new results in its messages; None if nothing changes."""
     if isinstance(body, list):
         return _in_list(body, rewriter)
     if isinstance(body, dict):

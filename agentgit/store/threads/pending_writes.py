@@ -44,7 +44,7 @@ class PendingAt(NamedTuple):
     writes: Sequence[Mapping[str, Any]]
 
     def rows(self, tenant_id: int, thread: str) -> Rows:
-        """Give the writes as rows of the table graph_write.
+        """Return the writes as rows of the table graph_write.
 
         Args:
             tenant_id: whose.
@@ -164,16 +164,16 @@ class TaskWrites(NamedTuple):
         return "waiting" if INTERRUPT in channels else "failed" if ERROR in channels else "begun"
 
     def values(self, channel: str) -> list[bytes]:
-        """Give the hashes of what it wrote to a channel."""
+        """Return the hashes of what it wrote to a channel."""
         return [write["value"][:HASH_BYTES] for write in self.writes if write["channel"] == channel]
 
     @property
     def results(self) -> list[tuple[str, bytes]]:
-        """Give what it wrote to the channels of the graph: each channel with the hash of the value."""
+        """Return what it wrote to the channels of the graph: each channel with the hash of the value."""
         return [(write["channel"], write["value"][:HASH_BYTES]) for write in self.writes if write["idx"] >= 0]
 
     def digest(self) -> str:
-        """Give a hash of what it wrote."""
+        """Return a hash of what it wrote."""
         written = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
         return sha256(compact(written)).hexdigest()
 

@@ -45,7 +45,7 @@ def left(connection: Connection, tenant_id: int) -> list[str]:
 
 
 def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
-    """Tell which graph checkpoints a thread has, by namespace and id, and the parent of each."""
+    """Return which graph checkpoints a thread has, by namespace and id, and the parent of each."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread)
     return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
@@ -115,7 +115,7 @@ def _of(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
 
 
 def _ends(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
-    """Tell the greatest `seq` of each namespace of a thread."""
+    """Return the greatest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.tenant_id == tenant_id, c.thread_id == thread)
     return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}

@@ -53,7 +53,7 @@ def of_put(
     *,
     counts: bool = True,
 ) -> dict[str, Any]:
-    """Give what the header of a new graph checkpoint has; nothing for subgraphs, and where nothing is known.
+    """Return what the header of a new graph checkpoint has; nothing for subgraphs, and where nothing is known.
 
     Args:
         connection: any.
@@ -99,7 +99,7 @@ def _counted(
 
 
 def _new(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes | None) -> Sequence[Leaf]:
-    """Give the messages that the parent does not have."""
+    """Return the messages that the parent does not have."""
     had = content.items(connection, before) if before is not None else ()
     if not had:
         return items
@@ -110,7 +110,7 @@ def _new(connection: Connection, content: Content, items: Sequence[Leaf], before
 
 
 def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before: bytes) -> set[str]:
-    """Give the ids of the counted messages that the parent has and that are otherwise now: those were changed."""
+    """Return the ids of the counted messages that the parent has and that are otherwise now: those were changed."""
     had = content.items(connection, before)
     if len(items) >= len(had) and items[len(had) - 1].hash == had[-1]:
         return set()
@@ -145,6 +145,6 @@ def _number(value: Any) -> int:
 
 
 def _model(facts: Any) -> str:
-    """Tell which model answered, from what its provider said about the answer."""
+    """Return which model answered, from what its provider said about the answer."""
     names: Iterable[Any] = (facts.get(name) for name in ("model_name", "model")) if isinstance(facts, dict) else ()
     return next((name[:LONGEST] for name in names if isinstance(name, str) and name), UNKNOWN)

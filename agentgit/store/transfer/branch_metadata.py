@@ -42,7 +42,7 @@ Ids = Mapping[str, Mapping[int, int]]
 
 
 def checked(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what is known of a branch's metadata; the rest is left out.
+    """Return what is known of a branch's metadata; the rest is left out.
 
     Raises:
         ValueError: something is not what it should be.
@@ -56,7 +56,7 @@ def checked(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moved(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
-    """Give a branch's metadata with other ids.
+    """Return a branch's metadata with other ids.
 
     Args:
         meta: as `checked` gave it.

@@ -346,7 +346,7 @@ class _Path(_Export):
         return rows
 
     def _waits(self) -> bool:
-        """Tell whether the checkpoint where the path ends waits for a person's answer."""
+        """Return whether the checkpoint where the path ends waits for a person's answer."""
         point, graphs = self.cut.point, self.store.graphs
         if point is None or point.graph_checkpoint_id is None:
             return point is None

@@ -78,12 +78,12 @@ class StateWriter:
             self._put(self._linked(page, ways), self._writes(page))
 
     def _end(self, ways: Sequence[tuple[str, str]], points: Sequence[Any]) -> tuple[States, States]:
-        """Give what a fork would take along from where the last way ends."""
+        """Return what a fork would take along from where the last way ends."""
         last = points[-1] if points and (points[-1].thread_id, points[-1].graph_checkpoint_id) == ways[-1] else None
         return self._forked(*ways[-1], last)
 
     def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
-        """Give what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
+        """Return what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
         return fork.rows_of(self.connection, self.tenant_id, Place(thread, "", checkpoint_id), pending)
 

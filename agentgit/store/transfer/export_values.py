@@ -46,7 +46,7 @@ class RecentLists:
             del self._lists[next(iter(self._lists))]
 
     def get(self, key: bytes) -> tuple[bytes, ...] | None:
-        """Give the items of a list; None if it is not among them."""
+        """Return the items of a list; None if it is not among them."""
         return self._lists.get(key)
 
     def like(self, items: tuple[bytes, ...]) -> tuple[bytes | None, int]:

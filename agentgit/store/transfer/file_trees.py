@@ -108,7 +108,7 @@ class Tree:
                 self._count(path, 1)
 
     def holds(self, path: bytes) -> bool:
-        """Tell whether something stands at a path."""
+        """Return whether something stands at a path."""
         return path in self._items
 
     def forget(self, path: bytes) -> None:

@@ -49,7 +49,7 @@ def _expect_comparable(versions: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _kind(version: Any) -> str | None:
-    """Tell how a saver counts: in numbers, or in texts that begin with one; None is not at all."""
+    """Return how a saver counts: in numbers, or in texts that begin with one; None is not at all."""
     if type(version) is str:
         return "text" if version.partition(".")[0].isdecimal() and len(version) <= 64 else None
     return "number" if type(version) in (int, float) and 0 <= version <= MOST else None

@@ -53,7 +53,7 @@ TABLES: Mapping[str, Table] = {
 
 
 def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the records of an export, each checked before it is given.
+    """Return the records of an export, each checked before it is given.
 
     Args:
         stream: the file, at any place.

@@ -226,7 +226,7 @@ class Checker:
         self._weights[key] = weight
 
     def _weight(self, keys: Iterable[bytes]) -> int:
-        """Tell how many bytes values take together when they are read.
+        """Return how many bytes values take together when they are read.
 
         Raises:
             ValueError: far more than the export has.

@@ -146,7 +146,7 @@ class Rows:
         }
 
     def has(self, snapshot: Record) -> bool:
-        """Tell whether the files of a snapshot came along."""
+        """Return whether the files of a snapshot came along."""
         return self.files is not None and snapshot["tree"] is not None
 
     def snapshot(self, record: Record) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Rows:
         }
 
     def _data(self, data: bytes | None) -> bytes | None:
-        """Give what was kept with a checkpoint; what a merge brought to it has another id here."""
+        """Return what was kept with a checkpoint; what a merge brought to it has another id here."""
         source = merged_by(data)
         if data is None or source is None or source not in self.ids["checkpoint"]:
             return data  # that branch is not in the export: it cannot be merged again here

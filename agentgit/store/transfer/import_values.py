@@ -130,7 +130,7 @@ def expect_readable(value: Leaf) -> None:
 
 
 def is_message(value: Leaf) -> bool:
-    """Tell whether a value that was read can be an item of a conversation."""
+    """Return whether a value that was read can be an item of a conversation."""
     if value.type in MESSAGES or value.type == SEALED:
         return True
     try:

@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 
 def read(stream: BinaryIO) -> Iterator[Line]:
-    """Give the lines of an export, each checked against its hash.
+    """Return the lines of an export, each checked against its hash.
 
     Args:
         stream: at its beginning. One line at a time is in memory. Of what is no export nothing is given.

@@ -97,7 +97,7 @@ def link_problem(at: bytes, target: bytes) -> str:
 
 
 def folded(name: str) -> str:
-    """Give what names have in common that are one on some systems.
+    """Return what names have in common that are one on some systems.
 
     Example:
         >>> folded("README") == folded("readme")
@@ -107,7 +107,7 @@ def folded(name: str) -> str:
 
 
 def text_of(found: bytes) -> str:
-    """Give a path or a link as an export has it; what is no UTF-8 in it becomes lone surrogates."""
+    """Return a path or a link as an export has it; what is no UTF-8 in it becomes lone surrogates."""
     return _text(found)
 
 
@@ -148,7 +148,7 @@ def _problem(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Give a name as the file system sees it that makes most names the same."""
+    """Return a name as the file system sees it that makes most names the same."""
     return folded(name.translate(IGNORED)).partition(":")[0].rstrip(" .")
 
 

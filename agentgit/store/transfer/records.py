@@ -230,7 +230,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
 
 
 def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Give the kind of a record, and its fields in the form in which they are stored.
+    """Return the kind of a record, and its fields in the form in which they are stored.
 
     Args:
         record: as it was read from a line.

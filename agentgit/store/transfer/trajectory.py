@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 def steps(
     messages: Sequence[Message], calls: Iterable[ToolInvocation], points: Sequence[Checkpoint], score: Any = None
 ) -> Iterator[dict[str, Any]]:
-    """Give the steps of one branch, from the root of its session.
+    """Return the steps of one branch, from the root of its session.
 
     Args:
         messages: the conversation, as `history()` gives it.
@@ -57,14 +57,14 @@ def steps(
 
 
 def _state(points: Sequence[Checkpoint], at: int) -> dict[str, Any]:
-    """Tell where a step begins: how much was said, and the newest checkpoint until then."""
+    """Return where a step begins: how much was said, and the newest checkpoint until then."""
     before = [point for point in points if point.metadata["message_count"] <= at]
     found = before[-1].metadata if before else {}
     return {"messages": at, "checkpoint": found.get("reference"), "state_hash": found.get("state_hash") or None}
 
 
 def _judged(points: Sequence[Checkpoint], at: int, after: int) -> tuple[Any, Any]:
-    """Give the reward and the label of a step, from the checkpoints that were made after it and before the next."""
+    """Return the reward and the label of a step, from the checkpoints that were made after it and before the next."""
     reward, label = None, None
     for point in points:
         if at < point.metadata["message_count"] <= after:
@@ -78,7 +78,7 @@ def _judged(points: Sequence[Checkpoint], at: int, after: int) -> tuple[Any, Any
 def _result(
     asked: Mapping[str, Any], made: dict[str, list[ToolInvocation]], answers: Sequence[Message]
 ) -> dict[str, Any]:
-    """Tell what came of one tool call: as it was recorded, else as the model was told."""
+    """Return what came of one tool call: as it was recorded, else as the model was told."""
     recorded = made.get(asked["id"]) or []
     call = recorded.pop(0) if recorded else None
     told = next((message["content"] for message in answers if message.get("tool_call_id") == asked["id"]), None)

@@ -38,7 +38,7 @@ BranchName = Annotated[str | None, Query(max_length=300, description="Its name; 
 
 
 def bearer_of(request: Request, bearer: Bearer) -> str:
-    """Give the credential of a request: of its header; where nothing is changed, also of a browser's cookie.
+    """Return the credential of a request: of its header; where nothing is changed, also of a browser's cookie.
 
     Raises:
         Unknown: it has none.
@@ -55,7 +55,7 @@ Credential = Annotated[str, Depends(bearer_of)]
 
 
 def caller_of(request: Request, credential: Credential) -> Repository:
-    """Give the repository of whoever asks.
+    """Return the repository of whoever asks.
 
     Raises:
         Unknown: the credential is nobody's.
@@ -100,7 +100,7 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def part(items: Sequence[T], offset: int, limit: int) -> dict[str, Any]:
-    """Give a part of a list.
+    """Return a part of a list.
 
     Example:
         >>> part(["a", "b", "c"], 1, 1)

@@ -53,18 +53,18 @@ def get_state(caller: Caller, session_id: Id, checkpoint_id: Id, offset: Offset 
 
 @router.get("/files", response_model=answers.Files, responses=failures(409))
 def get_files(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
-    """Tell what changed in the files since the checkpoint before, and what bringing them back now would do."""
+    """Return what changed in the files since the checkpoint before, and what bringing them back now would do."""
     return Answer(files_of(caller, session_id, caller.checkpoint(checkpoint_id, session_id)))
 
 
 def before_of(repo: Repository, session_id: int, point: Checkpoint) -> Checkpoint | None:
-    """Give the checkpoint before another one on its way; None if it is the first."""
+    """Return the checkpoint before another one on its way; None if it is the first."""
     page = repo.log(session_id, point.metadata["branch"]).page(1, after=point)
     return next(iter(page), None)
 
 
 def files_of(repo: Repository, session_id: int, point: Checkpoint) -> dict[str, Any]:
-    """Give what is known of a checkpoint's files, as `answers.Files` has it."""
+    """Return what is known of a checkpoint's files, as `answers.Files` has it."""
     snapshot = point.metadata["workspace_snapshot"]
     known: dict[str, Any] = {"snapshot": snapshot, "before": None, "rewind": None, "diff_content": ""}
     known |= {"added_files": [], "modified_files": [], "deleted_files": []}

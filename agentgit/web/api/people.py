@@ -89,7 +89,7 @@ class MadeKey(BaseModel):
 
 
 def plain(value: User | ApiKey) -> dict[str, Any]:
-    """Give a user or a key as JSON-like data."""
+    """Return a user or a key as JSON-like data."""
     found: dict[str, Any] = portable(value)
     return {**found, "scopes": sorted(found["scopes"])} if "scopes" in found else found
 
@@ -108,7 +108,7 @@ def make_user(caller: Caller, wanted: NewUser) -> Answer:
 
 @router.patch("/users/{user_id}", response_model=UserAnswer, responses=failures(409))
 def change_user(caller: Caller, user_id: Id, wanted: Change) -> Answer:
-    """Give a user another password, or shut them out, or let them in again; for admins, and a password oneself."""
+    """Change the password of a user, or disable or enable them; for admins, and the own password for everybody."""
     if wanted.password is not None:
         caller.users.set_password(user_id, wanted.password, current=wanted.current_password)
     if wanted.disabled is not None:

@@ -56,7 +56,7 @@ def list_sessions(
 def page_of(
     repo: Repository, limit: int, after: str | None, name: str | None
 ) -> tuple[list[ExternalSession], str | None]:
-    """Give a page of sessions, and what leads to the one that follows."""
+    """Return a page of sessions, and what leads to the one that follows."""
     found = repo.sessions(limit + 1, after, name=name or None)
     return found[:limit], found[limit - 1].cursor if len(found) > limit else None
 
@@ -87,7 +87,7 @@ def list_branches(caller: Caller, session_id: Id) -> Answer:
 
 @router.get("/sessions/{session_id}/tree", response_model=answers.Tree, responses=failures())
 def get_tree(caller: Caller, session_id: Id) -> Answer:
-    """Give the tree of a session's branches, with all their checkpoints."""
+    """Return the tree of a session's branches, with all their checkpoints."""
     return Answer(records.of_tree(caller.tree(session_id)))
 
 
@@ -190,7 +190,7 @@ def export(caller: Caller, session_id: Id, branch: BranchName = None, files: boo
 
 
 def download(caller: Caller, session_id: int, branch: str | None, *, files: bool) -> Response:
-    """Give an export as a file to keep. It is checked before the first byte goes out."""
+    """Return an export as a file to keep. It is checked before the first byte goes out."""
     file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # it is open until its last byte went out
     try:
         caller.export(session_id, cast(BinaryIO, file), branch=branch, files=files)

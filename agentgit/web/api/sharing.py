@@ -80,12 +80,12 @@ class Join(Body):
 
 
 def lasting(seconds: int | None) -> timedelta | None:
-    """Give a length of time; None is for ever."""
+    """Return a length of time; None is for ever."""
     return timedelta(seconds=seconds) if seconds is not None else None
 
 
 def plain(value: Member | ShareLink) -> dict[str, Any]:
-    """Give a member or a link as JSON-like data."""
+    """Return a member or a link as JSON-like data."""
     found: dict[str, Any] = portable(value)
     return found
 

@@ -79,7 +79,7 @@ def plan_rollback(
     conversation: bool = True,
     replay: Replay = "record",
 ) -> Answer:
-    """Tell what a rollback would do; nothing is done."""
+    """Return what a rollback would do; nothing is done."""
     plan = caller.plan_rollback(
         to, session_id, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay
     )
@@ -106,7 +106,7 @@ def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
 
 @router.get("/sessions/{session_id}/switch", response_model=outcomes.Plan, responses=failures(409))
 def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
-    """Tell what `POST` with `sync: world` would do; nothing is done."""
+    """Return what `POST` with `sync: world` would do; nothing is done."""
     return Answer(caller.plan_switch(branch, session_id).to_dict())
 
 

@@ -95,7 +95,7 @@ def query(**values: Any) -> str:
 
 @cache
 def templates() -> Environment:
-    """Give the templates, read once."""
+    """Return the templates, read once."""
     found = Environment(
         loader=PackageLoader("agentgit.web"),
         autoescape=True,

@@ -45,7 +45,7 @@ class Visitor:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Give who looks at a page.
+    """Return the principal that looks at a page.
 
     Raises:
         Unknown: they are not in.
@@ -72,7 +72,7 @@ def to_the_door(request: Request) -> RedirectResponse:
 
 
 def inside(path: str, root: str = "") -> str:
-    """Give a path to go to after logging in; what leads elsewhere leads to the beginning.
+    """Return a path to go to after logging in; what leads elsewhere leads to the beginning.
 
     Args:
         path: where somebody wanted to go.

@@ -70,7 +70,7 @@ def _parts(scope: str) -> _Parts:
 
 
 def _seen(plan: RollbackPlan) -> str:
-    """Give a text that is another one as soon as something else would be done."""
+    """Return a text that is another one as soon as something else would be done."""
     files = plan.files.to_dict() if plan.files is not None else None
     return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
 

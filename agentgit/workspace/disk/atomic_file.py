@@ -54,7 +54,7 @@ def regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result
 
 
 def written_name(name: bytes) -> bytes:
-    """Give the name under which the new contents of a file are written, beside it."""
+    """Return the name under which the new contents of a file are written, beside it."""
     return PRIVATE + sha256(name).hexdigest()[:16].encode()
 
 

@@ -161,7 +161,7 @@ class Place(Generic[Look]):
         return self.aside.take(self.parent, taken, self.path)
 
     def _look(self, name: bytes) -> object:
-        """Tell what stands at a name; what cannot be read is never what was seen."""
+        """Return what stands at a name; what cannot be read is never what was seen."""
         try:
             return self.look(self.parent, name)
         except OSError:

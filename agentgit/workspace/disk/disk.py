@@ -35,7 +35,7 @@ class Disk:
         self.created: list[bytes] = []
 
     def look(self, path: bytes) -> Entry | None:
-        """Tell what stands at a path; something that is no file, link or directory has no `oid`."""
+        """Return what stands at a path; something that is no file, link or directory has no `oid`."""
         with told(path), self._parent(path) as parent:
             folder, name = os.path.split(path)
             return None if parent is None else self._look(folder, parent, name)
@@ -134,11 +134,11 @@ class Disk:
                 self._permits.forget(path)
 
     def moved(self) -> list[tuple[bytes, bytes]]:
-        """Give what this restore moved aside: the path of each file that it had, and where it is now."""
+        """Return what this restore moved aside: the path of each file that it had, and where it is now."""
         return self._aside.moved()
 
     def _look(self, folder: bytes, parent: int, name: bytes) -> Entry | None:
-        """Tell what stands at a name of an open directory.
+        """Return what stands at a name of an open directory.
 
         Args:
             folder: the path of the directory.

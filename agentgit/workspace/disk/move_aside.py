@@ -51,7 +51,7 @@ class Aside:
         return to
 
     def moved(self) -> list[tuple[bytes, bytes]]:
-        """Give what was moved here: the path of each file that it had, and where it is now."""
+        """Return what was moved here: the path of each file that it had, and where it is now."""
         found = []
         for parent, folders, names in os.walk(self._folder):
             links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -62,7 +62,7 @@ class Aside:
         return sorted(found)
 
     def _free(self, path: bytes) -> bytes:
-        """Give a place for a path that nothing has: what was moved before stays."""
+        """Return a place for a path that nothing has: what was moved before stays."""
         to = first = os.path.join(self._folder, path)
         number = 0
         while os.path.lexists(to):

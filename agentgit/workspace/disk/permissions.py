@@ -27,7 +27,7 @@ class Journal(Protocol):
         """Forget a note: the mode is as it was, or is not to be put back."""
 
     def permits(self) -> list[tuple[bytes, int, int]]:
-        """Give all notes."""
+        """Return all notes."""
 
 
 class Permits:
@@ -70,7 +70,7 @@ class Permits:
             return False
 
     def before(self, path: bytes) -> os.stat_result | None:
-        """Tell how something looked before a bit was given to it; None if none was."""
+        """Return how something looked before a bit was given to it; None if none was."""
         return self._held.get(path)
 
     @contextmanager
@@ -117,7 +117,7 @@ def _put_back(root: bytes, path: bytes, mode: int, inode: int) -> None:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Tell whether a mode may be changed here: a file with other names may be one of somebody else's outside."""
+    """Return whether a mode may be changed here: a file with other names may be one of somebody else's outside."""
     return found.st_uid == os.geteuid() and (
         stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
     )

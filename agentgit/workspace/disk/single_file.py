@@ -64,7 +64,7 @@ class Files:
         self._aside = Aside(os.fsencode(aside))
 
     def named(self, path: str | bytes | os.PathLike[str]) -> list[bytes]:
-        """Give the paths that a file has in here: its own, and where it leads if it is a symbolic link.
+        """Return the paths that a file has in here: its own, and where it leads if it is a symbolic link.
 
         Args:
             path: relative to the workspace, or absolute.
@@ -89,12 +89,12 @@ class Files:
             at = os.path.join(os.path.dirname(full), os.readlink(full))
 
     def missing_folders(self, path: bytes) -> list[bytes]:
-        """Give the directories on the way to a path that are not there, the outermost first."""
+        """Return the directories on the way to a path that are not there, the outermost first."""
         parents = [path[:end] for end, byte in enumerate(path) if byte == ord("/")]
         return [parent for parent in parents if not os.path.lexists(os.path.join(self.root, parent))]
 
     def look(self, path: bytes, keep: Keep | None = None) -> State:
-        """Tell what stands at a path.
+        """Return what stands at a path.
 
         Args:
             path: relative to the workspace.

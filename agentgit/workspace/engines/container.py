@@ -107,7 +107,7 @@ class ContainerEnvironment:
         return ContainerRestored(id, safety, mounts(old or new), differences(old, new) if old else (), not_mounted)
 
     def list(self) -> tuple[ContainerSnapshot, ...]:
-        """Give the snapshots, newest first.
+        """Return the snapshots, newest first.
 
         Raises:
             Unavailable: the engine does not answer.
@@ -120,7 +120,7 @@ class ContainerEnvironment:
         return tuple(sorted((one for one in snapshots if one), key=lambda one: one.id, reverse=True))
 
     def get(self, id: str) -> ContainerSnapshot | None:
-        """Give one snapshot; None if there is none of that id.
+        """Return one snapshot; None if there is none of that id.
 
         Args:
             id: of the snapshot.
@@ -341,7 +341,7 @@ def _last_line(said: str) -> str:
 
 
 def _as_repository(container: str) -> str:
-    """Give a name that an image may have: small letters, and no two containers with the same one."""
+    """Return a name that an image may have: small letters, and no two containers with the same one."""
     if re.fullmatch(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*", container):
         return container
     plain = re.sub(r"[^a-z0-9]+", "-", container.lower()).strip("-")

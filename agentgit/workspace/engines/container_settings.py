@@ -84,7 +84,7 @@ VOLATILE = frozenset({"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", 
 
 
 def options(container: Inspected) -> list[str]:
-    """Give the options of `create` that make a container with the settings of this one.
+    """Return the options of `create` that make a container with the settings of this one.
 
     Command, environment variables, labels, user and working directory are not among them: the image of a snapshot
     carries those.
@@ -96,7 +96,7 @@ def options(container: Inspected) -> list[str]:
 
 
 def mounts(container: Inspected) -> tuple[str, ...]:
-    """Give the paths in a container that no image of it holds: volumes, mounted directories, memory.
+    """Return the paths in a container that no image of it holds: volumes, mounted directories, memory.
 
     Args:
         container: what the engine tells of it.
@@ -203,7 +203,7 @@ def _comparable(container: Inspected) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value in a form in which what means the same is the same."""
+    """Return a value in a form in which what means the same is the same."""
     if isinstance(value, list):
         return sorted(map(repr, value)) or None
     return value or None

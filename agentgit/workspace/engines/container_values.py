@@ -36,7 +36,7 @@ class ContainerSnapshot:
     not_included: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return {
             "id": self.id,
             "message": self.message,
@@ -85,7 +85,7 @@ class ContainerRestored:
         return "\n".join(lines + [f"not the same as before: {name}" for name in self.not_kept])
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return {
             "snapshot": self.snapshot,
             "safety": self.safety,

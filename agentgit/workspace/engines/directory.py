@@ -65,7 +65,7 @@ class Copies:
                 raise
 
     def tree(self, key: str) -> dict[bytes, Entry]:
-        """Give all that stands in a snapshot.
+        """Return all that stands in a snapshot.
 
         Raises:
             NotFound: there is none under this key.
@@ -90,7 +90,7 @@ class Copies:
         return {path: entry for path, entry in self.tree(key).items() if entry.is_directory}
 
     def differences(self, before: str, after: str) -> dict[bytes, Change]:
-        """Give the paths at which two snapshots differ.
+        """Return the paths at which two snapshots differ.
 
         Raises:
             NotFound: there is none under one of the keys.
@@ -227,7 +227,7 @@ def _read(at: bytes) -> Data:
 
 
 def _last_links(folder: Path) -> int:
-    """Tell how many bytes a directory holds that nothing else does."""
+    """Return how many bytes a directory holds that nothing else does."""
     found = (os.lstat(os.path.join(at, name)) for at, _, names in os.walk(os.fsencode(folder)) for name in names)
     return sum(one.st_size for one in found if one.st_nlink == 1)
 

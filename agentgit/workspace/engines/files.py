@@ -171,7 +171,7 @@ class Files:
         return [self._run(one, None, again=True) for one in self._catalog.unfinished()]
 
     def plan(self, target: Row, paths: Paths, since: Row | None = None) -> RestorePlan:
-        """Tell what a restore would do.
+        """Return what a restore would do.
 
         Args:
             target: the snapshot.
@@ -192,11 +192,11 @@ class Files:
         return RestorePlan(target.snapshot.id, _texts(put), _texts(gone), changed, _texts(aside), *said)
 
     def changed(self) -> tuple[str, ...]:
-        """Give the paths of the files that changed since they were last saved or restored."""
+        """Return the paths of the files that changed since they were last saved or restored."""
         return self._files_among(self._unwritten())
 
     def diff(self, a: Row | None, b: Row | None, paths: Paths) -> WorkspaceDiff:
-        """Tell how two snapshots differ; None for the second is the workspace as it is now."""
+        """Return how two snapshots differ; None for the second is the workspace as it is now."""
         first = a.tree if a else None
         then = self._catalog.left(a.snapshot.id) if a else {}
         if b is not None:
@@ -226,7 +226,7 @@ class Files:
         return freed
 
     def skipped(self) -> tuple[tuple[str, str], ...]:
-        """Give the paths that no snapshot holds, as they were last seen, each with the reason."""
+        """Return the paths that no snapshot holds, as they were last seen, each with the reason."""
         known = self._known or self._catalog.known(None)
         return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in known.skipped.items()))
 
@@ -246,11 +246,11 @@ class Files:
         return left_of(known.skipped, {os.path.relpath(path, self._root) for path in self._outside()})
 
     def _outside(self) -> tuple[bytes, ...]:
-        """Give the absolute paths that are not to be touched, wherever they are."""
+        """Return the absolute paths that are not to be touched, wherever they are."""
         return (self._storage, *(os.path.join(self._root, os.fsencode(path)) for path in self._catalog.left_out()))
 
     def _limited(self, differences: Mapping[bytes, Change], paths: Paths) -> dict[bytes, Change]:
-        """Give the differences at some paths, without those paths that are left out now and were not always."""
+        """Return the differences at some paths, without those paths that are left out now and were not always."""
         outside = {os.path.relpath(path, self._root) for path in self._outside()}
         return {path: change for path, change in limited(differences, paths).items() if path not in outside}
 
@@ -378,7 +378,7 @@ class Files:
         return _texts(path for path in chain(files, *compare(then, now.left, self._root)) if path not in imported)
 
     def _differences_to_now(self, a: str | None, now: Looked) -> dict[bytes, Change]:
-        """Tell how the workspace differs from a snapshot."""
+        """Return how the workspace differs from a snapshot."""
         known = now.known
         if known.key is None:  # this workspace has never been looked at; the snapshot is of another one
             found = {path: Change(entry, None) for path, entry in (self._trees.tree(a) if a else {}).items()}

@@ -268,7 +268,7 @@ def _told(folder: str) -> Iterator[None]:
 
 
 def _isolated(folder: str) -> dict[str, str]:
-    """Give an environment in which nothing of the user's git has a say."""
+    """Return an environment in which nothing of the user's git has a say."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     nothing = os.devnull
     return plain | {

@@ -41,7 +41,7 @@ class LeftOut(NamedTuple):
         return self.mode != 0
 
     def is_like(self, other: LeftOut) -> bool:
-        """Tell whether it still looks the same, as far as that is known; the reason does not matter."""
+        """Return whether it still looks the same, as far as that is known; the reason does not matter."""
         return not (self.stood_here and other.stood_here) or self[1:] == other[1:]
 
 
@@ -50,7 +50,7 @@ Left = Mapping[bytes, LeftOut]
 
 
 def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, LeftOut]:
-    """Give what is left out of the workspace.
+    """Return what is left out of the workspace.
 
     Args:
         skipped: what the last look left out.
@@ -64,7 +64,7 @@ def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict
 
 
 def look(root: bytes, path: bytes) -> LeftOut | None:
-    """Tell how something looks now; None if nothing is there. No link is followed inside the workspace.
+    """Return how something looks now; None if nothing is there. No link is followed inside the workspace.
 
     Args:
         root: the workspace.

@@ -76,12 +76,12 @@ def in_the_way(now: Mapping[bytes, LeftOut | Skipped], changes: Mapping[bytes, C
 
 
 def is_among(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
-    """Tell whether a path is one of some, or below one; None is all."""
+    """Return whether a path is one of some, or below one; None is all."""
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
 
 def _holds(paths: Collection[bytes], path: bytes) -> bool:
-    """Tell whether a path is among some, or one of them is below it."""
+    """Return whether a path is among some, or one of them is below it."""
     return any(one == path or one.startswith(path + b"/") for one in paths)
 
 

@@ -48,7 +48,7 @@ class Rules:
         self._folders: dict[bytes, bool] = {b"": False}
 
     def ignored(self, path: bytes, *, directory: bool = False) -> bool:
-        """Tell whether a path is left out, by itself or with a directory that it is in.
+        """Return whether a path is left out, by itself or with a directory that it is in.
 
         Args:
             path: relative to the workspace.

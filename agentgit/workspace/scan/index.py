@@ -64,7 +64,7 @@ class Known:
     generation: str = ""
 
     def copy(self) -> Known:
-        """Give one that may be changed by itself."""
+        """Return one that may be changed by itself."""
         return replace(
             self,
             files=dict(self.files),
@@ -85,12 +85,12 @@ class Known:
 
 
 def stamp_of(found: os.stat_result) -> Stamp:
-    """Tell how a file looks."""
+    """Return how a file looks."""
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
-    """Give the stamp if a later change is sure to show in it, else None.
+    """Return the stamp if a later change is sure to show in it, else None.
 
     Args:
         stamp: how the file looks.
@@ -102,12 +102,12 @@ def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
 
 
 def mode_of(stamp: Stamp) -> int:
-    """Give what a snapshot keeps of a mode: a link has none of its own."""
+    """Return what a snapshot keeps of a mode: a link has none of its own."""
     return stat.S_IFLNK | 0o777 if stat.S_ISLNK(stamp[4]) else stamp[4]
 
 
 def within(path: bytes, paths: Container[bytes]) -> bytes | None:
-    """Give the path among some that this one is, or is below; None if there is none."""
+    """Return the path among some that this one is, or is below; None if there is none."""
     while path:
         if path in paths:
             return path

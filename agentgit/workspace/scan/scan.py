@@ -87,7 +87,7 @@ class Scan:
         return len(self._changed)
 
     def changes(self) -> Iterator[Written]:
-        """Give what is gone, then what is new or different, then directories."""
+        """Return what is gone, then what is new or different, then directories."""
         if not (self._moved or self._changed or self._gone):
             return
         named = self._name()
@@ -103,7 +103,7 @@ class Scan:
         yield from (Written(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
 
     def _name(self) -> dict[bytes, Entry]:
-        """Give the directories that were named before anything that is known was changed."""
+        """Return the directories that were named before anything that is known was changed."""
         if self._named is None:
             self._named = self._known.directories()
         return self._named
@@ -335,7 +335,7 @@ class Scan:
 
 
 def _stamp_if_there(entry: os.DirEntry[bytes]) -> Stamp | None:
-    """Tell how something looks that was listed; None if it went meanwhile."""
+    """Return how something looks that was listed; None if it went meanwhile."""
     try:
         return stamp_of(entry.stat(follow_symlinks=False))
     except FileNotFoundError:

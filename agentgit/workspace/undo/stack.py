@@ -51,7 +51,7 @@ class UndoEntry:
     whole: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return {
             "id": self.id,
             "label": self.label,
@@ -102,7 +102,7 @@ class Undone:
         return "\n".join(lines) or "nothing to undo"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON-like values."""
+        """Return it as JSON-like values."""
         return {
             "labels": list(self.labels),
             "restored": list(self.restored),
@@ -181,7 +181,7 @@ class UndoStack:
             return entry
 
     def peek(self) -> UndoEntry | None:
-        """Give the newest entry, which `undo` takes next; None if there is none."""
+        """Return the newest entry, which `undo` takes next; None if there is none."""
         with self._alone():
             newest = self._rows.newest(UNDO)
             return _value(newest) if newest else None

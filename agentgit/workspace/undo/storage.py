@@ -163,26 +163,26 @@ class Rows:
             return id
 
     def list(self, *stacks: str) -> Sequence[Entry]:
-        """Give the entries of some stacks, oldest first."""
+        """Return the entries of some stacks, oldest first."""
         return [entry for id in self.ids(*stacks) if (entry := self.get(id))]
 
     def ids(self, *stacks: str) -> Sequence[int]:
-        """Give the ids of the entries of some stacks, oldest first."""
+        """Return the ids of the entries of some stacks, oldest first."""
         query = "SELECT id FROM entry WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY id"
         return [row[0] for row in self._all(query, json.dumps(stacks))]
 
     def newest(self, stack: str) -> Entry | None:
-        """Give the newest entry of a stack; None if it is empty."""
+        """Return the newest entry of a stack; None if it is empty."""
         ids = self.ids(stack)
         return self.get(ids[-1]) if ids else None
 
     def get(self, id: int) -> Entry | None:
-        """Give one entry of any stack."""
+        """Return one entry of any stack."""
         rows = self._all("SELECT * FROM entry WHERE id = ?", id)
         return self._entry(rows[0]) if rows else None
 
     def wholes(self) -> Sequence[str]:
-        """Give the snapshots of the whole workspace that entries need."""
+        """Return the snapshots of the whole workspace that entries need."""
         return [row[0] for row in self._all("SELECT whole FROM entry WHERE whole IS NOT NULL")]
 
     def retire_redo(self) -> None:
@@ -223,7 +223,7 @@ class Rows:
         self._run("INSERT OR IGNORE INTO content VALUES (?,?)", hash, data)
 
     def part(self, hash: bytes) -> bytes:
-        """Give a part of a file.
+        """Return a part of a file.
 
         Raises:
             Corrupt: it is not there.
@@ -249,7 +249,7 @@ class Rows:
         self._run("DELETE FROM pending WHERE entry = ?", entry)
 
     def pending(self) -> tuple[Entry, Entry] | None:
-        """Give the entry whose undo was broken off, and what stood before; None if there is none."""
+        """Return the entry whose undo was broken off, and what stood before; None if there is none."""
         rows = self._all("SELECT entry, kept FROM pending")
         if not rows:
             return None

@@ -189,7 +189,7 @@ def _is_of_database(error: Exception) -> bool:
 
 
 def _is_of_driver(error: Exception) -> bool:
-    """Tell whether the driver cannot make a value of what the server gave, like the time `-infinity`."""
+    """Return whether the driver cannot make a value of what the server gave, like the time `-infinity`."""
     cause = getattr(error, "orig", error)
     return is_a(cause, "DataError") and getattr(cause, "sqlstate", None) is None
 

@@ -84,7 +84,7 @@ class Rows:
             yield from page
 
     def ids(self, table: Any) -> set[int]:
-        """Give the ids of all rows."""
+        """Return the ids of all rows."""
         return {id for (id,) in self._columns(table.c.id)}
 
     def read(self, *columns: Any) -> Iterable[Any]:

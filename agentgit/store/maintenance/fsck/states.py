@@ -186,7 +186,7 @@ def _check_ways(connection: Connection, tenant_id: int, report: Report) -> None:
 
 
 def _returns(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
-    """Tell whether the way back from a graph checkpoint comes to it again."""
+    """Return whether the way back from a graph checkpoint comes to it again."""
     c = GRAPH_CHECKPOINT.c
     here = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
     parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(here)}

@@ -112,7 +112,7 @@ class _Chains:
             self.met[session_id, row.seq] = tip.hash
 
     def _is_whole(self, one: Read, before: Tip) -> bool:
-        """Tell whether a row is as it was written, as far as that can be seen."""
+        """Return whether a row is as it was written, as far as that can be seen."""
         row = one.row
         if row.seq != before.number + 1:
             self._wrong(one, f"the events from {before.number + 1} to {row.seq - 1} before it are not there")
@@ -137,7 +137,7 @@ class _Chains:
 
 
 def _end_of(erasure: Any) -> Tip:
-    """Give the end that the trail of an erased session had."""
+    """Return the end that the trail of an erased session had."""
     return Tip(session_id=erasure.external_session_id, number=erasure.last_seq, hash=bytes(erasure.last_hash).hex())
 
 

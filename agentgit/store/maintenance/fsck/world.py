@@ -66,7 +66,7 @@ def _operations(check: Rows) -> None:
 
 
 def _steps(request: bytes) -> list[int]:
-    """Give the calls that an operation is about; none if that cannot be read, which is told already."""
+    """Return the calls that an operation is about; none if that cannot be read, which is told already."""
     try:
         return [step["invocation"] for step in from_json(request).get("steps", ())]
     except (ValueError, AttributeError, KeyError, TypeError):
