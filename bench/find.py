@@ -18,12 +18,12 @@ from sqlalchemy import URL, Connection, text
 
 import agentgit
 from agentgit.handles.log import Log
+from agentgit.store.database import Database
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Encoded
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.schema import schema
 from agentgit.store.search.index import Texts
-from agentgit.store.sql.database import Database
 from agentgit.store.threads.graph_rows import Draft, Place
 from bench import postgres
 from bench.contenders import Wrapped

@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 import agentgit
+from agentgit.store.database import Database
 from agentgit.store.schema import migrations, schema
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import METADATA
 
 LITTLE = 4 * 2**20

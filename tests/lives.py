@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from agentgit.store.sql.tables import METADATA
 
 Rows = dict[str, bytes]

@@ -24,13 +24,14 @@ from agentgit.rollback.workspace_adapter import WorkspaceKeeper
 from agentgit.sessions.session import PARTIAL
 from agentgit.store.audit import outbox, trail
 from agentgit.store.audit.trail import Trail
+from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
-from agentgit.store.records import members, templates
+from agentgit.store.queries import templates
+from agentgit.store.records import members
 from agentgit.store.records.journal import Intent, Journal
 from agentgit.store.records.sessions import Sessions
 from agentgit.store.schema import roles, schema
 from agentgit.store.sql import process_owner
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import BRANCH, METADATA
 from agentgit.store.store import Store
 from agentgit.store.threads import staging

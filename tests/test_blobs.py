@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, func, select, update
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.blobs import LIST, Blobs, leaf, list_hash, pack, unpack
+from agentgit.store.database import Database
+from agentgit.store.objects.blobs import Blobs, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.lru import Recent
 from agentgit.store.schema.tenants import ensure_tenant
-from agentgit.store.sql.database import Database
-from agentgit.store.sql.tables import BLOB
+from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.sql.tables import TENANT as TENANT_TABLE
 
 TENANT = 7

@@ -14,12 +14,12 @@ from sqlalchemy import delete, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import Collected
 from agentgit.store.objects.blobs import Blobs, leaf
 from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES
 from agentgit.store.objects.compression import CHUNKED
 from agentgit.store.objects.content import Content
-from agentgit.store.sql.database import Database
 
 TENANT = 7
 SIZE = 2 * 2**20

@@ -10,11 +10,11 @@ from sqlalchemy import bindparam, update
 
 import agentgit
 from agentgit.conformance import RULES, LeftOut, __main__, check
+from agentgit.store import database
 from agentgit.store.objects.blobs import Blobs, Leaf
+from agentgit.store.queries.lookup import Lookup
 from agentgit.store.records import checkpoints, journal, sessions
-from agentgit.store.records.lookup import Lookup
 from agentgit.store.records.sessions import Sessions
-from agentgit.store.sql import database
 from agentgit.store.sql.columns import SafeText, UTCDateTime
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.sqlite import Lite

@@ -20,8 +20,8 @@ from agentgit.auth import JWT, passwords
 from agentgit.auth.keys import key_parts, key_text
 from agentgit.auth.sharing import link_parts
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound, TooManyAttempts, Unavailable
+from agentgit.store import database
 from agentgit.store.records import login_attempts
-from agentgit.store.sql import database
 from agentgit.store.sql.tables import API_KEY, LOGIN_FAILURE, METADATA, SESSION_LINK, USER
 from agentgit.web.authentication import Accounts
 

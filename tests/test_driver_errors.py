@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, insert, text, update
 import agentgit
 from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.errors import AgentGitError, Corrupt, SchemaMismatch, Unavailable
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from agentgit.store.sql.driver_errors import Again
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, ERASURE, SESSION
 

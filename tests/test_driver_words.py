@@ -17,7 +17,7 @@ import agentgit
 from agentgit import AgentGitError, Corrupt, SchemaMismatch, Unavailable
 from agentgit.mcp.server import made
 from agentgit.mcp.write_tools import Moves
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from agentgit.values import told
 from agentgit.web import app
 

@@ -12,8 +12,8 @@ from test_fsck import damage
 
 from agentgit.auth import passwords
 from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, NotFound, TooManyAttempts
+from agentgit.store.database import Database
 from agentgit.store.records import login_attempts
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import LOGIN_FAILURE
 
 HUGE = 2**70

@@ -6,8 +6,8 @@ from sqlalchemy import create_engine, text
 
 from agentgit.errors import Unavailable
 from agentgit.saver.saver import SQLModelSaver
+from agentgit.store.database import Database
 from agentgit.store.sql import postgres
-from agentgit.store.sql.database import Database
 
 
 def close_others(url):

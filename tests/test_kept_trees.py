@@ -11,8 +11,7 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit.checkpoints import Retention
-from agentgit.store.objects.blobs import LIST
-from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads.graph_rows import found
 
 DEEDS = st.lists(

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from agentgit.store.sql.sqlite import KEPT
 
 

@@ -8,7 +8,7 @@ from scripted import World, call, calls, scripted, tool_node_graph
 import agentgit
 from agentgit.agents.turn.outcome_buffer import MOST_WAITING
 from agentgit.errors import Unavailable
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 
 
 @pytest.fixture

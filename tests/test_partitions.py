@@ -8,8 +8,8 @@ from test_upgrade import rows_of, tables_of
 
 import agentgit
 from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.store.database import Database
 from agentgit.store.schema import partitioning, roles, schema
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import METADATA
 
 PARTS = "SELECT count(*) FROM pg_inherits"

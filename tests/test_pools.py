@@ -22,8 +22,8 @@ from sqlalchemy import create_engine, text
 import agentgit
 from agentgit import InvalidInput
 from agentgit.errors import Unavailable
+from agentgit.store.database import Database
 from agentgit.store.sql import postgres
-from agentgit.store.sql.database import Database
 
 TIME = 60
 POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")

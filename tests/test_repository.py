@@ -13,7 +13,7 @@ from scripted import World, call, scripted, tool_node_graph
 import agentgit
 from agentgit import Ambiguous, Checkpoint, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.checkpoints import references
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 
 
 def chat(repo, session="s", **options):

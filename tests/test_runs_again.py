@@ -10,7 +10,7 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit.checkpoints import Retention
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from agentgit.store.sql.tables import METADATA
 
 BREAKS_OFF = """

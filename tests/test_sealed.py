@@ -16,13 +16,13 @@ import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
-from agentgit.store.objects.blobs import LIST, leaf, unpack
+from agentgit.store.database import Database
+from agentgit.store.objects.blobs import leaf, unpack
+from agentgit.store.records.encryption_keys import prove
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.encrypted_columns import raw, sealed_columns
 from agentgit.store.sql.encryption import Seal, key_of
-from agentgit.store.sql.tables import ENCRYPTION_KEY, METADATA
-from agentgit.store.sql.unlock import prove
+from agentgit.store.sql.tables import ENCRYPTION_KEY, LIST, METADATA
 
 RINGS = Keyring({"a": ONE}), Keyring({"b": TWO, "a": ONE})
 

@@ -15,9 +15,10 @@ import agentgit
 from agentgit import Corrupt, InvalidInput, NotFound
 from agentgit.checkpoints.queries import FIRST
 from agentgit.checkpoints.search_words import query
+from agentgit.store.database import Database
+from agentgit.store.maintenance.gc import collect
 from agentgit.store.records.log import Part
 from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, Texts
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
@@ -299,7 +300,7 @@ def test_w9_what_was_deleted_is_not_found(repo):
         repo.delete_checkpoint(place)
     assert not repo.search("needle").items
     repo.store.database.write(lambda c: repo.store.graphs.prune(c, agent.branch.langgraph_session_id))
-    repo.store.database.write(lambda c: repo.store.graphs.collect(c))
+    repo.store.database.write(lambda c: collect(c, repo.store.graphs.content.blobs))
     assert not repo.search("needle").items
     assert len(repo.search("again")) == 1
 

@@ -18,8 +18,8 @@ from agentgit.errors import AgentGitError
 from agentgit.sessions.events import KINDS, chosen, tips_of
 from agentgit.store.audit import trail
 from agentgit.store.audit.trail import note
+from agentgit.store.database import Database
 from agentgit.store.records.checkpoints import named
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import AUDIT_EVENT
 

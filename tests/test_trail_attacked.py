@@ -17,8 +17,8 @@ from agentgit.cli.app import app
 from agentgit.errors import InvalidInput, SchemaMismatch
 from agentgit.sessions.events import Tip, tips_of
 from agentgit.store.audit.trail import hash_of
+from agentgit.store.database import Database
 from agentgit.store.schema import schema
-from agentgit.store.sql.database import Database
 from agentgit.values import to_json
 
 REFUSED = "audit trail cannot be changed"

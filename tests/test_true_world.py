@@ -27,9 +27,9 @@ from sqlalchemy import select
 import agentgit
 from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.effects import ToolInvocation
+from agentgit.store.database import Database
 from agentgit.store.records.journal import WITH_BRANCH
 from agentgit.store.schema import schema
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 
 BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}

@@ -12,9 +12,9 @@ from sqlalchemy import MetaData, insert, select, text
 
 import agentgit
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
+from agentgit.store.database import Database
 from agentgit.store.schema import migrations, schema
 from agentgit.store.schema.introspection import WORDS, differences, shape_at, shape_of
-from agentgit.store.sql.database import Database
 
 
 def plain(url):
@@ -278,7 +278,7 @@ def test_d5_threads_and_processes_upgrade_one_empty_database_at_once(empty):
     """D5: twelve threads and three processes begin at once on a database without tables; each can use it."""
     where = str(empty) if isinstance(empty, Path) else empty.render_as_string(hide_password=False)
     code = (
-        "import sys; from agentgit.store.schema import schema; from agentgit.store.sql.database import Database; "
+        "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "
         "sys.stdin.read(1); print(schema.upgrade(Database(sys.argv[1])))"
     )
     command = [sys.executable, "-c", code, where]

@@ -10,9 +10,9 @@ from sqlalchemy import delete, func, insert, select
 
 import agentgit
 from agentgit import AgentGitError
+from agentgit.store.database import Database
 from agentgit.store.sql import batch
 from agentgit.store.sql.compiled_statement import Prepared
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import TENANT
 
 

@@ -18,8 +18,9 @@ from sqlalchemy import update
 import agentgit
 import agentgit.demo
 from agentgit import InvalidInput, NotAllowed, NotFound
+from agentgit.repository import webhook_sender
 from agentgit.sessions.webhooks import key_of, new_secret, signed, verify
-from agentgit.store.audit import outbox, webhook_sender
+from agentgit.store.audit import outbox
 from agentgit.store.audit.outbox import TRIES
 from agentgit.store.sql.tables import WEBHOOK, WEBHOOK_DELIVERY
 

@@ -26,8 +26,8 @@ from agentgit.render import status
 from agentgit.rollback import Request, Rollback, Settle, Switch, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.checkpoints import named
-from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found, expect_whole
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from agentgit.handles.comparison import What
 from agentgit.rollback import on_this_loop
 from agentgit.sessions import InternalSession, Tree
 from agentgit.store.audit.bus import on_loop
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries.lookup import Place
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

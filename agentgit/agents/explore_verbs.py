@@ -15,7 +15,7 @@ from agentgit.agents.explore.variants import Choices, Steps, ways
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.rollback import Settle, on_this_loop, wait
 from agentgit.sessions.exploration import Exploration, ExploredBranch
-from agentgit.store.records.explorations import Explorations
+from agentgit.store.queries.explorations import Explorations
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from agentgit.checkpoints.queries import Hits, Tag
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries.lookup import Place
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -18,8 +18,8 @@ from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound
 from agentgit.handles.comparison import What
 from agentgit.rollback.crash_recovery import take_back_all
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.checkpoints import MERGED, named
-from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Moment

@@ -8,7 +8,7 @@ from agentgit.auth.roles import EDITOR
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.rollback import Settle, wait
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries.lookup import Place
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

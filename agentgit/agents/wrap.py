@@ -26,7 +26,7 @@ from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.rollback.workspace_adapter import attached
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries.lookup import Place
 
 if TYPE_CHECKING:
     from pathlib import Path

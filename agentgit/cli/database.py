@@ -16,7 +16,7 @@ from agentgit.render.lines import Span
 from agentgit.render.text import clean
 
 if TYPE_CHECKING:
-    from agentgit.store.sql.database import Database
+    from agentgit.store.database import Database
 
 app = typer.Typer(
     name="db",

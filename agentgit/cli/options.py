@@ -20,7 +20,7 @@ from agentgit.errors import AgentGitError, NotFound
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
-    from agentgit.store.sql.database import Database
+    from agentgit.store.database import Database
 
 
 def _from_before(context: typer.Context, value: str | None) -> str | None:
@@ -221,7 +221,7 @@ def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
     Raises:
         NotFound: there is no such file.
     """
-    from agentgit.store.sql.database import Database
+    from agentgit.store.database import Database
 
     found = Database(address(where))
     try:

@@ -18,8 +18,8 @@ from agentgit.sessions import InternalSession
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import RUNNING
 from agentgit.store.maintenance import retention
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.checkpoints import Label, Snapshot, named
-from agentgit.store.records.lookup import Place
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object

@@ -20,9 +20,9 @@ from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.rollback import Request
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import DONE
-from agentgit.store.records import templates
-from agentgit.store.records.comparison import Compared, Comparing
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries import templates
+from agentgit.store.queries.comparison import Compared, Comparing
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.sessions import Found
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.rollback import Rollback
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.store.records.lookup import Lookup
-from agentgit.store.records.read_models import Views
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
+from agentgit.store.queries.lookup import Lookup
+from agentgit.store.queries.read_models import Views
 from agentgit.store.store import Store
 
 T = TypeVar("T")

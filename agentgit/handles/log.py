@@ -36,8 +36,8 @@ from agentgit.render.lines import Line, Span, plain
 from agentgit.render.log import lines as log_lines
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.maintenance import Progress
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.log import Part, of_branches, of_path
-from agentgit.store.records.lookup import Place
 from agentgit.store.search.index import CHECKPOINTS_AT_ONCE
 from agentgit.store.sql.tables import CHECKPOINT
 

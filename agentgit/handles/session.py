@@ -20,7 +20,7 @@ from agentgit.sessions import InternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.operations import value
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.sql import process_owner

@@ -10,8 +10,8 @@ from agentgit.auth.scopes import WRITE
 from agentgit.errors import Conflict, Unavailable
 from agentgit.handles.context import Handle
 from agentgit.sessions.maintenance import Erased
+from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
-from agentgit.store.sql.database import Database
 
 
 def erase(

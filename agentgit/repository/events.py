@@ -14,13 +14,13 @@ from sqlalchemy import Connection
 from agentgit.auth.scopes import WRITE
 from agentgit.errors import InvalidInput, NotAllowed, NotFound
 from agentgit.handles.session import SessionRef, Verbs
+from agentgit.repository.webhook_sender import deliver
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
 from agentgit.sessions.maintenance import Progress
 from agentgit.sessions.session import expect_limit
 from agentgit.sessions.webhooks import Delivered, Webhook, expect_url, key_of, new_secret
 from agentgit.store.audit.bus import Callback, Subscription
 from agentgit.store.audit.trail import Whose
-from agentgit.store.audit.webhook_sender import deliver
 from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.ids import COUNTER_BITS, ID_LIMIT, new_id
 

@@ -19,7 +19,7 @@ from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance import statistics
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
-from agentgit.store.maintenance.gc import Collected, sizes
+from agentgit.store.maintenance.gc import Collected, collect, sizes
 from agentgit.store.maintenance.unused_checkpoints import Spare
 from agentgit.store.maintenance.unused_checkpoints import find as find_steps
 from agentgit.store.sql.tables import CHECKPOINT
@@ -194,9 +194,8 @@ class Upkeep(Verbs):
 
         def work(connection: Connection) -> Collected:
             wanted = spare if steps else None
-            found = self.store.graphs.collect(
-                connection, dry_run=dry_run, imports=imports, find_steps=wanted, parts=parts
-            )
+            blobs = self.store.graphs.content.blobs
+            found = collect(connection, blobs, dry_run=dry_run, imports=imports, find_steps=wanted, parts=parts)
             if not dry_run:
                 note(connection, self.store.tenant_id, "gc.done", user_id=self.user.id, **found._asdict())
             return found

@@ -33,16 +33,16 @@ from agentgit.sessions.imports import ImportReport, Progress
 from agentgit.sessions.session import Branches, Sessions, expect_limit, place_of
 from agentgit.sessions.webhook_hosts import ENVIRONMENT as WEBHOOK_HOSTS
 from agentgit.sessions.webhook_hosts import WebhookHosts
-from agentgit.store.records import templates
-from agentgit.store.records.lookup import Place
+from agentgit.store.database import Database
+from agentgit.store.queries import templates
+from agentgit.store.queries.lookup import Place
+from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.encryption import keyring_from
 from agentgit.store.sql.leases import LEASE_SECONDS
 from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.tables import SESSION
-from agentgit.store.sql.unlock import unlock
 from agentgit.store.store import Store
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from agentgit.handles.session import BranchRef, SessionRef, Verbs
 from agentgit.rollback.workspace_adapter import attached
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.maintenance import Progress
-from agentgit.store.records.explorations import mark_of
+from agentgit.store.queries.explorations import mark_of
 from agentgit.store.threads.graph_store import Place
 from agentgit.store.transfer.export import Cut, export, keeping
 from agentgit.store.transfer.file_trees import NOT_WANTED

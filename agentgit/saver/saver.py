@@ -31,14 +31,14 @@ from agentgit.saver.codec import Codec, make_codec
 from agentgit.saver.config import address, config_of, continues, scope
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.pending_checkpoint import PENDING_SENDS, SNAPSHOTS, make_draft
+from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.compression import Compression
 from agentgit.store.objects.content import Body
+from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.encryption import keyring_from
-from agentgit.store.sql.unlock import unlock
 from agentgit.store.threads.append_if_head import Fence
 from agentgit.store.threads.graph_store import Draft, Found, GraphStore, Pending, Place, Task
 from agentgit.values import from_json

@@ -9,8 +9,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput
-from agentgit.store.maintenance.gc import Collected
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
+from agentgit.store.maintenance.gc import Collected, collect
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.lifecycle import OF_SESSIONS
 
@@ -110,11 +110,11 @@ class WholeThreads(BaseCheckpointSaver[float]):
             ...     saver.gc(dry_run=True)
             Collected(values=0, bytes=0, writes=0, lists=0, steps=0)
         """
-        store = self.store
+        blobs = self.store.content.blobs
         if dry_run:
             with self.database.reading() as connection:
-                return store.collect(connection, dry_run=True, imports=imports)
-        collected = self.database.write(lambda connection: store.collect(connection, imports=imports))
+                return collect(connection, blobs, dry_run=True, imports=imports)
+        collected = self.database.write(lambda connection: collect(connection, blobs, imports=imports))
         if shrink:
             self.database.shrink()
         return collected

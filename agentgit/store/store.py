@@ -18,6 +18,7 @@ from agentgit.sessions.session import RUNNING
 from agentgit.sessions.webhook_hosts import WebhookHosts
 from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, note
+from agentgit.store.database import Database
 from agentgit.store.records.api_keys import Keys
 from agentgit.store.records.checkpoints import Checkpoints, Snapshot
 from agentgit.store.records.effect_fences import Fences
@@ -35,7 +36,6 @@ from agentgit.store.records.world_log import World
 from agentgit.store.search.index import Texts
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process_owner
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.row_level_security import EVERYBODY
 from agentgit.store.threads.graph_rows import INTERRUPT, Place
 from agentgit.store.threads.graph_rows import Found as At

@@ -15,8 +15,8 @@ import psycopg
 from sqlalchemy import URL
 
 import agentgit
+from agentgit.store.database import Database
 from agentgit.store.schema import schema
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import METADATA
 from bench import postgres
 from bench.graphs import ORDER, build, text

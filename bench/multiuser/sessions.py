@@ -7,7 +7,7 @@ from functools import partial
 from sqlalchemy import Connection, text
 
 import agentgit
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from bench import postgres
 from bench.graphs import build
 from bench.measure import Line, Subject, interleaved, lines

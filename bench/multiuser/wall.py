@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import URL
 
 import agentgit
+from agentgit.store.database import Database
 from agentgit.store.schema.roles import grant
-from agentgit.store.sql.database import Database
 from bench import postgres
 from bench.graphs import CHAT, build, said
 from bench.measure import Line, Subject, interleaved, lines

@@ -19,7 +19,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from sqlalchemy import URL, Connection
 
 from agentgit import SQLModelSaver
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from bench import postgres
 from bench.contenders import OURS, SQLITE, Contender, Saved, Say
 from bench.graphs import build

@@ -30,7 +30,7 @@ from agentgit.rollback import Settle
 from agentgit.rollback.awaiting import settled
 from agentgit.rollback.crash_recovery import take_back_all
 from agentgit.sessions.exploration import BEGUN, DONE, FAILED, WAITING
-from agentgit.store.records.explorations import Explorations, branch_name, mark_of
+from agentgit.store.queries.explorations import Explorations, branch_name, mark_of
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, and_, or_
 
+from agentgit.store.queries.comparison import Comparing
 from agentgit.store.records.checkpoints import merged_by
-from agentgit.store.records.comparison import Comparing
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store

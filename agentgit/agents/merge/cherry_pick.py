@@ -14,7 +14,7 @@ from agentgit.checkpoints.merge import added, batch_of
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.comparison import What
-from agentgit.store.records.lookup import Place
+from agentgit.store.queries.lookup import Place
 from agentgit.store.records.sessions import Found
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from agentgit.langgraph_internals import channels_from_checkpoint
 from agentgit.saver.config import config_of
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.messages import from_stored
-from agentgit.store.objects.blobs import LIST
 from agentgit.store.objects.plain_values import show
+from agentgit.store.sql.tables import LIST
 from agentgit.store.threads.graph_rows import conversation, is_shown
 from agentgit.store.threads.graph_store import Place
 

@@ -19,7 +19,8 @@ from agentgit.errors import Conflict
 from agentgit.sessions.events import NOWHERE
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note, write_notes
-from agentgit.store.records import templates
+from agentgit.store.maintenance.gc import collect
+from agentgit.store.queries import templates
 from agentgit.store.search.index import forget_words
 from agentgit.store.sql.tables import (
     AUDIT_EVENT,
@@ -262,7 +263,7 @@ def _finish(
     """
     if rows[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         forget_words(connection, store.tenant_id)
-    collected = store.graphs.collect(connection)
+    collected = collect(connection, store.graphs.content.blobs)
     # Last: who writes what belongs to no session, like a login, waits from now on.
     events = sum(_trail(connection, store.tenant_id, id, by, gone) for id, gone in sessions.items())
     return Gone(rows, collected.values, collected.bytes, events)

@@ -16,14 +16,14 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select
 from agentgit.sessions.maintenance import Parts
 from agentgit.store.maintenance import unused_checkpoints
 from agentgit.store.maintenance.unused_checkpoints import Spare
-from agentgit.store.objects.blobs import FULL, LIST, RECORD, Blobs, continued, damaged, unpack
+from agentgit.store.objects.blobs import FULL, RECORD, Blobs, continued, damaged, unpack
 from agentgit.store.objects.chunks import split_hashes
 from agentgit.store.objects.compression import CHUNKED
 from agentgit.store.objects.list_hashing import walk
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.encryption import Clear
 from agentgit.store.sql.slices import slices
-from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads import pending_writes, staging
 from agentgit.store.threads.graph_rows import KEY, Place
 from agentgit.store.threads.lifecycle import delete_thread
@@ -57,7 +57,7 @@ def collect(
     connection: Connection,
     blobs: Blobs,
     *,
-    dry_run: bool,
+    dry_run: bool = False,
     imports: bool = False,
     find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
     parts: Parts | None = None,

@@ -14,14 +14,14 @@ from sqlalchemy import Column, Connection, Table, and_, func, literal, select, t
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.maintenance import Rotated
 from agentgit.store.audit.trail import note
+from agentgit.store.database import Database
+from agentgit.store.records.encryption_keys import forget, prove, registered
 from agentgit.store.search.index import forget_words
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import Prepared
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.encrypted_columns import counts, key_in, of_tenant, raw, sealed_columns
 from agentgit.store.sql.encryption import InClear, Seal, as_given, as_stored, text_as_given, text_as_stored
 from agentgit.store.sql.tables import BLOB
-from agentgit.store.sql.unlock import forget, prove, registered
 
 AT_ONCE = 500
 """How many rows one transaction takes, so that other writers need not wait for long."""

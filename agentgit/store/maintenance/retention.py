@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Select, bindparam, func, select, update
 from agentgit.checkpoints.retention import Point, Retention, Verdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.store.maintenance.statistics import Sizes
+from agentgit.store.queries.explorations import mark_of
 from agentgit.store.records.checkpoints import merged_by
-from agentgit.store.records.explorations import mark_of
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.slices import slices

@@ -14,12 +14,11 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, beyond
 from agentgit.store.maintenance.gc import in_use
 from agentgit.store.maintenance.unused_checkpoints import find
-from agentgit.store.objects.blobs import LIST
 from agentgit.store.objects.chunks import HASH_BYTES
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.slices import slices
-from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, OPERATION, TOOL_INVOCATION
+from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import token_usage
 from agentgit.store.threads.graph_rows import Place, where

@@ -26,11 +26,8 @@ from agentgit.store.objects.lru import Recent
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.encryption import Clear
 from agentgit.store.sql.slices import slices
-from agentgit.store.sql.tables import BLOB
+from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.values import from_json, to_json, write_slowly
-
-LIST = "list"
-"""The type of a list of hashes; no leaf may have it."""
 
 RECORD = "record"
 """The type of a leaf that is names with hashes, see `pack`."""

@@ -7,7 +7,8 @@ from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
 
-from agentgit.store.objects.blobs import LIST, RECORD, Blobs, Leaf, leaf, list_hash, pack, unpack
+from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, leaf, list_hash, pack, unpack
+from agentgit.store.sql.tables import LIST
 
 Part: TypeAlias = Leaf | list[Leaf]
 Body: TypeAlias = Part | dict[str, Part]

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.engine.reflection import Inspector
 
+from agentgit.store.database import Database
 from agentgit.store.schema import migrations
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import METADATA
 
 WORDS = "search_words"

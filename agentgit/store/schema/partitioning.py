@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, text
 
 from agentgit.errors import InvalidInput
+from agentgit.store.database import Database
 from agentgit.store.schema import schema
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import METADATA
 
 MOST = 1024

@@ -7,9 +7,9 @@ import shlex
 from sqlalchemy import Connection, text
 
 from agentgit.errors import InvalidInput, NotAllowed, NotFound
+from agentgit.store.database import Database
 from agentgit.store.schema import schema
 from agentgit.store.schema.migrations import VERSION_TABLE
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.tables import METADATA
 
 WORK = "SELECT, INSERT, UPDATE, DELETE"

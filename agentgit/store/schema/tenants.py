@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, insert, select
 from agentgit.auth.user import expect_name
 from agentgit.checkpoints import references
 from agentgit.errors import NotFound
-from agentgit.store.sql.database import Database
+from agentgit.store.database import Database
 from agentgit.store.sql.ids import new_tenant_id
 from agentgit.store.sql.tables import TENANT
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, func, select
 
-from agentgit.store.objects.blobs import LIST
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.columns import Payload, SealedText
 from agentgit.store.sql.compiled_statement import Prepared
 from agentgit.store.sql.encryption import TEXT_MARK, key_of, sealed_text
-from agentgit.store.sql.tables import BLOB, METADATA
+from agentgit.store.sql.tables import BLOB, LIST, METADATA
 
 SHOWN = 40
 """So many bytes from the beginning of a sealed value tell its key; in base64 a third more."""

@@ -439,6 +439,10 @@ class GraphWriteRow(Row, table=True):
     mac: bytes | None = column.binary(nullable=True)
 
 
+LIST = "list"
+"""The type of a blob that is a list of hashes; no other value may have it."""
+
+
 class BlobRow(Row, table=True):
     """A value, stored once per tenant under the hash of its uncompressed bytes."""
 

@@ -9,9 +9,6 @@ from typing import Any
 from sqlalchemy import Connection, literal, select, tuple_
 
 from agentgit.errors import NotFound
-from agentgit.sessions.maintenance import Parts
-from agentgit.store.maintenance.gc import Collected, collect
-from agentgit.store.maintenance.unused_checkpoints import Spare
 from agentgit.store.objects.blobs import compact, pack
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import show_message, show_state
@@ -51,7 +48,7 @@ from agentgit.store.threads.graph_rows import (
 )
 from agentgit.store.threads.write_guard import Seen, refuse_gone, refuse_second_run
 
-__all__ = ["Collected", "Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
+__all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
 
 
 class GraphStore:
@@ -245,19 +242,6 @@ class GraphStore:
     def prune(self, connection: Connection, thread: str) -> None:
         """Keep only the newest graph checkpoint of each namespace; see `threads.prune`."""
         lifecycle.prune(connection, self.tenant_id, thread)
-
-    def collect(
-        self,
-        connection: Connection,
-        *,
-        dry_run: bool = False,
-        imports: bool = False,
-        find_steps: Callable[[Connection], Iterable[Spare]] | None = None,
-        parts: Parts | None = None,
-    ) -> Collected:
-        """Delete the values that nothing refers to any more; see `agentgit.store.maintenance.gc`."""
-        blobs = self.content.blobs
-        return collect(connection, blobs, dry_run=dry_run, imports=imports, find_steps=find_steps, parts=parts)
 
     # -- reading
 

@@ -16,7 +16,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS, NEWER
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
-from agentgit.store.records.explorations import MARK
+from agentgit.store.queries.explorations import MARK
 from agentgit.store.records.journal import Part as TrackPart
 from agentgit.store.records.sessions import Found, Segment, expect_whole
 from agentgit.store.sql import row_codes

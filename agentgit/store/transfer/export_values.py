@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput
-from agentgit.store.objects.blobs import LIST, RECORD, Blobs, Leaf, shared_prefix, unpack
+from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
 from agentgit.store.objects.chunks import CHUNK_BYTES
 from agentgit.store.objects.plain_values import READERS
 from agentgit.store.sql.slices import slices
+from agentgit.store.sql.tables import LIST
 
 Write = Callable[[dict[str, Any]], None]
 """Writes one record."""

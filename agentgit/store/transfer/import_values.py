@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from agentgit.store.objects.blobs import LIST, RECORD, Leaf, leaf, list_hash, unpack
+from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, unpack
 from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES
 from agentgit.store.objects.plain_values import (
     MESSAGE_MSGPACK,
@@ -18,6 +18,7 @@ from agentgit.store.objects.plain_values import (
     show_message,
     structure,
 )
+from agentgit.store.sql.tables import LIST
 from agentgit.store.transfer.export_values import LARGEST, RecentLists
 from agentgit.store.transfer.file_trees import unbased
 from agentgit.store.transfer.messages import expect_flat, readable, stored

@@ -9,11 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_
 
 from agentgit.sessions.messages import from_stored
-from agentgit.store.objects.blobs import LIST
 from agentgit.store.objects.plain_values import show, show_state
 from agentgit.store.records.journal import Part
 from agentgit.store.records.sessions import Found
-from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.tables import CHECKPOINT, LIST
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, RESUME, Place, conversation, is_shown

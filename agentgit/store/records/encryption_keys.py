@@ -9,8 +9,8 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt, InvalidInput
+from agentgit.store.database import Database
 from agentgit.store.sql.compiled_statement import Prepared
-from agentgit.store.sql.database import Database
 from agentgit.store.sql.encrypted_columns import counts
 from agentgit.store.sql.encryption import Seal, key_of, missing
 from agentgit.store.sql.tables import ENCRYPTION_KEY

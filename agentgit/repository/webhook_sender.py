@@ -51,7 +51,7 @@ def deliver(store: Store) -> Delivered:
         # off, and its connections can be made by `CheckedNetwork`.
         import httpcore
 
-        from agentgit.store.audit.checked_network import CheckedNetwork
+        from agentgit.repository.checked_network import CheckedNetwork
     except ModuleNotFoundError as error:
         raise Unavailable('Webhooks are sent with httpcore. Run: pip install "agentgit[webhooks]"') from error
 
