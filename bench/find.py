@@ -24,7 +24,7 @@ from agentgit.store.objects.content import Encoded
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.schema import schema
 from agentgit.store.search.index import Texts
-from agentgit.store.threads.graph_rows import Draft, Place
+from agentgit.store.threads.graph_rows import Draft, GraphKey
 from bench import postgres
 from bench.contenders import Wrapped
 from bench.graphs import CHAT, said
@@ -167,7 +167,9 @@ def _make(case: _Case) -> _Case:
         last: tuple[str, str] | tuple[None, None] = heads.get(branch.parent_id, (None, None))
         for start in range(first, first + case.count // BRANCHES, STEP):
             held.extend(_message(case, number) for number in range(start, start + STEP))
-            head = store.graphs.put(connection, Place(branch.thread_id, "", f"{start:032}"), _draft(list(held), *last))
+            head = store.graphs.put(
+                connection, GraphKey(branch.thread_id, "", f"{start:032}"), _draft(list(held), *last)
+            )
             last = (head.checkpoint_id, branch.thread_id)
             for number in range(start, start + STEP):
                 named = number % NAMED == 0

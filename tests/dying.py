@@ -20,7 +20,7 @@ from agentgit.rollback.engine import Rollback
 from agentgit.rollback.executor import Worker
 from agentgit.rollback.finish import Publishing
 from agentgit.store.records.journal import Journal
-from agentgit.store.records.operations import Operations
+from agentgit.store.records.operations import OperationStore
 
 Hook = Callable[[], None]
 
@@ -79,7 +79,7 @@ TURN: dict[str, Hook] = CALLS | {
 }
 
 REVERSAL: dict[str, Hook] = {
-    "before the operation": before(Operations, "begin"),
+    "before the operation": before(OperationStore, "begin"),
     "before the reversal": before(Journal, "move", _to("reversing")),
     "after its intent": before(Worker, "_undo"),
     "in the undo": before(Shop, "cancel"),

@@ -19,7 +19,7 @@ from agentgit.agents.merge import commit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
 from agentgit.repository.maintenance import Upkeep
-from agentgit.rollback.files import Files
+from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.workspace_adapter import WorkspaceKeeper
 from agentgit.sessions.session import PARTIAL
 from agentgit.store.audit import outbox, trail
@@ -29,7 +29,7 @@ from agentgit.store.maintenance import erasure
 from agentgit.store.queries import templates
 from agentgit.store.records import members
 from agentgit.store.records.journal import Intent, Journal
-from agentgit.store.records.sessions import Sessions
+from agentgit.store.records.sessions import SessionStore
 from agentgit.store.schema import roles, schema
 from agentgit.store.sql import process_owner
 from agentgit.store.sql.tables import BRANCH, METADATA
@@ -149,7 +149,7 @@ def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, befor
         broken = update(BRANCH).where(BRANCH.c.id == left.branch.id).values(status=PARTIAL)
         repo.store.database.write(lambda c: c.execute(broken))
 
-    other = before(Sessions, "lock", Other(breaks_off, patience=60))
+    other = before(SessionStore, "lock", Other(breaks_off, patience=60))
     with pytest.raises(Conflict, match="its rollback was not finished"):
         repo.switch(left.branch.name, "s", sync="note")
     assert other.ends() is None
@@ -251,7 +251,7 @@ def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(re
     agent = wrap(repo)
     agent.run("add chair")
     agent.rollback("main#1").run("add table")
-    other = before(Sessions, step, Other(lambda: repo.delete_session("s"), patience=60))
+    other = before(SessionStore, step, Other(lambda: repo.delete_session("s"), patience=60))
     with suppress(NotFound):
         READERS[reader](repo)
     assert other.raised is None
@@ -346,7 +346,7 @@ def workspace(tmp_path):
 
 def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkeypatch):
     """D5: where a turn begins while a session is erased, nothing was erased, and its snapshots are still held."""
-    agent, plain = wrap(repo, workspace=workspace), Files.forsake
+    agent, plain = wrap(repo, workspace=workspace), RollbackFiles.forsake
     agent.run("hello")
 
     with process_owner.owner() as alive:
@@ -356,7 +356,7 @@ def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkey
             repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, alive))
             return done
 
-        monkeypatch.setattr(Files, "forsake", forsaken)
+        monkeypatch.setattr(RollbackFiles, "forsake", forsaken)
         with pytest.raises(Conflict, match="Nothing was erased"):
             repo.delete_session("s")
     assert [one.pinned for one in workspace.list()] == [True]
@@ -390,7 +390,7 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
 def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
     """Who switches to a branch that goes away at that moment is told so, and the trail of nothing has no word of it."""
     repo.ensure_session("s")
-    other = before(Sessions, "set_current", Other(lambda: repo.delete_session("s"), patience=60))
+    other = before(SessionStore, "set_current", Other(lambda: repo.delete_session("s"), patience=60))
     with pytest.raises(NotFound, match="deleted"):
         repo.switch("main", "s")
     assert other.ends() is None

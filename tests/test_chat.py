@@ -428,7 +428,7 @@ async def test_a_form_is_answered_by_json():
         world = World()
         with agentgit.open(":memory:") as repo:
             agent = repo.wrap(tool_node_graph(scripted(asked, "fine"), world.tools()), "s")
-            assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.Asked({"add": "a"})
+            assert (await heard(chat_turn.say(agent, "go")))[-1] == chat_turn.AskedQuestion({"add": "a"})
             with pytest.raises(InvalidInput, match="waits for an answer"):
                 await heard(chat_turn.go_on(agent))
             await heard(chat_turn.say(agent, answer))

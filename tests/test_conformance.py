@@ -14,9 +14,9 @@ from agentgit.store import database
 from agentgit.store.objects.blobs import Blobs, Leaf
 from agentgit.store.queries.lookup import Lookup
 from agentgit.store.records import checkpoints, journal, sessions
-from agentgit.store.records.sessions import Sessions
+from agentgit.store.records.sessions import SessionStore
 from agentgit.store.sql.columns import SafeText, UTCDateTime
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.sqlite import Lite
 from agentgit.store.sql.tables import BRANCH
 
@@ -92,17 +92,17 @@ def everybody_takes(monkeypatch, path):
     """A branch is given to whoever asks."""
     always = update(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     always = always.values(status="running", owner=bindparam("by"), epoch=BRANCH.c.epoch + 1).returning(BRANCH)
-    monkeypatch.setattr(sessions, "_ACQUIRE", dict.fromkeys((False, True), Prepared(always)))
+    monkeypatch.setattr(sessions, "_ACQUIRE", dict.fromkeys((False, True), CompiledStatement(always)))
 
 
 def no_epochs(monkeypatch, path):
     """Runs are not told apart."""
-    monkeypatch.setattr(Sessions, "hold", lambda *a: None)
+    monkeypatch.setattr(SessionStore, "hold", lambda *a: None)
 
 
 def reads_then_writes(monkeypatch, path):
     """Metadata are read in a transaction of their own, before the one that writes them."""
-    plain = Sessions.note
+    plain = SessionStore.note
 
     def note(self, connection, branch_id, facts):
         stale = getattr(self, "stale", "{}")
@@ -110,7 +110,7 @@ def reads_then_writes(monkeypatch, path):
         connection.exec_driver_sql("UPDATE internal_session SET meta = ? WHERE id = ?", (stale.encode(), branch_id))
         plain(self, connection, branch_id, facts)
 
-    monkeypatch.setattr(Sessions, "note", note)
+    monkeypatch.setattr(SessionStore, "note", note)
 
 
 def any_status(monkeypatch, path):
@@ -119,7 +119,7 @@ def any_status(monkeypatch, path):
     def moving(status, columns):
         new = {name: bindparam(f"new_{name}") for name in columns}
         changed = update(journal.INVOCATION).where(*journal._one).values(status=status, **new)
-        return Prepared(changed.returning(journal.INVOCATION))
+        return CompiledStatement(changed.returning(journal.INVOCATION))
 
     monkeypatch.setattr(journal, "_moving", moving)
 

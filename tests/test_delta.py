@@ -22,7 +22,7 @@ from agentgit.saver.codec import Codec
 from agentgit.saver.delta_reducer import encode
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_store import Place
+from agentgit.store.threads.graph_store import GraphKey
 
 PLAIN = Annotated[list, add_messages]
 DURABILITIES = ("sync", "async", "exit")
@@ -444,6 +444,6 @@ def test_the_store_reads_the_end_of_a_spread_conversation(repo):
     with repo.store.database.reading() as connection:
         graphs = repo.store.graphs
         head = graphs.head(connection, agent.branch.langgraph_session_id)
-        at = graphs.find(connection, Place(agent.branch.langgraph_session_id, "", head.checkpoint_id))
+        at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
         assert "messages" in at.folded
         assert [one["data"]["id"] for one in graphs.messages_at(connection, at, 1)] == ["a1"]

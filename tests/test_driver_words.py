@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 import agentgit
 from agentgit import AgentGitError, Corrupt, SchemaMismatch, Unavailable
 from agentgit.mcp.server import made
-from agentgit.mcp.write_tools import Moves
+from agentgit.mcp.write_tools import WriteTools
 from agentgit.store.database import Database
 from agentgit.values import told
 from agentgit.web import app
@@ -108,8 +108,8 @@ async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
         bob.tag("HEAD", "v1", "s", description=HUSH)
 
     for work, word in ((foreign, "went wrong"), (refused, "refused a statement")):
-        monkeypatch.setattr(Moves, "list_checkpoints", work)
-        server = made(Moves(bob, bob.session("s"), may_force=False), bound=True, read_only=False)
+        monkeypatch.setattr(WriteTools, "list_checkpoints", work)
+        server = made(WriteTools(bob, bob.session("s"), may_force=False), bound=True, read_only=False)
         async with create_connected_server_and_client_session(server) as client:
             answer = await client.call_tool("list_checkpoints", {})
         said = "".join(one.text for one in answer.content) + str(answer.structuredContent)

@@ -29,7 +29,7 @@ from agentgit.auth.roles import EDITOR, FORKER, OWNER, VIEWER
 from agentgit.cli.app import app as every_command
 from agentgit.errors import AgentGitError
 from agentgit.mcp.tool_schemas import forms
-from agentgit.mcp.write_tools import Moves
+from agentgit.mcp.write_tools import WriteTools
 from agentgit.web import api, app, health, pages
 
 ADMIN = "admin"
@@ -436,7 +436,7 @@ def test_d5_no_mcp_tool_does_more_than_its_role(house, who):
         here = {"session": AT["session"] if who in PEOPLE else "support-42"} if given else {}
         arguments = {**given, **here, **({"operation": house.ids["operation_id"]} if "operation" in given else {})}
         try:
-            said = getattr(Moves(repo, None, may_force=True), name)(**known[name].read(arguments)).text
+            said = getattr(WriteTools(repo, None, may_force=True), name)(**known[name].read(arguments)).text
             kind = None
         except AgentGitError as error:
             said, kind = str(error), type(error).__name__

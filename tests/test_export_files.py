@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import agentgit
 from agentgit import Conflict, Corrupt, InvalidInput, Workspace, WorkspaceChanged, cli
 from agentgit.store.transfer import file_trees, paths
-from agentgit.store.transfer.file_trees import Item, Tree
+from agentgit.store.transfer.file_trees import FileTree, TreeItem
 from agentgit.store.transfer.import_ import check
 
 __all__ = ["desk", "home"]  # the fixtures
@@ -671,15 +671,15 @@ ITEMS = st.dictionaries(
 @given(ITEMS)
 def test_b8_links_that_are_taken_lead_nowhere_else(tmp_path_factory, items):
     """B8: links may go through one another, and still none leads out; the file system itself is asked."""
-    tree, made = Tree(), {}
+    tree, made = FileTree(), {}
     for path, target in items.items():
-        item = Item(0o777, link=target.encode())
+        item = TreeItem(0o777, link=target.encode())
         try:
             tree.change(path.encode(), item)
         except ValueError:
-            tree = Tree()
+            tree = FileTree()
             for known, link in made.items():
-                tree.change(known.encode(), Item(0o777, link=link.encode()))
+                tree.change(known.encode(), TreeItem(0o777, link=link.encode()))
         else:
             made[path] = target
     root = tmp_path_factory.mktemp("links") / "x"

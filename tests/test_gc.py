@@ -14,7 +14,7 @@ from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.maintenance.unused_checkpoints import Step, needed
+from agentgit.store.maintenance.unused_checkpoints import GraphStep, needed
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.workspace.api import Workspace
 
@@ -285,7 +285,7 @@ def test_w13_what_is_named_and_what_it_needs_stays(made, named, asking):
         roots = [step.checkpoint_id for step in steps if step.ns == ""]
         parent = newest.get(ns)
         root = roots[pick % len(roots)] if ns and roots else None
-        steps.append(Step(ns, str(seq), seq, parent, root))
+        steps.append(GraphStep(ns, str(seq), seq, parent, root))
         newest[ns] = str(seq)
     names = {str(n) for n in named}
     kept = needed(steps, names, {str(n) for n in asking})

@@ -28,7 +28,7 @@ from agentgit.errors import (
 )
 from agentgit.mcp.server import made
 from agentgit.mcp.tool_schemas import LOOKS, MOVES, forms
-from agentgit.mcp.write_tools import Moves
+from agentgit.mcp.write_tools import WriteTools
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,7 +83,7 @@ def agent(repo, world):
 @asynccontextmanager
 async def client(repo, session=None, *, read_only=False, may_force=False):
     """Connect a real client to a server in this process; gives what calls a tool."""
-    tools = Moves(repo, session, may_force=may_force)
+    tools = WriteTools(repo, session, may_force=may_force)
     server = made(tools, bound=session is not None, read_only=read_only)
     async with create_connected_server_and_client_session(server) as connected:
 
@@ -167,7 +167,7 @@ def test_what_each_tool_does_to_the_world_is_said():
     assert {name for name, said in known.items() if said.destructiveHint} == {
         "delete_checkpoint", "cleanup_auto_checkpoints", "rollback_to_checkpoint", "switch_branch", "resume_operation",
     }  # fmt: skip
-    public = {name for name in dir(Moves) if not name.startswith("_")} - {"of"}
+    public = {name for name in dir(WriteTools) if not name.startswith("_")} - {"of"}
     assert public == {one.__name__ for one in (*LOOKS, *MOVES)} == set(known)
     assert all(form.tool.description for form in forms(bound=False, read_only=False).values())
 
@@ -211,7 +211,7 @@ async def test_a_server_shows_what_it_is_bound_to(repo, agent):
 @pytest.mark.parametrize("read_only", [True, False])
 def test_what_a_server_says_of_itself_is_what_it_offers(repo, read_only):
     """D5: who may only read is not told of tools that are not there."""
-    server = made(Moves(repo, None, may_force=False), bound=False, read_only=read_only)
+    server = made(WriteTools(repo, None, may_force=False), bound=False, read_only=read_only)
     told = server.create_initialization_options().instructions
     assert ("rollback_to_checkpoint" in told) is not read_only
 

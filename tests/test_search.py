@@ -17,7 +17,7 @@ from agentgit.checkpoints.queries import FIRST
 from agentgit.checkpoints.search_words import query
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import collect
-from agentgit.store.records.log import Part
+from agentgit.store.records.log import LogPart
 from agentgit.store.search.index import CHECKPOINTS_AT_ONCE, Texts
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
@@ -206,7 +206,7 @@ def test_w9_a_path_through_a_long_branch_is_searched_until_its_point(repo, monke
 def test_w9_a_plan_for_any_word_is_never_made(repo, agent):
     """W9: PostgreSQL plans each search by its words, however often it is done; a plan for any word reads every text."""
     counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
-    parts = [Part(branch_id=agent.branch_id)]
+    parts = [LogPart(branch_id=agent.branch_id)]
     with repo.store.database.reading() as connection:
         for n in range(12):
             list(repo.store.search.hits(connection, agent.session.id, parts, query(f"sofa {n}"), FIRST, whole=True))
@@ -342,7 +342,7 @@ def test_w9_tenants_and_users_find_only_their_own(database):
         with database.reading() as connection:
             assert strange.behind(connection, hers.session("s").id) == {}
             found = type(his.store.search)(7, his.store.graphs)
-            parts = [Part(branch_id=hers.branch("s").id)]
+            parts = [LogPart(branch_id=hers.branch("s").id)]
             hits = found.hits(connection, hers.session("s").id, parts, query("needle"), FIRST, whole=True)
             assert list(hits) == []
 

@@ -18,24 +18,24 @@ from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.workspace.engines import directory
 from agentgit.workspace.engines.directory import Copies
 from agentgit.workspace.engines.git import GitTrees
-from agentgit.workspace.trees import Change, Entry, Trees, Written, digest
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, WrittenTree, digest
 
 
 def file(path, data, mode=0o644):
     """A file on its way into a snapshot."""
-    return Written(path, Entry(stat.S_IFREG | mode, digest(data)), data)
+    return WrittenTree(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
 
 def link(path, target):
-    return Written(path, Entry(stat.S_IFLNK | 0o777, digest(target)), target)
+    return WrittenTree(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
 
 
 def folder(path, mode=0o755):
-    return Written(path, Entry(stat.S_IFDIR | mode))
+    return WrittenTree(path, TreeEntry(stat.S_IFDIR | mode))
 
 
 def gone(path):
-    return Written(path, None)
+    return WrittenTree(path, None)
 
 
 KINDS = {"git": GitTrees, "copies": Copies}
@@ -119,7 +119,7 @@ def test_only_what_changed_takes_space(copied, tmp_path):
     """C5: a file that did not change, or only its mode or name, is a hard link to the copy of the snapshot before."""
     copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
     (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
-    copied.write("b2", "a1", [file(b"changed", b"c"), Written(b"moved", entry, data)])
+    copied.write("b2", "a1", [file(b"changed", b"c"), WrittenTree(b"moved", entry, data)])
     store = tmp_path / "store"
     assert (store / "a1/files/same").samefile(store / "b2/files/same")
     assert (store / "a1/files/same").samefile(store / "b2/files/moved")
@@ -143,7 +143,7 @@ def test_differences_are_paths(trees):
     after = (gone(b"gone"), file(b"changed", b"2"), file(b"mode", b"m", 0o600), file(b"new", b"n"))
     trees.write("b2", "a1", after)
     one, other = ({written.path: written.entry for written in side} for side in (before, after))
-    assert trees.differences("a1", "b2") == {path: Change(one.get(path), other[path]) for path in other}
+    assert trees.differences("a1", "b2") == {path: TreeChange(one.get(path), other[path]) for path in other}
     assert trees.differences("b2", "b2") == {}
 
 

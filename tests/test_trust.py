@@ -23,7 +23,7 @@ import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, cli, effect, reversible
 from agentgit.effects.function_names import name_of
 from agentgit.mcp.server import made
-from agentgit.mcp.write_tools import Moves
+from agentgit.mcp.write_tools import WriteTools
 from agentgit.notebook import command_syntax, commands
 from agentgit.notebook.target import Names
 from agentgit.store.sql.tables import ToolInvocationRow
@@ -512,7 +512,7 @@ def test_t3_a_plan_that_a_viewer_asks_for_imports_nothing(attacked):
 async def test_t3_the_mcp_server_imports_nothing_that_a_row_names(attacked):
     """T3: a model that asks the MCP server for a plan or a rollback cannot have anything imported."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
-    server = made(Moves(attacked, None, may_force=True), bound=False, read_only=False)
+    server = made(WriteTools(attacked, None, may_force=True), bound=False, read_only=False)
     async with create_connected_server_and_client_session(server) as client:
         planned = await client.call_tool("plan_rollback", {"checkpoint": "main#1", "session": "s"})
         done = await client.call_tool(
@@ -628,7 +628,7 @@ def test_t3_a_notebook_trusts_a_module(repo, shop):
 
         def magic(line):
             name, asked = command_syntax.parse(line)
-            return commands.carry_out(name, commands.Asked(names, asked, lambda value: None))
+            return commands.carry_out(name, commands.Command(names, asked, lambda value: None))
 
         assert "is not declared here" in str(magic("plan main#1"))
         assert repr(magic("trust shop_of_trust")) == "trusted: shop_of_trust"

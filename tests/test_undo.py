@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
 from agentgit.workspace.disk import atomic_file, renaming, single_file
 from agentgit.workspace.disk.contents import CHUNK
-from agentgit.workspace.disk.single_file import Files
+from agentgit.workspace.disk.single_file import SingleFiles
 from agentgit.workspace.lock import exclusive
 from agentgit.workspace.undo import storage
 from agentgit.workspace.undo.stack import Undone, UndoStack
@@ -393,7 +393,7 @@ def test_what_a_person_changed_while_an_undo_was_broken_off_is_left(work, stack,
     for name in "ab":
         (work / name).write_text("after")
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "put", broken_off)
+        patch.setattr(SingleFiles, "put", broken_off)
         with pytest.raises(KeyboardInterrupt):
             stack.undo()
     (work / "a").write_text("mine")
@@ -408,7 +408,9 @@ def broken_off(*_):
 def die_in(work, store, where, point):
     """Run in another process: be killed when something is about to be done for the given time."""
     stack, seen = UndoStack(work, store), []
-    owner, name = {"put": (Files, "put"), "rename": (renaming, "system_call"), "evict": (stack._rows, "evict")}[where]
+    owner, name = {"put": (SingleFiles, "put"), "rename": (renaming, "system_call"), "evict": (stack._rows, "evict")}[
+        where
+    ]
     plain = getattr(owner, name)
 
     def hooked(*args, **how):

@@ -12,7 +12,7 @@ import agentgit
 from agentgit import AgentGitError
 from agentgit.store.database import Database
 from agentgit.store.sql import batch
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import TENANT
 
 
@@ -56,7 +56,7 @@ def test_d5_a_turn_asks_the_server_seldom(postgres_url, sent, said, most, statem
 @pytest.mark.parametrize("is_async", [False, True])
 def test_d5_a_failed_pipeline_says_its_own_failure_and_logs_nothing(postgres_url, caplog, is_async):
     """D5: of statements that go together the first that fails is told, nothing is kept, and the next ones work."""
-    taken, count = Prepared(insert(TENANT)), select(func.count()).select_from(TENANT)
+    taken, count = CompiledStatement(insert(TENANT)), select(func.count()).select_from(TENANT)
 
     def add(connection, *ids):
         for id in ids:
@@ -84,8 +84,8 @@ def test_d5_a_failed_pipeline_says_its_own_failure_and_logs_nothing(postgres_url
 
 def test_d5_what_was_foreseen_is_given_once(postgres_url):
     """D5: an answer that was asked for early is given to the first who asks; the next one sees what changed since."""
-    count = Prepared(select(func.count().label("n")).select_from(TENANT))
-    taken = Prepared(insert(TENANT))
+    count = CompiledStatement(select(func.count().label("n")).select_from(TENANT))
+    taken = CompiledStatement(insert(TENANT))
     row = {"id": 7, "name": "7", "created_at": datetime.now(UTC), "tokens_revoked_at": None}
 
     def work(connection):

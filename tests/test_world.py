@@ -12,7 +12,7 @@ import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.effects import reversible
 from agentgit.rollback.executor import Worker
-from agentgit.store.records.sessions import Sessions
+from agentgit.store.records.sessions import SessionStore
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def _pretend(repo, connection, branch):
     """Record an effect of another branch, as its turn in another process would."""
     from datetime import UTC, datetime
 
-    from agentgit.store.records.journal import Intent, Outcome
+    from agentgit.store.records.journal import CallOutcome, Intent
 
     now = datetime.now(UTC)
     intent = Intent(
@@ -262,7 +262,7 @@ def _pretend(repo, connection, branch):
         started_at=now,
     )  # fmt: skip
     journal = repo.store.journal
-    journal.end(connection, journal.intend(connection, intent), Outcome(status="done", result={}, ended_at=now))
+    journal.end(connection, journal.intend(connection, intent), CallOutcome(status="done", result={}, ended_at=now))
 
 
 def test_w8_only_the_tools_are_rolled_back(repo, world):
@@ -513,7 +513,7 @@ def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo, world, monk
         agent = agent.fork(name=f"on-{number}")
         agent.run("look")
         line.append(f"on-{number}")
-    monkeypatch.setattr(Sessions, "branches", None)
+    monkeypatch.setattr(SessionStore, "branches", None)
     with agent.store.database.reading() as connection:
         parts = agent.store.sessions.lineage(connection, agent._row(connection))
     assert [part.branch.name for part in parts] == line

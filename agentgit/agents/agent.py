@@ -10,12 +10,12 @@ from sqlalchemy import Connection
 
 from agentgit.agents.async_api import Twins
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.event_verbs import Tells
+from agentgit.agents.event_verbs import EventVerbs
 from agentgit.agents.explore_verbs import Explores
-from agentgit.agents.log_verbs import Finds
+from agentgit.agents.log_verbs import LogVerbs
 from agentgit.agents.merge_verbs import Carries
 from agentgit.agents.run_verbs import Runs
-from agentgit.agents.undo_verbs import Steps
+from agentgit.agents.undo_verbs import UndoVerbs
 from agentgit.auth.roles import EDITOR
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
@@ -23,10 +23,10 @@ from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.files import FilesAt
 from agentgit.errors import Conflict
 from agentgit.render import status
-from agentgit.rollback import Request, Rollback, Settle, Switch, wait
+from agentgit.rollback import Request, Rollback, Settle, SwitchRequest, wait
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named
 from agentgit.store.records.sessions import Found, expect_whole
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agentgit.handles.session import BranchRef
 
 
-class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
+class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, Runs):
     """A compiled graph on one branch of a session. Made by `Repository.wrap`.
 
     It runs as the graph does, with the branch's thread filled in; `rollback`, `fork` and `undo` give a new agent on a
@@ -192,7 +192,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
     def _external(self, connection: Connection) -> ExternalSession:
         return self.repository.lookup.session(connection, self._session_id)
 
-    def _target(self, connection: Connection, to: Place) -> tuple[Found, str]:
+    def _target(self, connection: Connection, to: CheckpointRef) -> tuple[Found, str]:
         """Find the checkpoint that is meant, and how a person calls it."""
         return self.repository.lookup.target(connection, self._external(connection), self._row(connection), to)
 
@@ -203,7 +203,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
 
     def plan_rollback(
         self,
-        to: Place,
+        to: CheckpointRef,
         *,
         tools: str = "reverse",
         files: bool = True,
@@ -232,7 +232,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
 
     def rollback(
         self,
-        to: Place,
+        to: CheckpointRef,
         *,
         tools: str = "reverse",
         files: bool = True,
@@ -282,14 +282,14 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
             request_id=request_id,
         )
 
-    def _rollback(self, to: Place, settle: Settle, **how: Any) -> RollbackAgent:
+    def _rollback(self, to: CheckpointRef, settle: Settle, **how: Any) -> RollbackAgent:
         with self._reading(EDITOR) as connection:
             target, label = self._target(connection, to)
         request = Request(user_id=self.rules.user_id, source_id=self.branch_id, target=target, label=label, **how)
         branch_id = self._engine(settle).run(request)
         return self if branch_id == self.branch_id else self._on(branch_id)
 
-    def fork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
+    def fork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
         """Make a branch without touching the world.
 
         Args:
@@ -363,7 +363,7 @@ class RollbackAgent(Explores, Carries, Finds, Tells, Steps, Twins, Runs):
 
         row = self.store.database.write(move, durable=sync is None)
         if sync is not None:
-            asked = Switch(
+            asked = SwitchRequest(
                 user_id=self.rules.user_id,
                 source_id=self.branch_id,
                 branch=row,

@@ -20,7 +20,7 @@ from agentgit.handles.comparison import What
 from agentgit.rollback import on_this_loop
 from agentgit.sessions import InternalSession, Tree
 from agentgit.store.audit.bus import on_loop
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -96,15 +96,15 @@ class Twins:
         """List the branches, as `branches`."""
         return await self._io(self._agent.branches)
 
-    async def acompare(self, other: Place) -> Comparison:
+    async def acompare(self, other: CheckpointRef) -> Comparison:
         """Put this branch beside another one, as `compare`."""
         return await self._io(self._agent.compare, other)
 
-    async def aplan_merge(self, source: Place, *, resolve: Resolve = None) -> MergePlan:
+    async def aplan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
         """Return what a merge would bring, as `plan_merge`."""
         return await self._io(self._agent.plan_merge, source, resolve=resolve)
 
-    async def amerge(self, source: Place, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+    async def amerge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Bring in what another branch did, as `merge`."""
         return await self._change(self._agent.merge, source, resolve=resolve, name=name)
 
@@ -122,7 +122,7 @@ class Twins:
 
     async def aplan_rollback(
         self,
-        to: Place,
+        to: CheckpointRef,
         *,
         tools: str = "reverse",
         files: bool = True,
@@ -136,7 +136,7 @@ class Twins:
 
     async def arollback(
         self,
-        to: Place,
+        to: CheckpointRef,
         *,
         tools: str = "reverse",
         files: bool = True,
@@ -172,11 +172,11 @@ class Twins:
         """Return what an undo would do, as `plan_undo`."""
         return await self._io(self._agent.plan_undo, steps)
 
-    async def arewind_files(self, restore_point: Place, *, force: bool = False) -> FileChanges:
+    async def arewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
         """Bring the files back, as `rewind_files`."""
         return await self._change(self._agent.rewind_files, restore_point, force=force)
 
-    async def afork(self, to: Place | None = None, name: str | None = None) -> RollbackAgent:
+    async def afork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
         """Make a branch without touching the world, as `fork`."""
         return await self._io(self._agent.fork, to, name)
 

@@ -40,20 +40,20 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedQuestion:
     """What the graph asks a person, who answers with what they say next."""
 
     question: Any
 
 
 @dataclass(frozen=True)
-class Raised:
+class TurnFailed:
     """Why the turn broke off."""
 
     error: Exception
 
 
-Piece = Said | Called | Asked | Raised
+Piece = Said | Called | AskedQuestion | TurnFailed
 Pieces = AsyncGenerator[Piece, None]
 
 
@@ -94,9 +94,9 @@ def is_half_done(agent: RollbackAgent) -> bool:
     return bool(state.next) and not state.interrupts
 
 
-def waiting(state: StateSnapshot) -> list[Asked]:
+def waiting(state: StateSnapshot) -> list[AskedQuestion]:
     """List what a graph waits to be told."""
-    return [Asked(one.value) for one in state.interrupts]
+    return [AskedQuestion(one.value) for one in state.interrupts]
 
 
 async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pieces:
@@ -111,7 +111,7 @@ async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pi
         for piece in (*reader.rest(), *waiting(await agent.aget_state())):
             yield piece
     except Exception as error:  # noqa: BLE001  # a graph may raise anything, and the chat goes on
-        yield Raised(error)
+        yield TurnFailed(error)
 
 
 def _messages(state: StateSnapshot) -> list[BaseMessage]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
 
-class Tells:
+class EventVerbs:
     """What `RollbackAgent` tells of its session, whichever branch it happens on."""
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
-from agentgit.agents.explore.explorer import Explorer, Trial
+from agentgit.agents.explore.explorer import ExploredTurn, Explorer
 from agentgit.agents.explore.variants import Choices, Steps, ways
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.rollback import Settle, on_this_loop, wait
@@ -189,7 +189,7 @@ def _telling(explorer: Explorer) -> Iterator[None]:
         raise
 
 
-def _run_all(trials: list[Trial], at_once: int) -> None:
+def _run_all(trials: list[ExploredTurn], at_once: int) -> None:
     if len(trials) == 1:
         _run(trials[0])
         return
@@ -197,17 +197,17 @@ def _run_all(trials: list[Trial], at_once: int) -> None:
         list(pool.map(_run, trials))
 
 
-def _run(trial: Trial) -> None:
+def _run(trial: ExploredTurn) -> None:
     try:
         trial.agent.invoke(trial.value, trial.config)
     except Exception as error:  # noqa: BLE001  # whatever a graph raises is written down with its branch
         trial.error = error
 
 
-async def _arun_all(trials: list[Trial], at_once: int) -> None:
+async def _arun_all(trials: list[ExploredTurn], at_once: int) -> None:
     room = asyncio.Semaphore(at_once)
 
-    async def run(trial: Trial) -> None:
+    async def run(trial: ExploredTurn) -> None:
         async with room:
             try:
                 await trial.agent.ainvoke(trial.value, trial.config)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from agentgit.checkpoints.queries import Hits, Tag
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentgit.handles.session import BranchRef
 
 
-class Finds:
+class LogVerbs:
     """What `RollbackAgent` can do to find a checkpoint or a branch again."""
 
     @property
@@ -66,7 +66,7 @@ class Finds:
         """Find by words, as `search`."""
         return await asyncio.to_thread(self.search, text, **how)
 
-    def tag(self, ref: Place, name: str, *, description: str | None = None) -> Tag:
+    def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
         """Give a checkpoint a name that is unique in the session, and that keeps it, as `Repository.tag`.
 
         Args:
@@ -80,6 +80,6 @@ class Finds:
         agent = self._finder
         return agent.repository.tag(ref, name, agent._session_id, branch=agent.branch_id, description=description)
 
-    async def atag(self, ref: Place, name: str, *, description: str | None = None) -> Tag:
+    async def atag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
         """Give a checkpoint a tag, as `tag`."""
         return await asyncio.to_thread(self.tag, ref, name, description=description)

@@ -18,7 +18,7 @@ from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound
 from agentgit.handles.comparison import What
 from agentgit.rollback.crash_recovery import take_back_all
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import MERGED, named
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
@@ -45,7 +45,7 @@ class Carries:
     def _carrying(self) -> RollbackAgent:
         return cast("RollbackAgent", self)
 
-    def compare(self, other: Place) -> Comparison:
+    def compare(self, other: CheckpointRef) -> Comparison:
         """Put this branch beside another one: what each did since they parted, and how they differ now.
 
         Args:
@@ -62,7 +62,7 @@ class Carries:
 
     # -- merge
 
-    def plan_merge(self, source: Place, *, resolve: Resolve = None) -> MergePlan:
+    def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
         """Return what `merge` would bring, and what stands against it, without doing anything.
 
         Args:
@@ -74,7 +74,7 @@ class Carries:
         """
         return self._merging(source, resolve)[0].plan
 
-    def merge(self, source: Place, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Bring what another branch did since the two parted into this one: its messages, and the values it changed.
 
         A value that only one of them changed is taken from that one. Their new messages come behind ours, tool calls
@@ -109,7 +109,7 @@ class Carries:
         data = {"checkpoint": theirs.id, **counted(coming.plan)}
         return self._arrive(coming, name, MERGED, data)
 
-    def _merging(self, source: Place, resolve: Resolve) -> tuple[Coming, Found]:
+    def _merging(self, source: CheckpointRef, resolve: Resolve) -> tuple[Coming, Found]:
         agent = self._carrying
         take_back_all(agent.store, agent._session_id)
         with agent._reading() as connection:

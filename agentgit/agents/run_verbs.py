@@ -20,14 +20,14 @@ from agentgit.agents.instrumentation import captured
 from agentgit.agents.isolation import alone, by_itself, expect_apart
 from agentgit.agents.node_caches import BranchCache, hidden_cache
 from agentgit.agents.turn.checkpoint_buffer import Settling
-from agentgit.agents.turn.turn import Rules, Turn
+from agentgit.agents.turn.turn import Turn, TurnSettings
 from agentgit.auth.roles import EDITOR, VIEWER
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.rollback import Planner
 from agentgit.saver.saver import NOTHING_ELSE, Beside, SQLModelSaver
 from agentgit.store.audit.bus import LOOP
-from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.tracing import NOTHING, Traced, start
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Runs(Runnable[Any, Any]):
         branch_id: the branch.
     """
 
-    def __init__(self, repository: Repository, graph: Graph, rules: Rules, branch_id: int) -> None:
+    def __init__(self, repository: Repository, graph: Graph, rules: TurnSettings, branch_id: int) -> None:
         self.repository = repository
         self.graph = graph
         self.rules = rules
@@ -178,10 +178,10 @@ class Runs(Runnable[Any, Any]):
             except AgentGitError as error:  # the turn itself has ended well, and its answer is not thrown away
                 self.refused = error
 
-    def _on_put(self, place: Place) -> AbstractContextManager[Beside]:
+    def _on_put(self, place: GraphKey) -> AbstractContextManager[Beside]:
         return nullcontext(NOTHING_ELSE) if self._turn is None else self._turn.on_put(place)
 
-    def _on_read(self, thread: str, ns: str, found: Place | None) -> None:
+    def _on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
         if self._turn is not None:
             self._turn.saves.read(thread, ns, found)
 

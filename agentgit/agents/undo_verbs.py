@@ -8,13 +8,13 @@ from agentgit.auth.roles import EDITOR
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.rollback import Settle, wait
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
 
-class Steps:
+class UndoVerbs:
     """What `RollbackAgent` can do without being told a place."""
 
     @property
@@ -46,7 +46,7 @@ class Steps:
     def _at(self, steps: int) -> int:
         return self._stepping.repository._previous(self._stepping.branch_id, steps)
 
-    def rewind_files(self, restore_point: Place, *, force: bool = False) -> FileChanges:
+    def rewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
         """Bring the files back to what they were when the user said something; the conversation stays as it is.
 
         Args:

@@ -18,7 +18,7 @@ from agentgit.agents.tools import ByName, declared_of, forward
 from agentgit.agents.turn.auto_checkpoint import AutoCheckpoint, Interval
 from agentgit.agents.turn.call_interceptor import FENCES
 from agentgit.agents.turn.tool_hook import intercept
-from agentgit.agents.turn.turn import Rules
+from agentgit.agents.turn.turn import TurnSettings
 from agentgit.effects import Effect
 from agentgit.effects.declarations import Declared, as_effects
 from agentgit.effects.effects import declared_on
@@ -26,7 +26,7 @@ from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.rollback.workspace_adapter import attached
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def wrap(
     fence: Fence = "replay",
     workspace: str | Path | Workspace | None = None,
     thread_id: str | None = None,
-    template: Place | None = None,
+    template: CheckpointRef | None = None,
     replay: str = RECORD,
     force: bool = False,
 ) -> RollbackAgent:
@@ -97,7 +97,7 @@ def wrap(
     with repository.store.database.reading() as connection:
         now = repository.lookup.session(connection, found.id)  # it may continue on another branch since
         row = repository.lookup.branch(connection, now, branch)
-    rules = Rules(
+    rules = TurnSettings(
         user_id=repository.user.id,
         effects=declared,
         unrecorded=ours,
@@ -111,7 +111,7 @@ def wrap(
     return agent
 
 
-def _expect_replay(replay: str, template: Place | None, *, force: bool) -> None:
+def _expect_replay(replay: str, template: CheckpointRef | None, *, force: bool) -> None:
     if replay not in (RECORD, EXECUTE):
         raise InvalidInput(f"replay must be 'record' or 'execute', not {replay!r}.")
     if replay == EXECUTE and template is None:

@@ -28,10 +28,10 @@ from agentgit.values import portable
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.chat_turn import Pieces
-    from agentgit.cli.slash import Order
+    from agentgit.cli.slash import SlashOrder
     from agentgit.effects import RollbackPlan
 
-CarryOut: TypeAlias = "Callable[[Chat, Order], None]"
+CarryOut: TypeAlias = "Callable[[Chat, SlashOrder], None]"
 
 
 class Chat:
@@ -122,14 +122,14 @@ class Chat:
     async def _write(self, pieces: Pieces) -> None:
         from agentgit.agents import chat_turn
 
-        page = Page()
+        page = Transcript()
         async with aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, chat_turn.Said):
                     page.said(piece.message, piece.text)
                 elif isinstance(piece, chat_turn.Called):
                     page.called(piece.name, piece.args)
-                elif isinstance(piece, chat_turn.Asked):
+                elif isinstance(piece, chat_turn.AskedQuestion):
                     page.asked(piece.question)
                 else:
                     page.end()
@@ -141,7 +141,7 @@ class Chat:
         from agentgit.agents import chat_turn
 
         for asked in chat_turn.waiting(self.agent.get_state()):
-            Page().asked(asked.question)
+            Transcript().asked(asked.question)
         self._say_what_is_half_done()
 
     def _say_what_is_half_done(self) -> None:
@@ -158,7 +158,7 @@ class Chat:
         if report is not None:
             output.show(rollbacks.lines(report, width=output.width()))
 
-    def agree(self, order: Order, plan: RollbackPlan) -> bool:
+    def agree(self, order: SlashOrder, plan: RollbackPlan) -> bool:
         """Show a plan that would move the world, and ask; tell whether it may be done.
 
         Raises:
@@ -203,7 +203,7 @@ class Chat:
         return ""
 
 
-class Page:
+class Transcript:
     """What the agent says and does, written while it happens."""
 
     def __init__(self) -> None:

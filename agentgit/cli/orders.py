@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from agentgit.checkpoints.merge import MergePlan
     from agentgit.checkpoints.queries import Tag
     from agentgit.cli.conversation import Chat
-    from agentgit.cli.slash import Order
+    from agentgit.cli.slash import SlashOrder
     from agentgit.effects import RollbackPlan
 
 
-def carry_out(chat: Chat, order: Order) -> None:
+def carry_out(chat: Chat, order: SlashOrder) -> None:
     """Do what a command says.
 
     Raises:
@@ -41,49 +41,49 @@ def carry_out(chat: Chat, order: Order) -> None:
 # -- going back and forth
 
 
-def _go(chat: Chat, order: Order, plan: RollbackPlan, move: Callable[[], RollbackAgent]) -> None:
+def _go(chat: Chat, order: SlashOrder, plan: RollbackPlan, move: Callable[[], RollbackAgent]) -> None:
     """Show a plan, ask, move, and go on where that leads."""
     if chat.agree(order, plan):
         chat.agent = move()
         chat.show_report()
 
 
-def _back(chat: Chat, order: Order, place: str | int) -> None:
+def _back(chat: Chat, order: SlashOrder, place: str | int) -> None:
     agent, force = chat.agent, slash.FORCE in order.options
     _go(chat, order, agent.plan_rollback(place), lambda: agent.rollback(place, force=force))
 
 
-def _rollback(chat: Chat, order: Order) -> None:
+def _rollback(chat: Chat, order: SlashOrder) -> None:
     _back(chat, order, order.words[0])
 
 
-def _undo(chat: Chat, order: Order) -> None:
+def _undo(chat: Chat, order: SlashOrder) -> None:
     agent, steps, force = chat.agent, order.number() or 1, slash.FORCE in order.options
     _go(chat, order, agent.plan_undo(steps), lambda: agent.undo(steps, force=force))
 
 
-def _redo(chat: Chat, order: Order) -> None:
+def _redo(chat: Chat, order: SlashOrder) -> None:
     agent, force = chat.agent, slash.FORCE in order.options
     _go(chat, order, agent.plan_redo(), lambda: agent.redo(force=force))
 
 
-def _plan(chat: Chat, order: Order) -> None:
+def _plan(chat: Chat, order: SlashOrder) -> None:
     output.show(rollbacks.lines(chat.agent.plan_rollback(order.words[0]), width=output.width()))
 
 
-def _resume(chat: Chat, order: Order) -> None:
+def _resume(chat: Chat, order: SlashOrder) -> None:
     report = chat.agent.repository.resume(order.number() or 0, force=slash.FORCE in order.options)
     chat.agent.switch(report.branch)
     output.show(rollbacks.lines(report, width=output.width()))
 
 
-def _resolve(chat: Chat, order: Order) -> None:
+def _resolve(chat: Chat, order: SlashOrder) -> None:
     result = output.result_of(order.options.get(slash.RESULT))
     call = chat.agent.repository.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
     output.show(calls.lines([call], width=output.width()))
 
 
-def _rewind(chat: Chat, order: Order) -> None:
+def _rewind(chat: Chat, order: SlashOrder) -> None:
     agent, point = chat.agent, order.words[0]
     plan = agent.repository.plan_rewind(point, agent.session, branch=agent.branch_id)
     if chat.agree(order, plan):
@@ -94,7 +94,7 @@ def _rewind(chat: Chat, order: Order) -> None:
 # -- checkpoints
 
 
-def _create(chat: Chat, order: Order) -> None:
+def _create(chat: Chat, order: SlashOrder) -> None:
     names = {point.name for branch in chat.agent.tree().walk() for point in branch.points}
     made = chat.agent.checkpoint(order.word(0) or next_name(names), description=order.word(1))
     output.show(logs.lines([made], width=output.width(), zone=None))
@@ -119,13 +119,13 @@ def _saved(chat: Chat) -> list[int]:
     return sorted(point.id for point in points if not point.is_auto)
 
 
-def _list(chat: Chat, order: Order) -> None:
+def _list(chat: Chat, order: SlashOrder) -> None:
     found = [chat.agent.repository.checkpoint(one, chat.agent.session) for one in _saved(chat)]
     none = [(Span("no saved points yet; /checkpoint create NAME makes one"),)]
     output.show(logs.lines(found, width=output.width(), zone=None) or none)
 
 
-def _last(chat: Chat, order: Order) -> None:
+def _last(chat: Chat, order: SlashOrder) -> None:
     behind = _behind(chat.agent)
     saved = [one for one in _saved(chat) if one in behind]
     if not saved:
@@ -147,13 +147,13 @@ def _behind(agent: RollbackAgent) -> set[int | None]:
 # -- branches
 
 
-def _branch(chat: Chat, order: Order) -> None:
+def _branch(chat: Chat, order: SlashOrder) -> None:
     made = chat.agent.fork(name=order.word(0))
     chat.agent = made.switch(made.branch)
     _say_where(chat)
 
 
-def _switch(chat: Chat, order: Order) -> None:
+def _switch(chat: Chat, order: SlashOrder) -> None:
     (name,), sync, agent = order.words, order.options.get(slash.SYNC), chat.agent
     if sync == "world" and not chat.agree(order, agent.plan_switch(name)):
         return
@@ -172,26 +172,26 @@ def _say_where(chat: Chat) -> None:
 # -- looking
 
 
-def _tree(chat: Chat, order: Order) -> None:
+def _tree(chat: Chat, order: SlashOrder) -> None:
     output.show(trees.lines(chat.agent.tree(), width=output.width(), zone=None))
 
 
-def _log(chat: Chat, order: Order) -> None:
+def _log(chat: Chat, order: SlashOrder) -> None:
     found = list(islice(chat.agent.log(), order.number()))
     output.show(logs.lines(found[::-1], width=output.width(), zone=None) or _NOTHING)
 
 
-def _track(chat: Chat, order: Order) -> None:
+def _track(chat: Chat, order: SlashOrder) -> None:
     found = chat.agent.tool_track()[-(order.number() or 0) :]
     output.show(calls.lines(found, width=output.width()) or [(Span("no tool calls yet"),)])
 
 
-def _branches(chat: Chat, order: Order) -> None:
+def _branches(chat: Chat, order: SlashOrder) -> None:
     agent = chat.agent
     output.show(branch_lines(agent.branches(), agent.tree(), width=output.width(), zone=None))
 
 
-def _diff(chat: Chat, order: Order) -> None:
+def _diff(chat: Chat, order: SlashOrder) -> None:
     agent = chat.agent
 
     def find(place: str | int) -> Checkpoint:
@@ -201,16 +201,16 @@ def _diff(chat: Chat, order: Order) -> None:
     output.show(diffs.lines(agent.repository.diff(a, find(order.word(1) or "HEAD")), width=output.width()))
 
 
-def _compare(chat: Chat, order: Order) -> None:
+def _compare(chat: Chat, order: SlashOrder) -> None:
     output.show(diffs.lines(chat.agent.compare(order.words[0]), width=output.width()))
 
 
-def _merge(chat: Chat, order: Order) -> None:
+def _merge(chat: Chat, order: SlashOrder) -> None:
     agent, (place,), resolve = chat.agent, order.words, order.options.get(slash.RESOLVE)
     _carry(agent.plan_merge(place, resolve=resolve), lambda: agent.merge(place, resolve=resolve))
 
 
-def _pick(chat: Chat, order: Order) -> None:
+def _pick(chat: Chat, order: SlashOrder) -> None:
     agent, (place,) = chat.agent, order.words
     _carry(agent.plan_cherry_pick(place), lambda: agent.cherry_pick(place))
 
@@ -225,23 +225,23 @@ def _carry(plan: MergePlan, carry: Callable[[], Checkpoint]) -> None:
 # -- finding
 
 
-def _search(chat: Chat, order: Order) -> None:
+def _search(chat: Chat, order: SlashOrder) -> None:
     every, after = slash.EVERYWHERE in order.options, order.options.get(slash.AFTER)
     found = chat.agent.search(" ".join(order.words), all_branches=every, after=after)
     output.show(searches.lines(found, width=output.width(), zone=None))
 
 
-def _tag(chat: Chat, order: Order) -> None:
+def _tag(chat: Chat, order: SlashOrder) -> None:
     *place, name = order.words
     _show_tags([chat.agent.tag(place[0] if place else "HEAD", name)])
 
 
-def _untag(chat: Chat, order: Order) -> None:
+def _untag(chat: Chat, order: SlashOrder) -> None:
     gone = chat.agent.repository.untag(order.words[0], chat.agent.session)
     output.show([(Span(f"{clean(gone.reference)} has that tag no more"),)])
 
 
-def _tags(chat: Chat, order: Order) -> None:
+def _tags(chat: Chat, order: SlashOrder) -> None:
     _show_tags(chat.agent.repository.tags(chat.agent.session))
 
 
@@ -250,13 +250,13 @@ def _show_tags(tags: list[Tag]) -> None:
     output.show(searches.tag_lines(tags, width=output.width(), zone=None) or none)
 
 
-def _help(chat: Chat, order: Order) -> None:
+def _help(chat: Chat, order: SlashOrder) -> None:
     output.show(slash.lines(output.width()))
 
 
 _NOTHING: list[Line] = [(Span("no checkpoints yet"),)]
 
-_DO: dict[str, Callable[[Chat, Order], None]] = {
+_DO: dict[str, Callable[[Chat, SlashOrder], None]] = {
     "checkpoint create": _create,
     "checkpoint list": _list,
     "checkpoint restore": _rollback,

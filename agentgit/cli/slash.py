@@ -18,7 +18,7 @@ MANY = "..."
 
 
 @dataclass(frozen=True)
-class Form:
+class SlashForm:
     """What one command takes.
 
     Args:
@@ -54,39 +54,39 @@ _AGREED = {YES: ""}
 _GOING = {FORCE: "", **_AGREED}
 
 FORMS = (
-    Form("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Save this point under a name."),
-    Form("checkpoint list", help="List the points that were saved by name."),
-    Form("checkpoint restore", ("PLACE",), _GOING, "Go back to a saved point; the same as /rollback."),
-    Form("checkpoint undo", (), _GOING, "Go back to the newest saved point."),
-    Form("undo", ("[N]",), _GOING, "Go back one turn, or N of them, on a new branch."),
-    Form("redo", (), _GOING, "Take back the last undo or rollback."),
-    Form("rollback", ("PLACE",), _GOING, "Go back to a place, on a new branch."),
-    Form("plan", ("PLACE",), help="Show what a rollback would do; nothing is done."),
-    Form("rewind", ("RESTORE_POINT",), _GOING, "Bring only the files back to before a user's message."),
-    Form("resume", ("OPERATION",), {FORCE: ""}, "Finish a rollback that stopped half way."),
-    Form(
+    SlashForm("checkpoint create", ("[NAME]", "[DESCRIPTION]"), help="Save this point under a name."),
+    SlashForm("checkpoint list", help="List the points that were saved by name."),
+    SlashForm("checkpoint restore", ("PLACE",), _GOING, "Go back to a saved point; the same as /rollback."),
+    SlashForm("checkpoint undo", (), _GOING, "Go back to the newest saved point."),
+    SlashForm("undo", ("[N]",), _GOING, "Go back one turn, or N of them, on a new branch."),
+    SlashForm("redo", (), _GOING, "Take back the last undo or rollback."),
+    SlashForm("rollback", ("PLACE",), _GOING, "Go back to a place, on a new branch."),
+    SlashForm("plan", ("PLACE",), help="Show what a rollback would do; nothing is done."),
+    SlashForm("rewind", ("RESTORE_POINT",), _GOING, "Bring only the files back to before a user's message."),
+    SlashForm("resume", ("OPERATION",), {FORCE: ""}, "Finish a rollback that stopped half way."),
+    SlashForm(
         "resolve",
         ("INVOCATION", "OUTCOME"),
         {RESULT: "JSON"},
         "Say what became of a call: happened or did-not-happen.",
     ),
-    Form("tree", help="Draw the branches."),
-    Form("log", ("[N]",), help="List the checkpoints, or the newest N."),
-    Form("track", ("[N]",), help="List the tool calls, or the last N."),
-    Form("search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find what was said, called or named."),
-    Form("tag", ("[PLACE]", "NAME"), help="Name a checkpoint, this one or that at PLACE, and keep it."),
-    Form("untag", ("NAME",), help="Take a tag away; the checkpoint stays."),
-    Form("tags", help="List the tags of the session."),
-    Form("diff", ("[A]", "[B]"), help="Compare two places; else what the last turn changed."),
-    Form("compare", ("PLACE",), help="Tell what this branch and PLACE did apart."),
-    Form("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Bring in what a branch did; --resolve ours, or theirs."),
-    Form("pick", ("PLACE",), help="Bring in the messages that a checkpoint added."),
-    Form("branches", help="List the branches."),
-    Form("branch", ("[NAME]",), help="Go on from here on a new branch; the world stays."),
-    Form("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Continue on another branch; --sync world, note or ignore."),
-    Form("continue", help="Go on with a turn that broke off."),
-    Form("help", help="Show this."),
-    Form("quit", help="Leave; Ctrl-D does it too."),
+    SlashForm("tree", help="Draw the branches."),
+    SlashForm("log", ("[N]",), help="List the checkpoints, or the newest N."),
+    SlashForm("track", ("[N]",), help="List the tool calls, or the last N."),
+    SlashForm("search", ("TEXT...",), {EVERYWHERE: "", AFTER: "CURSOR"}, "Find what was said, called or named."),
+    SlashForm("tag", ("[PLACE]", "NAME"), help="Name a checkpoint, this one or that at PLACE, and keep it."),
+    SlashForm("untag", ("NAME",), help="Take a tag away; the checkpoint stays."),
+    SlashForm("tags", help="List the tags of the session."),
+    SlashForm("diff", ("[A]", "[B]"), help="Compare two places; else what the last turn changed."),
+    SlashForm("compare", ("PLACE",), help="Tell what this branch and PLACE did apart."),
+    SlashForm("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Bring in what a branch did; --resolve ours, or theirs."),
+    SlashForm("pick", ("PLACE",), help="Bring in the messages that a checkpoint added."),
+    SlashForm("branches", help="List the branches."),
+    SlashForm("branch", ("[NAME]",), help="Go on from here on a new branch; the world stays."),
+    SlashForm("switch", ("NAME",), {SYNC: "HOW"} | _GOING, "Continue on another branch; --sync world, note or ignore."),
+    SlashForm("continue", help="Go on with a turn that broke off."),
+    SlashForm("help", help="Show this."),
+    SlashForm("quit", help="Leave; Ctrl-D does it too."),
 )
 
 ALIASES = {
@@ -109,7 +109,7 @@ _BY_NAME = {form.name: form for form in FORMS}
 
 
 @dataclass(frozen=True)
-class Order:
+class SlashOrder:
     """A command as it was written.
 
     Args:
@@ -118,7 +118,7 @@ class Order:
         options: the options that were given, each with its value.
     """
 
-    form: Form
+    form: SlashForm
     words: list[str]
     options: Mapping[str, str]
 
@@ -138,7 +138,7 @@ class Order:
         return None if word is None else int(word)
 
 
-def parse(line: str) -> Order:
+def parse(line: str) -> SlashOrder:
     """Read a line that begins with a slash.
 
     Args:
@@ -161,10 +161,10 @@ def parse(line: str) -> Order:
     words, options = _sorted(form, rest)
     if not form.takes(len(words)):
         raise InvalidInput(f"Usage: {form.usage}. Put quotes around a name with spaces.")
-    return Order(form, words, options)
+    return SlashOrder(form, words, options)
 
 
-def _form(written: Sequence[str]) -> tuple[Form, Sequence[str]]:
+def _form(written: Sequence[str]) -> tuple[SlashForm, Sequence[str]]:
     """Find the command in the first two words, or in the first."""
     for count in (2, 1):
         name = " ".join(written[:count]).lower()
@@ -179,7 +179,7 @@ def _form(written: Sequence[str]) -> tuple[Form, Sequence[str]]:
     )
 
 
-def _sorted(form: Form, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _sorted(form: SlashForm, rest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the words and the options apart."""
     words: list[str] = []
     options: dict[str, str] = {}

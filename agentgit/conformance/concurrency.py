@@ -13,7 +13,7 @@ from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.repository import Repository
 from agentgit.store.records.checkpoints import Label
-from agentgit.store.records.journal import Intent, Outcome
+from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import as_object
 
 WRITERS = 6
@@ -100,7 +100,7 @@ def one_reverses_a_call(trial: Trial) -> None:
         Conflict,
         "A call that has not ended was reversed.",
     )
-    store.database.write(lambda c: store.journal.end(c, call, Outcome(status=invocation.DONE, result=1)))
+    store.database.write(lambda c: store.journal.end(c, call, CallOutcome(status=invocation.DONE, result=1)))
     found = _at_once(
         trial,
         lambda repo, number: repo.store.database.write(

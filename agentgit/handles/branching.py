@@ -18,7 +18,7 @@ from agentgit.sessions import InternalSession
 from agentgit.sessions.operation import DONE
 from agentgit.sessions.session import RUNNING
 from agentgit.store.maintenance import retention
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import Label, Snapshot, named
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -131,7 +131,7 @@ class Branching(Verbs):
 
     def fork(
         self,
-        to: Place | None = None,
+        to: CheckpointRef | None = None,
         session: SessionRef = None,
         *,
         branch: BranchRef = None,
@@ -155,7 +155,9 @@ class Branching(Verbs):
         left = self._branch(session, branch)
         return self._leave(left.id, to, name, self._files(left, "fork") if files and to is None else None)
 
-    def _leave(self, branch_id: int, to: Place | None, name: str | None, files: FilesAt | None) -> InternalSession:
+    def _leave(
+        self, branch_id: int, to: CheckpointRef | None, name: str | None, files: FilesAt | None
+    ) -> InternalSession:
         """Make a branch that leaves from another one.
 
         Args:

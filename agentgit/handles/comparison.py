@@ -22,7 +22,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries import templates
 from agentgit.store.queries.comparison import Compared, Comparing
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import Found
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FRESH = "template"
 """The request that makes the calls of a template in the world of a session that began as it."""
 
-What = Place | ToolInvocation | Sequence[str]
+What = CheckpointRef | ToolInvocation | Sequence[str]
 """What can be picked: the messages that a checkpoint added, a tool call with its result, or messages by their ids."""
 
 
@@ -49,7 +49,7 @@ class Across(Verbs):
 
     # -- compare
 
-    def diff(self, a: Place, b: Place, session: SessionRef = None, *, other: SessionRef = None) -> Diff:
+    def diff(self, a: CheckpointRef, b: CheckpointRef, session: SessionRef = None, *, other: SessionRef = None) -> Diff:
         """Compare two checkpoints: state, messages, tool calls, tokens, and files where both have them.
 
         What both share is not loaded, so it costs the same in a long conversation as in a short one.
@@ -81,7 +81,7 @@ class Across(Verbs):
 
         return self._diff(*self._read(look))
 
-    def compare(self, a: Place, b: Place, session: SessionRef = None) -> Comparison:
+    def compare(self, a: CheckpointRef, b: CheckpointRef, session: SessionRef = None) -> Comparison:
         """Put two branches side by side: what each did since they parted, and how they differ now.
 
         Args:
@@ -132,7 +132,7 @@ class Across(Verbs):
     # -- carry
 
     def plan_merge(
-        self, source: Place, into: BranchRef = None, session: SessionRef = None, *, resolve: Resolve = None
+        self, source: CheckpointRef, into: BranchRef = None, session: SessionRef = None, *, resolve: Resolve = None
     ) -> MergePlan:
         """Return what `merge` would bring, and what stands against it, without doing anything.
 
@@ -149,7 +149,7 @@ class Across(Verbs):
 
     def merge(
         self,
-        source: Place,
+        source: CheckpointRef,
         into: BranchRef = None,
         session: SessionRef = None,
         *,
@@ -223,7 +223,7 @@ class Across(Verbs):
 
     # -- templates
 
-    def _template(self, connection: Connection, ref: Place) -> tuple[Found, str]:
+    def _template(self, connection: Connection, ref: CheckpointRef) -> tuple[Found, str]:
         """Find the checkpoint that a session is to begin as, and how a person calls it.
 
         Text names a session, or a place in it: `support-42`, `support-42@main#3`.
@@ -240,7 +240,7 @@ class Across(Verbs):
                 row, session = self._find(connection, place, name, needs=FORKER)
         return row, f"{session.reference}@{row.branch_name}#{row.number}"
 
-    def _bring_template_files(self, template: Place, session: ExternalSession) -> None:
+    def _bring_template_files(self, template: CheckpointRef, session: ExternalSession) -> None:
         """Bring the files of a template into the workspace of a session that has not gone on yet.
 
         Raises:
@@ -264,7 +264,7 @@ class Across(Verbs):
             ) from error
         self._change(lambda c: templates.with_files(self.store, c, session.id))
 
-    def _run_template(self, template: Place, session: ExternalSession, *, force: bool) -> None:
+    def _run_template(self, template: CheckpointRef, session: ExternalSession, *, force: bool) -> None:
         """Make the calls of a template in the world of a session that began as it; once, however often it is asked for.
 
         Raises:
@@ -344,7 +344,12 @@ class Across(Verbs):
         return points
 
     def _find(
-        self, connection: Connection, ref: Place, session: SessionRef, branch: BranchRef = None, needs: Role = VIEWER
+        self,
+        connection: Connection,
+        ref: CheckpointRef,
+        session: SessionRef,
+        branch: BranchRef = None,
+        needs: Role = VIEWER,
     ) -> tuple[Found, ExternalSession]:
         """Find the row of a checkpoint and its session; see `checkpoint`."""
         owner = None

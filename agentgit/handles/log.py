@@ -36,8 +36,8 @@ from agentgit.render.lines import Line, Span, plain
 from agentgit.render.log import lines as log_lines
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.maintenance import Progress
-from agentgit.store.queries.lookup import Place
-from agentgit.store.records.log import Part, of_branches, of_path
+from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.records.log import LogPart, of_branches, of_path
 from agentgit.store.search.index import CHECKPOINTS_AT_ONCE
 from agentgit.store.sql.tables import CHECKPOINT
 
@@ -138,7 +138,7 @@ class Log:
         """Read a part of it, as `page`, while the event loop goes on."""
         return await asyncio.to_thread(self.page, limit, after=after)
 
-    def get(self, ref: Place) -> Checkpoint | None:
+    def get(self, ref: CheckpointRef) -> Checkpoint | None:
         """Find a checkpoint, as `Repository.checkpoint` does; None if there is none."""
         try:
             return self._repository.checkpoint(ref, self._scope.session, branch=self._scope.branch)
@@ -184,7 +184,7 @@ class Finds(Verbs):
 
         return self._read(look)
 
-    def checkpoint(self, ref: Place, session: SessionRef = None, *, branch: BranchRef = None) -> Checkpoint:
+    def checkpoint(self, ref: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None) -> Checkpoint:
         """Find a checkpoint.
 
         Args:
@@ -278,7 +278,7 @@ class Finds(Verbs):
 
         return self._read(look)
 
-    def _parts(self, connection: Connection, scope: Scope, *, points: bool) -> tuple[ExternalSession, list[Part]]:
+    def _parts(self, connection: Connection, scope: Scope, *, points: bool) -> tuple[ExternalSession, list[LogPart]]:
         session = self.lookup.session(connection, scope.session)
         if scope.which == "all":
             return session, of_branches(self.store.sessions.branches(connection, session.id))
@@ -384,7 +384,7 @@ class Finds(Verbs):
 
     def tag(
         self,
-        ref: Place,
+        ref: CheckpointRef,
         name: str,
         session: SessionRef = None,
         *,

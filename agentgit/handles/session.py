@@ -14,13 +14,13 @@ from agentgit.effects.invocation import DECISIONS, DONE
 from agentgit.effects.plan import ROLLBACK
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, Handle, SessionRef
-from agentgit.rollback import Request, Switch
+from agentgit.rollback import Request, SwitchRequest
 from agentgit.rollback.crash_recovery import break_off, take_back
 from agentgit.sessions import InternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import value
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.sql import process_owner
@@ -67,7 +67,7 @@ class Verbs(Handle):
 
     def plan_rollback(
         self,
-        to: Place,
+        to: CheckpointRef,
         session: SessionRef = None,
         *,
         branch: BranchRef = None,
@@ -97,7 +97,7 @@ class Verbs(Handle):
 
     def rollback(
         self,
-        to: Place,
+        to: CheckpointRef,
         session: SessionRef = None,
         *,
         branch: BranchRef = None,
@@ -160,7 +160,7 @@ class Verbs(Handle):
         return self._done(self._engine().run(request), conversation=conversation)
 
     def rewind_files(
-        self, restore_point: Place, session: SessionRef = None, *, branch: BranchRef = None, force: bool = False
+        self, restore_point: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None, force: bool = False
     ) -> FileChanges:
         """Bring the files of a session back, as `RollbackAgent.rewind_files`; the conversation stays as it is.
 
@@ -179,7 +179,7 @@ class Verbs(Handle):
         return report.files
 
     def plan_rewind(
-        self, restore_point: Place, session: SessionRef = None, *, branch: BranchRef = None
+        self, restore_point: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None
     ) -> RollbackPlan:
         """Return what `rewind_files` would do, without doing anything.
 
@@ -197,7 +197,7 @@ class Verbs(Handle):
         )
 
     def _rewinding(
-        self, restore_point: Place, session: SessionRef, branch: BranchRef, *, force: bool, needs: Role
+        self, restore_point: CheckpointRef, session: SessionRef, branch: BranchRef, *, force: bool, needs: Role
     ) -> Request:
         def find(connection: Connection) -> Request:
             found = self.lookup.session(connection, session, needs)
@@ -237,7 +237,7 @@ class Verbs(Handle):
         return self._read(read)
 
     def _way(
-        self, connection: Connection, session: SessionRef, branch: BranchRef, to: Place, needs: Role = VIEWER
+        self, connection: Connection, session: SessionRef, branch: BranchRef, to: CheckpointRef, needs: Role = VIEWER
     ) -> tuple[Found, Found, str]:
         """Find the branch that is left, the checkpoint that is meant, and how a person calls it."""
         found = self.lookup.session(connection, session, needs)
@@ -295,7 +295,9 @@ class Verbs(Handle):
         source_id, row = self._change(move, durable=sync is None)
         if sync is None:
             return None
-        asked = Switch(user_id=self.user.id, source_id=source_id, branch=row, sync=sync, force=force, on_error=on_error)
+        asked = SwitchRequest(
+            user_id=self.user.id, source_id=source_id, branch=row, sync=sync, force=force, on_error=on_error
+        )
         return self._engine().read_report(self._engine().switch(asked))
 
     # -- what stopped half way

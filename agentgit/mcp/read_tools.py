@@ -49,7 +49,7 @@ Force = Annotated[bool, Field(description="True to keep in the world what cannot
 
 
 @dataclass(frozen=True)
-class Answer:
+class ToolAnswer:
     """What a tool says.
 
     Args:
@@ -68,7 +68,7 @@ class Answer:
         return plain(self.lines[:LINES]) + cut
 
 
-class Looks:
+class ReadTools:
     """The tools that change nothing.
 
     Args:
@@ -84,10 +84,10 @@ class Looks:
         """Find the session that a call is about."""
         return self.repo.session(self.bound.id if self.bound is not None else session)
 
-    def list_sessions(self, name: Part = None, limit: Limit = 20) -> Answer:
+    def list_sessions(self, name: Part = None, limit: Limit = 20) -> ToolAnswer:
         """List the sessions, the one that moved last first."""
         found = self.repo.sessions(limit, name=name)
-        return Answer(
+        return ToolAnswer(
             session_lines(found, width=WIDTH, zone=None) or _nothing("no sessions"),
             {"sessions": [records.of_session(one) for one in found]},
         )
@@ -99,41 +99,43 @@ class Looks:
         named_only: bool = False,
         limit: Limit = 20,
         after: After = None,
-    ) -> Answer:
+    ) -> ToolAnswer:
         """List the saved points of a branch, the newest first: where a conversation can be gone back to."""
         asked = self.repo.log(self.of(session), branch, auto=False if named_only else None)
         page = asked.page(limit, after=after)
         lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _nothing("no checkpoints")
         more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
-        return Answer([*lines, *more], {"checkpoints": [records.of_checkpoint(one) for one in page], "next": page.next})
+        return ToolAnswer(
+            [*lines, *more], {"checkpoints": [records.of_checkpoint(one) for one in page], "next": page.next}
+        )
 
-    def get_checkpoint_info(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> Answer:
+    def get_checkpoint_info(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> ToolAnswer:
         """Show one saved point: what was said last until there, the state, and which tools were called."""
         found = self.repo.checkpoint(checkpoint, self.of(session), branch=branch)
-        return Answer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
+        return ToolAnswer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
 
-    def list_tool_calls(self, session: Session = None, branch: Branch = None, limit: Limit = 50) -> Answer:
+    def list_tool_calls(self, session: Session = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List what tools did along a branch: the effect, whether it stands in the world, and what came of it."""
         found = self.repo.tool_track(self.of(session), branch)[-limit:]
-        return Answer(calls.lines(found, width=WIDTH) or _nothing("no tool calls"))
+        return ToolAnswer(calls.lines(found, width=WIDTH) or _nothing("no tool calls"))
 
-    def list_branches(self, session: Session = None) -> Answer:
+    def list_branches(self, session: Session = None) -> ToolAnswer:
         """List the branches of a session, with a * before the one that it continues on."""
         of = self.of(session)
         found = self.repo.branches(of)
-        return Answer(
+        return ToolAnswer(
             branch_lines(found, self.repo.tree(of), width=WIDTH, zone=None),
             {"branches": [records.of_branch(one) for one in found]},
         )
 
-    def show_tree(self, session: Session = None, every: bool = False) -> Answer:
+    def show_tree(self, session: Session = None, every: bool = False) -> ToolAnswer:
         """Draw the branches of a session, each where it left; with `every`, each checkpoint on a line of its own."""
-        return Answer(trees.lines(self.repo.tree(self.of(session)), width=WIDTH, every=every, zone=None))
+        return ToolAnswer(trees.lines(self.repo.tree(self.of(session)), width=WIDTH, every=every, zone=None))
 
-    def diff_checkpoints(self, a: Place, b: Place = "HEAD", session: Session = None, patch: bool = False) -> Answer:
+    def diff_checkpoints(self, a: Place, b: Place = "HEAD", session: Session = None, patch: bool = False) -> ToolAnswer:
         """Compare two places: state, messages, tool calls, files; with `patch`, also how the files differ."""
         found = self.repo.diff(a, b, self.of(session))
-        return Answer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
+        return ToolAnswer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
 
     def search(
         self,
@@ -143,16 +145,16 @@ class Looks:
         all_branches: bool = False,
         limit: Limit = 20,
         after: After = None,
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Find messages, tool calls and named points by their words: names first, then the newest."""
         found = self.repo.search(text, self.of(session), branch, all_branches=all_branches, limit=limit, after=after)
-        return Answer(searches.lines(found, width=WIDTH, zone=None), found.to_dict())
+        return ToolAnswer(searches.lines(found, width=WIDTH, zone=None), found.to_dict())
 
-    def list_operations(self, session: Session = None, limit: Limit = 20) -> Answer:
+    def list_operations(self, session: Session = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, the newest first, and which of them stopped half way."""
         of = self.of(session)
         found, names = self.repo.operations(of)[:limit], {one.id: one.name for one in self.repo.branches(of)}
-        return Answer(
+        return ToolAnswer(
             operation_lists.lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
             {"operations": [records.of_operation(one) for one in found]},
         )
@@ -168,30 +170,30 @@ class Looks:
         files: Files = True,
         conversation: Conversation = True,
         force: Force = False,
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Return what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
         of = self.of(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
         return _planned(plan, of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
 
-    def plan_switch(self, branch: str, session: Session = None, force: Force = False) -> Answer:
+    def plan_switch(self, branch: str, session: Session = None, force: Force = False) -> ToolAnswer:
         """Return what bringing the world to another branch would undo and do again; nothing is done."""
         of = self.of(session)
         plan = self.repo.plan_switch(branch, of)
         return _planned(plan, of_switch(self.repo, of, branch, plan, force=force), force=force)
 
 
-def _planned(plan: RollbackPlan, code: str, *, force: bool) -> Answer:
+def _planned(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
     """Show a plan, with the code that lets it be done if nothing stands in the way."""
     meant = plan.forced() if force else plan
     data = {name: value for name, value in meant.to_dict().items() if name != "replayed"}
     if meant.is_admissible:
-        return Answer(
+        return ToolAnswer(
             [*rollbacks.lines(meant, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
             {**data, "confirm": code},
         )
-    return Answer(rollbacks.lines(meant, width=WIDTH), data)
+    return ToolAnswer(rollbacks.lines(meant, width=WIDTH), data)
 
 
 def _nothing(text: str) -> list[Line]:

@@ -18,9 +18,9 @@ from mcp.server.stdio import stdio_server
 import agentgit
 from agentgit.checkpoints import references
 from agentgit.errors import AgentGitError, NotFound, RollbackBlocked, RollbackIncomplete
-from agentgit.mcp.read_tools import Answer
+from agentgit.mcp.read_tools import ToolAnswer
 from agentgit.mcp.tool_schemas import forms
-from agentgit.mcp.write_tools import Moves
+from agentgit.mcp.write_tools import WriteTools
 from agentgit.values import is_of_database, portable
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def serve(
     """
     streams = _own_streams()  # before modules are imported: what they print is not for the client either
     repo.trust(*trust)
-    tools = Moves(repo, session, may_force=may_force)
+    tools = WriteTools(repo, session, may_force=may_force)
     anyio.run(_speak, made(tools, bound=session is not None, read_only=read_only), *streams)
 
 
-def made(tools: Moves, *, bound: bool, read_only: bool) -> Server[Any, Any]:
+def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]:
     """Make the server of some tools.
 
     Args:
@@ -99,7 +99,7 @@ def made(tools: Moves, *, bound: bool, read_only: bool) -> Server[Any, Any]:
     return server
 
 
-def _result(answer: Answer) -> types.CallToolResult:
+def _result(answer: ToolAnswer) -> types.CallToolResult:
     return types.CallToolResult(content=[_text(answer.text)], structuredContent=portable(answer.data))
 
 

@@ -11,39 +11,39 @@ from mcp import types
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from agentgit.errors import InvalidInput
-from agentgit.mcp.read_tools import Answer, Looks
-from agentgit.mcp.write_tools import Moves
+from agentgit.mcp.read_tools import ReadTools, ToolAnswer
+from agentgit.mcp.write_tools import WriteTools
 
 LOOKS = (
-    Looks.list_sessions,
-    Looks.list_checkpoints,
-    Looks.get_checkpoint_info,
-    Looks.list_tool_calls,
-    Looks.list_branches,
-    Looks.show_tree,
-    Looks.diff_checkpoints,
-    Looks.search,
-    Looks.list_operations,
-    Looks.plan_rollback,
-    Looks.plan_switch,
+    ReadTools.list_sessions,
+    ReadTools.list_checkpoints,
+    ReadTools.get_checkpoint_info,
+    ReadTools.list_tool_calls,
+    ReadTools.list_branches,
+    ReadTools.show_tree,
+    ReadTools.diff_checkpoints,
+    ReadTools.search,
+    ReadTools.list_operations,
+    ReadTools.plan_rollback,
+    ReadTools.plan_switch,
 )
 """What changes nothing."""
 
-MOVES: Mapping[Callable[..., Answer], Mapping[str, bool]] = {
-    Moves.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
-    Moves.create_branch: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
-    Moves.delete_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
-    Moves.cleanup_auto_checkpoints: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+MOVES: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
+    WriteTools.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
+    WriteTools.create_branch: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
+    WriteTools.delete_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
+    WriteTools.cleanup_auto_checkpoints: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False},
     # Undo functions act on the world, and what they take away is gone from there.
-    Moves.rollback_to_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
-    Moves.switch_branch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
-    Moves.resume_operation: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    WriteTools.rollback_to_checkpoint: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    WriteTools.switch_branch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
+    WriteTools.resume_operation: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
 }
 """What changes something, each with what MCP's annotations say of it."""
 
 
 @dataclass(frozen=True)
-class Form:
+class ToolSchema:
     """One tool, as a client sees it.
 
     Args:
@@ -68,7 +68,7 @@ class Form:
         return {name: getattr(given, name) for name in self.model.model_fields}
 
 
-def forms(*, bound: bool, read_only: bool) -> dict[str, Form]:
+def forms(*, bound: bool, read_only: bool) -> dict[str, ToolSchema]:
     """Return the tools by their names.
 
     Args:
@@ -76,13 +76,13 @@ def forms(*, bound: bool, read_only: bool) -> dict[str, Form]:
         read_only: True to give only those that change nothing.
     """
     reads = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    said: dict[Callable[..., Answer], Mapping[str, bool]] = dict.fromkeys(LOOKS, reads)
+    said: dict[Callable[..., ToolAnswer], Mapping[str, bool]] = dict.fromkeys(LOOKS, reads)
     said |= {} if read_only else MOVES
     made = [_form(function, hints, bound=bound) for function, hints in said.items()]
-    return {form.tool.name: form for form in made if not (bound and form.tool.name == Looks.list_sessions.__name__)}
+    return {form.tool.name: form for form in made if not (bound and form.tool.name == ReadTools.list_sessions.__name__)}
 
 
-def _form(function: Callable[..., Answer], hints: Mapping[str, bool], *, bound: bool) -> Form:
+def _form(function: Callable[..., ToolAnswer], hints: Mapping[str, bool], *, bound: bool) -> ToolSchema:
     types_of, name = get_type_hints(function, include_extras=True), function.__name__
     left_out = {"self", "session"} if bound else {"self"}
     fields: dict[str, Any] = {
@@ -91,7 +91,7 @@ def _form(function: Callable[..., Answer], hints: Mapping[str, bool], *, bound: 
         if one.name not in left_out
     }
     model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-    return Form(
+    return ToolSchema(
         types.Tool(
             name=name,
             title=name.replace("_", " ").capitalize(),

@@ -8,7 +8,18 @@ from pydantic import Field
 
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.mcp import confirmation
-from agentgit.mcp.read_tools import WIDTH, Answer, Branch, Conversation, Files, Force, Looks, Place, Session, Tools
+from agentgit.mcp.read_tools import (
+    WIDTH,
+    Branch,
+    Conversation,
+    Files,
+    Force,
+    Place,
+    ReadTools,
+    Session,
+    ToolAnswer,
+    Tools,
+)
 from agentgit.render import log as logs
 from agentgit.render import records
 from agentgit.render import rollback as rollbacks
@@ -27,7 +38,7 @@ Sync = Annotated[
 ]
 
 
-class Moves(Looks):
+class WriteTools(ReadTools):
     """All the tools.
 
     Args:
@@ -44,30 +55,30 @@ class Moves(Looks):
 
     def create_checkpoint(
         self, name: str, description: str | None = None, session: Session = None, branch: Branch = None
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Save the point where a branch stands under a name, with its files, to be able to come back to it."""
         made = self.repo.add_checkpoint(name, self.of(session), branch=branch, description=description)
-        return Answer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
+        return ToolAnswer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
 
-    def delete_checkpoint(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> Answer:
+    def delete_checkpoint(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> ToolAnswer:
         """Delete one saved point. The conversation stays, and so do points that a branch or a rollback needs."""
         gone = self.repo.delete_checkpoint(checkpoint, self.of(session), branch=branch)
         return _said(f"Deleted {gone.metadata['reference']}.")
 
     def cleanup_auto_checkpoints(
         self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: Session = None, branch: Branch = None
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
         count = self.repo.cleanup_auto_checkpoints(self.of(session), branch=branch, keep=keep_latest)
         return _said(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
 
     def create_branch(
         self, name: str | None = None, checkpoint: Place | None = None, session: Session = None, branch: Branch = None
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Make a branch at a point, or where a branch stands now. World and session stay as and where they are."""
         of = self.of(session)
         made = self.repo.fork(checkpoint, of, branch=branch, name=name)
-        return Answer(branch_lines([made], self.repo.tree(of), width=WIDTH, zone=None), records.of_branch(made))
+        return ToolAnswer(branch_lines([made], self.repo.tree(of), width=WIDTH, zone=None), records.of_branch(made))
 
     # -- the world
 
@@ -81,7 +92,7 @@ class Moves(Looks):
         files: Files = True,
         conversation: Conversation = True,
         force: Force = False,
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Go back to a point as planned: on a new branch, undoing what came after it. Ask plan_rollback first."""
         of = self.of(session)
         if (before := confirmation.done_before(self.repo, of, confirm)) is not None:
@@ -100,7 +111,7 @@ class Moves(Looks):
 
     def switch_branch(
         self, branch: str, sync: Sync = None, confirm: Confirm = "", session: Session = None, force: Force = False
-    ) -> Answer:
+    ) -> ToolAnswer:
         """Continue on another branch. The world stays as it is unless `sync` says `world`; ask plan_switch for that."""
         of = self.of(session)
         if sync == "world":
@@ -113,7 +124,7 @@ class Moves(Looks):
         report = self.repo.switch(branch, of, sync=sync, force=force)
         return _said(f"{branch} is the current branch; the world is as it was.") if report is None else _report(report)
 
-    def resume_operation(self, operation: int, session: Session = None, force: Force = False) -> Answer:
+    def resume_operation(self, operation: int, session: Session = None, force: Force = False) -> ToolAnswer:
         """Finish a rollback or a switch that stopped half way; what was done is not done again."""
         of = self.of(session)
         self._expect_force(force=force)
@@ -130,10 +141,10 @@ class Moves(Looks):
             )
 
 
-def _said(text: str) -> Answer:
-    return Answer([(Span(text),)])
+def _said(text: str) -> ToolAnswer:
+    return ToolAnswer([(Span(text),)])
 
 
-def _report(report: RollbackReport) -> Answer:
+def _report(report: RollbackReport) -> ToolAnswer:
     data = {name: value for name, value in report.to_dict().items() if name != "replayed"}
-    return Answer(rollbacks.lines(report, width=WIDTH), data)
+    return ToolAnswer(rollbacks.lines(report, width=WIDTH), data)

@@ -10,7 +10,7 @@ from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import InvalidInput
 from agentgit.notebook import command_syntax as words
-from agentgit.notebook.target import Names, Subject
+from agentgit.notebook.target import Names, Target
 from agentgit.render import html, status
 from agentgit.render.lines import Line, Span, plain
 from agentgit.render.text import clean
@@ -36,7 +36,7 @@ class Sheet:
         return html.pre(self._lines)
 
 
-class Asked(NamedTuple):
+class Command(NamedTuple):
     """A command that was written.
 
     Args:
@@ -50,12 +50,12 @@ class Asked(NamedTuple):
     say: Callable[[Any], None]
 
     @property
-    def about(self) -> Subject:
+    def about(self) -> Target:
         """Whom it is about."""
         return self.names.subject()
 
 
-def carry_out(name: str, asked: Asked) -> Any:
+def carry_out(name: str, asked: Command) -> Any:
     """Do what a command says; give what it shows.
 
     Raises:
@@ -67,7 +67,7 @@ def carry_out(name: str, asked: Asked) -> Any:
 # -- looking
 
 
-def _status(asked: Asked) -> Any:
+def _status(asked: Command) -> Any:
     about = asked.about
     if about.agent is not None:
         return about.agent
@@ -78,21 +78,21 @@ def _status(asked: Asked) -> Any:
     return repo.tree(session)
 
 
-def _log(asked: Asked) -> Any:
+def _log(asked: Command) -> Any:
     log, limit = asked.about.repository.log(*asked.about.path), asked.words.limit
     return log if limit is None else Checkpoints(log.page(limit).items[::-1])
 
 
-def _track(asked: Asked) -> Any:
+def _track(asked: Command) -> Any:
     return ToolTrack(asked.about.repository.tool_track(*asked.about.path)[-(asked.words.limit or 0) :])
 
 
-def _search(asked: Asked) -> Any:
+def _search(asked: Command) -> Any:
     text, everywhere = " ".join(asked.words.text), asked.words.all_branches
     return asked.about.repository.search(text, *asked.about.path, all_branches=everywhere)
 
 
-def _diff(asked: Asked) -> Any:
+def _diff(asked: Command) -> Any:
     about = asked.about
     repo, (session, branch) = about.repository, about.path
     before = asked.words.a or repo.plan_undo(1, session, branch=branch).checkpoint_id
@@ -100,11 +100,11 @@ def _diff(asked: Asked) -> Any:
     return repo.diff(a, b)
 
 
-def _compare(asked: Asked) -> Any:
+def _compare(asked: Command) -> Any:
     return asked.about.expect_agent()[0].compare(asked.words.place)
 
 
-def _plan(asked: Asked) -> Any:
+def _plan(asked: Command) -> Any:
     session, branch = asked.about.path
     return asked.about.repository.plan_rollback(asked.words.place, session, branch=branch)
 
@@ -112,14 +112,14 @@ def _plan(asked: Asked) -> Any:
 # -- naming
 
 
-def _checkpoint(asked: Asked) -> Any:
+def _checkpoint(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is None:
         return about.repository.add_checkpoint(words.name, about.session_id, description=words.description)
     return about.agent.checkpoint(words.name, description=words.description)
 
 
-def _tag(asked: Asked) -> Any:
+def _tag(asked: Command) -> Any:
     repo, (session, branch) = asked.about.repository, asked.about.path
     if len(asked.words.words) > 2:
         raise InvalidInput("Write at most a place and a name; put quotes around a name with spaces.")
@@ -134,7 +134,7 @@ def _tag(asked: Asked) -> Any:
 # -- going back and forth
 
 
-def _moved(asked: Asked, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
+def _moved(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
     """Move, let the agent's name lead there, and give the report."""
     agent, variable = asked.about.expect_agent()
     made = move(agent)
@@ -142,33 +142,33 @@ def _moved(asked: Asked, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
     return made.report
 
 
-def _bind(asked: Asked, variable: str, agent: RollbackAgent) -> None:
+def _bind(asked: Command, variable: str, agent: RollbackAgent) -> None:
     asked.names.names[variable] = agent
     asked.say(Sheet((Span(variable, "reference"), Span(" is on branch "), Span(clean(agent.branch.name), "head"))))
 
 
-def _rollback(asked: Asked) -> Any:
+def _rollback(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is not None:
         return _moved(asked, lambda agent: agent.rollback(words.place, name=words.name, force=words.force))
     return about.repository.rollback(words.place, about.session_id, name=words.name, force=words.force)
 
 
-def _undo(asked: Asked) -> Any:
+def _undo(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is None:
         return about.repository.undo(words.steps, about.session_id, force=words.force)
     return _moved(asked, lambda agent: agent.undo(words.steps, force=words.force))
 
 
-def _redo(asked: Asked) -> Any:
+def _redo(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is None:
         return about.repository.redo(about.session_id, force=words.force)
     return _moved(asked, lambda agent: agent.redo(force=words.force))
 
 
-def _checkout(asked: Asked) -> Any:
+def _checkout(asked: Command) -> Any:
     name, sync, force = asked.words.branch, asked.words.sync, asked.words.force
     about = asked.about
     if about.agent is None:
@@ -183,17 +183,17 @@ def _checkout(asked: Asked) -> Any:
 # -- choosing
 
 
-def _trust(asked: Asked) -> Any:
+def _trust(asked: Command) -> Any:
     asked.about.repository.trust(*asked.words.modules)
     return Sheet((Span("trusted: "), Span(clean(", ".join(asked.words.modules)), "reference")))
 
 
-def _use(asked: Asked) -> Any:
+def _use(asked: Command) -> Any:
     about = asked.names.use(asked.words.what)
     return about.agent if about.agent is not None else about.repository.session(about.session_id)
 
 
-_DO: dict[str, Callable[[Asked], Any]] = {
+_DO: dict[str, Callable[[Command], Any]] = {
     "status": _status,
     "log": _log,
     "tree": lambda asked: asked.about.repository.tree(asked.about.session_id),

@@ -15,7 +15,7 @@ from IPython.display import display
 from agentgit.checkpoints.references import free_name
 from agentgit.errors import AgentGitError, InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.notebook import command_syntax, commands
-from agentgit.notebook.commands import Asked, Sheet
+from agentgit.notebook.commands import Command, Sheet
 from agentgit.notebook.completion import complete
 from agentgit.notebook.live_tree import live
 from agentgit.notebook.target import Names
@@ -76,7 +76,7 @@ class Magics:
         with _told():
             if cell is None:
                 name, asked = command_syntax.parse(line)
-                return commands.carry_out(name, Asked(self._names, asked, _show))
+                return commands.carry_out(name, Command(self._names, asked, _show))
             if command_syntax.split(line) != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, and what to run below it.")
             agent, _ = self._names.subject().expect_agent()

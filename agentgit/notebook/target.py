@@ -18,7 +18,7 @@ _PLACES = {"agent": ("agentgit.agents.agent", "RollbackAgent"), "repository": ("
 
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A session to look at, and the agent that runs it if there is one.
 
     Args:
@@ -62,7 +62,7 @@ class Names:
         self.names = names
         self.chosen: str | None = None
 
-    def subject(self) -> Subject:
+    def subject(self) -> Target:
         """Find whom a magic is about: who was chosen; else the agent that ran or was made last; else a repository.
 
         Raises:
@@ -75,7 +75,7 @@ class Names:
             return _of_agent(*max(agents, key=lambda pair: pair[1].moved_at))
         return _of_session(self._repository(), None)
 
-    def use(self, name: str | None) -> Subject:
+    def use(self, name: str | None) -> Target:
         """Choose whom magics are about: a name in the notebook, or a session; None for whoever ran last.
 
         Raises:
@@ -90,7 +90,7 @@ class Names:
         known = [variable for kind in _PLACES for variable, _ in self._of(kind)]
         return [*known, *(session.session_name for session in self._repository().sessions())]
 
-    def _called(self, name: str) -> Subject:
+    def _called(self, name: str) -> Target:
         for variable, agent in self._of("agent"):
             if variable == name:
                 return _of_agent(variable, agent)
@@ -131,9 +131,9 @@ def _plain(names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
-def _of_agent(variable: str, agent: RollbackAgent) -> Subject:
-    return Subject(agent.repository, agent.session.id, agent.branch_id, agent, variable)
+def _of_agent(variable: str, agent: RollbackAgent) -> Target:
+    return Target(agent.repository, agent.session.id, agent.branch_id, agent, variable)
 
 
-def _of_session(repository: Repository, session: str | None) -> Subject:
-    return Subject(repository, repository.session(session).id)
+def _of_session(repository: Repository, session: str | None) -> Target:
+    return Target(repository, repository.session(session).id)

@@ -22,7 +22,7 @@ NAME_CELLS = 24
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutRow:
     """What becomes one line: checkpoints of one branch next to each other.
 
     Args:
@@ -36,7 +36,7 @@ class Row:
     folded: int = 0
 
 
-Event = Row | Branch
+Event = LayoutRow | Branch
 """A line of a branch, or a branch that leaves after it."""
 
 
@@ -55,7 +55,7 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
         first = branch.points[0].id if branch.points else None
         leaving.setdefault(child.branch_point_id if child.branch_point_id in points else first, []).append(child)
     if not branch.points:
-        yield Row(branch, [])
+        yield LayoutRow(branch, [])
         yield from leaving.get(None, ())
     rows = _rows(branch, leaving.keys(), every)
     for row in rows if most is None else _squeezed(rows, leaving.keys(), most):
@@ -64,7 +64,7 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
             yield from leaving.get(row.points[-1].id, ())
 
 
-def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[Row]:
+def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[LayoutRow]:
     """Put the checkpoints of a branch into lines: turns, names, joints; then fold long runs of turns."""
     groups: list[list[Point]] = []
     ended = True
@@ -75,12 +75,12 @@ def _rows(branch: Branch, joints: Set[int | None], every: bool) -> list[Row]:
         else:
             groups[-1].append(point)
         ended = _stands_out(point) or point.id in joints
-    rows: list[Row] = []
+    rows: list[LayoutRow] = []
     run: list[list[Point]] = []
     for group in groups:
         last = group[-1]
         if every or _stands_out(last) or last.id in joints or last is branch.points[-1]:
-            rows += [*_fold(branch, run), Row(branch, group)]
+            rows += [*_fold(branch, run), LayoutRow(branch, group)]
             run = []
         else:
             run.append(group)
@@ -96,16 +96,16 @@ def _stands_out(point: Point) -> bool:
     return is_named(point) or bool(point.tags)
 
 
-def _fold(branch: Branch, run: list[list[Point]]) -> list[Row]:
+def _fold(branch: Branch, run: list[list[Point]]) -> list[LayoutRow]:
     if len(run) < _FOLD_FROM:
-        return [Row(branch, row) for row in run]
+        return [LayoutRow(branch, row) for row in run]
     middle = [point for row in run[1:-1] for point in row]
-    return [Row(branch, run[0]), Row(branch, middle, folded=len(run) - 2), Row(branch, run[-1])]
+    return [LayoutRow(branch, run[0]), LayoutRow(branch, middle, folded=len(run) - 2), LayoutRow(branch, run[-1])]
 
 
-def _squeezed(rows: list[Row], joints: Set[int | None], most: int) -> Iterator[Row]:
+def _squeezed(rows: list[LayoutRow], joints: Set[int | None], most: int) -> Iterator[LayoutRow]:
     """Fold what is in the middle of too many lines, whatever its names."""
-    run: list[Row] = []
+    run: list[LayoutRow] = []
     for i, row in enumerate(rows):
         if most // 3 <= i < len(rows) - most * 2 // 3 and (row.folded or row.points[-1].id not in joints):
             run.append(row)
@@ -115,9 +115,11 @@ def _squeezed(rows: list[Row], joints: Set[int | None], most: int) -> Iterator[R
         run = []
 
 
-def _together(run: list[Row]) -> Iterator[Row]:
+def _together(run: list[LayoutRow]) -> Iterator[LayoutRow]:
     if run:
-        yield Row(run[0].branch, [point for row in run for point in row.points], sum(row.folded or 1 for row in run))
+        yield LayoutRow(
+            run[0].branch, [point for row in run for point in row.points], sum(row.folded or 1 for row in run)
+        )
 
 
 def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
@@ -151,7 +153,7 @@ def references(tree: Tree) -> dict[int, str]:
     return {point.id: f"{branch_name(branch)}#{point.number}" for branch in tree.walk() for point in branch.points}
 
 
-def title_of(row: Row, references: Mapping[int, str]) -> str:
+def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     """Say what happened in a line.
 
     Args:

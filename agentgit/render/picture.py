@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from agentgit.render.layout import Event, Row, branch_name, events_of, pruned, references
+from agentgit.render.layout import Event, LayoutRow, branch_name, events_of, pruned, references
 from agentgit.render.text import count
 from agentgit.sessions.tree import Branch, Point, Tree
 
@@ -38,7 +38,7 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedPoint:
     """A line of text, with the dots that belong to it.
 
     Args:
@@ -49,7 +49,7 @@ class Placed:
         after: True for the line that tells of calls after the newest checkpoint.
     """
 
-    row: Row
+    row: LayoutRow
     lane: Lane
     y: int
     dots: tuple[Dot, ...] = ()
@@ -111,7 +111,7 @@ class Picture:
 
     tree: Tree
     lanes: list[Lane]
-    lines: list[Placed]
+    lines: list[PlacedPoint]
     references: Mapping[int, str]
     hidden: int
 
@@ -155,7 +155,7 @@ class _Pen:
     def __init__(self) -> None:
         self.y = TOP - LINE
         self.lanes: list[Lane] = []
-        self.lines: list[Placed] = []
+        self.lines: list[PlacedPoint] = []
 
     def draw(self, root: Branch) -> None:
         # A stack of our own: branches may be nested deeper than Python lets functions call each other.
@@ -166,7 +166,7 @@ class _Pen:
                 stack.pop()
                 continue
             event = events.popleft()
-            if isinstance(event, Row):
+            if isinstance(event, LayoutRow):
                 self._line(lane, event)
             else:
                 taken = {other.column for other, rest in stack if rest} | {lane.column}
@@ -179,7 +179,7 @@ class _Pen:
         self.lanes.append(Lane(branch, column, len(self.lanes)))
         return self.lanes[-1]
 
-    def _line(self, lane: Lane, row: Row) -> None:
+    def _line(self, lane: Lane, row: LayoutRow) -> None:
         """Put down a line, as high as its dots need."""
         points = [] if row.folded else row.points[-_MOST_DOTS:]
         first = _LEAD if lane.start is None else STEP
@@ -188,7 +188,7 @@ class _Pen:
         lane.reach(dots[0].y if dots else self.y, broken=not dots)
         lane.reach(self.y)
         after = not row.points and bool(lane.branch.points)
-        self.lines.append(Placed(row=row, lane=lane, y=self.y, dots=dots, after=after))
+        self.lines.append(PlacedPoint(row=row, lane=lane, y=self.y, dots=dots, after=after))
 
 
 def _events(branch: Branch) -> Iterator[Event]:
@@ -196,8 +196,8 @@ def _events(branch: Branch) -> Iterator[Event]:
     events = list(events_of(branch, most=_MOST_LINES))
     if branch.effects and branch.points:
         # Before the branches that left at its end, so that its own line ends first.
-        last = max(i for i, event in enumerate(events) if isinstance(event, Row))
-        events.insert(last + 1, Row(branch, []))
+        last = max(i for i, event in enumerate(events) if isinstance(event, LayoutRow))
+        events.insert(last + 1, LayoutRow(branch, []))
     yield from events
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from agentgit.effects.call_marks import MARKS
 from agentgit.render.html import escape, fold, pre
 from agentgit.render.layout import branch_name, is_named, title_of
-from agentgit.render.picture import LINE, Lane, Picture, Placed, across, picture
+from agentgit.render.picture import LINE, Lane, Picture, PlacedPoint, across, picture
 from agentgit.render.text import cells, clean, clock, count, cut
 from agentgit.render.tree import lines as text_lines
 from agentgit.sessions.session import OPEN
@@ -168,7 +168,7 @@ def _linked(content: str, address: str | None) -> str:
     return content if address is None else f'<a href="{_legal(html.escape(address))}">{content}</a>'
 
 
-def _dot(line: Placed, which: int, drawing: Picture, link: Link | None) -> str:
+def _dot(line: PlacedPoint, which: int, drawing: Picture, link: Link | None) -> str:
     dot, lane = line.dots[which], line.lane
     point, main = dot.point, which == len(line.dots) - 1
     radius = "6.5" if is_named(point) else "4" if main else "2.8"
@@ -194,14 +194,14 @@ def _told(point: Point, references: Mapping[int, str]) -> str:
     return _escaped(", ".join(filter(None, said)) + (f": {title}" if title else ""))
 
 
-def _where(line: Placed, drawing: Picture) -> str:
+def _where(line: PlacedPoint, drawing: Picture) -> str:
     row = line.row
     if row.folded or not row.points:
         return "⋯" if row.folded or line.after else branch_name(row.branch)
     return drawing.references[row.points[-1].id]
 
 
-def _words(line: Placed, drawing: Picture, left: float, right: float) -> _Part:
+def _words(line: PlacedPoint, drawing: Picture, left: float, right: float) -> _Part:
     """Write what stands beside a line: the reference, the marks, the names, and what happened."""
     row, y = line.row, line.y
     parts = [_text(left, y + 4, _where(line, drawing), colour=_colour(line.lane))]
@@ -217,7 +217,7 @@ def _words(line: Placed, drawing: Picture, left: float, right: float) -> _Part:
     return "".join(parts), _right(said, x)
 
 
-def _effects(line: Placed) -> list[tuple[str, int]]:
+def _effects(line: PlacedPoint) -> list[tuple[str, int]]:
     """Count the marks of a line, in their order."""
     found = Counter[str]()
     for of in [line.row.branch] if line.after or not line.row.points else line.row.points:
@@ -225,7 +225,7 @@ def _effects(line: Placed) -> list[tuple[str, int]]:
     return [(mark, found[mark]) for mark in MARKS if found[mark]]
 
 
-def _said(line: Placed, drawing: Picture) -> str:
+def _said(line: PlacedPoint, drawing: Picture) -> str:
     row = line.row
     if row.folded:
         return f"{row.folded} more"
@@ -243,7 +243,7 @@ def _mark(mark: str, n: int, x: float, y: int) -> _Part:
     return drawn + _text(x + 15, y + 4, text, colour=COLOURS[mark]), x + 21 + cells(text) * _CELL
 
 
-def _chips(line: Placed) -> Iterator[tuple[str, str, bool]]:
+def _chips(line: PlacedPoint) -> Iterator[tuple[str, str, bool]]:
     """Return the names that stand at a line: the branch if it ends there, and tags; each with its colour."""
     branch, points = line.row.branch, line.row.points
     if not line.row.folded and not line.after and (not points or points[-1] is branch.points[-1]):

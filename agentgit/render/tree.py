@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, tzinfo
 
-from agentgit.render.layout import NAME_CELLS, Event, Row, branch_name, events_of, is_named, references, title_of
+from agentgit.render.layout import NAME_CELLS, Event, LayoutRow, branch_name, events_of, is_named, references, title_of
 from agentgit.render.lines import Line, Span, plain
 from agentgit.render.text import cells, clean, clock, count, cut, pad
 from agentgit.sessions.session import OPEN
@@ -77,7 +77,7 @@ def lines(
 # -- layout: the lanes
 
 
-def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, Row]]:
+def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
     """Return every line with its lanes, top down."""
     for root in tree.roots:
         # A stack of our own: branches may be nested deeper than Python lets functions call each other.
@@ -87,7 +87,7 @@ def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, Row]]:
             if not events:
                 continue
             event = events.popleft()
-            if isinstance(event, Row):
+            if isinstance(event, LayoutRow):
                 yield first or lane, event
                 stack.append((lane, "", events))
             else:
@@ -99,7 +99,7 @@ def _lay_out(tree: Tree, every: bool) -> Iterator[tuple[str, Row]]:
 # -- text: what a line says
 
 
-def _row(row: Row, known: Mapping[int, str], when: str) -> tuple[Span, Span, Span, Span, Span]:
+def _row(row: LayoutRow, known: Mapping[int, str], when: str) -> tuple[Span, Span, Span, Span, Span]:
     """Return a line's glyph, reference, time, head and title."""
     branch, points = row.branch, row.points
     if row.folded:

@@ -28,7 +28,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.events import NOWHERE, Event, chosen
 from agentgit.sessions.session import expect_limit
 from agentgit.store.audit.trail import Whose, note
-from agentgit.store.records.login_attempts import Subject
+from agentgit.store.records.login_attempts import LoginSubject
 from agentgit.store.sql.ids import is_id
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class People(Verbs):
         return self._bound(principal)
 
     def _let_in(
-        self, connection: Connection, user: User, stored: str, new: str | None, subjects: Sequence[Subject]
+        self, connection: Connection, user: User, stored: str, new: str | None, subjects: Sequence[LoginSubject]
     ) -> Principal | None:
         """Log a user in by the password that was looked at; None if it is another one by now."""
         self.store.users.hold(connection, user.id)
@@ -222,7 +222,7 @@ class People(Verbs):
         note(connection, self.store.tenant_id, "login.done", user_id=user.id)
         return Principal(tenant_id=self.store.tenant_id, user=user, since=datetime.now(UTC))
 
-    def _unknown(self, user_id: int | None, failed: Sequence[Subject] = ()) -> NotAllowed:
+    def _unknown(self, user_id: int | None, failed: Sequence[LoginSubject] = ()) -> NotAllowed:
         """Write down that somebody could not say who they are; give the failure that is the same for all causes."""
 
         def tell(connection: Connection) -> None:

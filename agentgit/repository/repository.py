@@ -35,7 +35,7 @@ from agentgit.sessions.webhook_hosts import ENVIRONMENT as WEBHOOK_HOSTS
 from agentgit.sessions.webhook_hosts import WebhookHosts
 from agentgit.store.database import Database
 from agentgit.store.queries import templates
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
@@ -216,7 +216,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         fence: Fence = "replay",
         workspace: str | Path | Workspace | None = None,
         thread_id: str | None = None,
-        template: Place | None = None,
+        template: CheckpointRef | None = None,
         replay: str = "record",
         force: bool = False,
     ) -> RollbackAgent:
@@ -309,7 +309,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         )
         return report
 
-    def ensure_session(self, name: str, template: Place | None = None) -> ExternalSession:
+    def ensure_session(self, name: str, template: CheckpointRef | None = None) -> ExternalSession:
         """Find the session of that name, or make it with its first branch, `main`.
 
         Args:
@@ -324,7 +324,12 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         return self._ensure_session(name, template)
 
     def _ensure_session(
-        self, name: str, template: Place | None, *, run: Callable[[int], None] | None = None, force: bool = False
+        self,
+        name: str,
+        template: CheckpointRef | None,
+        *,
+        run: Callable[[int], None] | None = None,
+        force: bool = False,
     ) -> ExternalSession:
         """Do as `ensure_session`, for a session that is to make the calls of its template again.
 
@@ -451,7 +456,9 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Return the tree of a session's branches; `str` draws it."""
         return self._read(lambda c: self.views.tree(c, self.lookup.session(c, session)))
 
-    def delete_checkpoint(self, ref: Place, session: SessionRef = None, *, branch: BranchRef = None) -> Checkpoint:
+    def delete_checkpoint(
+        self, ref: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None
+    ) -> Checkpoint:
         """Delete a checkpoint; the conversation and the tool track stay. Gives the deleted one.
 
         Args:

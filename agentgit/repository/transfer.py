@@ -25,7 +25,7 @@ from agentgit.rollback.workspace_adapter import attached
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.maintenance import Progress
 from agentgit.store.queries.explorations import mark_of
-from agentgit.store.threads.graph_store import Place
+from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import Cut, export, keeping
 from agentgit.store.transfer.file_trees import NOT_WANTED
 from agentgit.store.transfer.import_ import Import, check
@@ -258,7 +258,7 @@ class Carrying(Verbs):
             if point.graph_checkpoint_id is None:
                 yield point
                 continue
-            at = graphs.find(connection, Place(point.thread_id, "", point.graph_checkpoint_id))
+            at = graphs.find(connection, GraphKey(point.thread_id, "", point.graph_checkpoint_id))
             then = graphs.message_hashes(connection, at) if at is not None else ()
             if len(then) == point.message_count and now[: len(then)] == then:
                 yield point

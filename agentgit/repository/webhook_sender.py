@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.sessions.events import Event
 from agentgit.sessions.webhooks import Delivered, message_of, signed
-from agentgit.store.audit.outbox import LEASE, Taken, report_of
+from agentgit.store.audit.outbox import LEASE, TakenDelivery, report_of
 from agentgit.values import told
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def deliver(store: Store) -> Delivered:
             raise
 
 
-def _take(store: Store) -> list[tuple[Taken, Event | None]]:
+def _take(store: Store) -> list[tuple[TakenDelivery, Event | None]]:
     taken = store.database.write(lambda c: store.outbox.take(c, AT_ONCE), durable=True)
     with store.database.reading() as connection:
         return [(one, next(store.trail.at(connection, [(one.session_id, one.number)]), None)) for one in taken]
 
 
-def _settle(store: Store, taken: list[tuple[Taken, Event | None]], tries: list[_End]) -> list[str]:
+def _settle(store: Store, taken: list[tuple[TakenDelivery, Event | None]], tries: list[_End]) -> list[str]:
     pairs = list(zip(taken, tries, strict=True))
     return store.database.write(
         lambda c: [store.outbox.settle(c, one, end.problem, for_good=end.for_good) for (one, _), end in pairs],
@@ -95,7 +95,7 @@ def _waiting(store: Store) -> int:
         return store.outbox.waiting(connection)
 
 
-async def _try(client: httpcore.AsyncConnectionPool, taken: Taken, event: Event | None, until: float) -> _End:
+async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event: Event | None, until: float) -> _End:
     """Send one event; what goes wrong is told, and never raised."""
     if event is None:
         return _End("its event is not in the trail; run: agentgit audit verify", for_good=True)

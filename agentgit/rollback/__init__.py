@@ -3,6 +3,6 @@
 from agentgit.rollback.awaiting import Settle, on_this_loop, wait
 from agentgit.rollback.engine import Rollback
 from agentgit.rollback.planner import Planner
-from agentgit.rollback.request import Request, Switch
+from agentgit.rollback.request import Request, SwitchRequest
 
-__all__ = ["Planner", "Request", "Rollback", "Settle", "Switch", "on_this_loop", "wait"]
+__all__ = ["Planner", "Request", "Rollback", "Settle", "SwitchRequest", "on_this_loop", "wait"]

@@ -22,15 +22,15 @@ from agentgit.rollback import notes
 from agentgit.rollback.awaiting import Settle, wait
 from agentgit.rollback.crash_recovery import refuse_busy
 from agentgit.rollback.executor import Worker
-from agentgit.rollback.files import Files
+from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Publishing
 from agentgit.rollback.planner import Cannot, Planner
 from agentgit.rollback.replay import Executed
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
-from agentgit.rollback.request import Request, Switch
+from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Stopped
 from agentgit.rollback.start import Admit, Beginning, Stale, refusals
-from agentgit.rollback.verification import Looks, Planning
+from agentgit.rollback.verification import Planning, Verification
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import Begun
@@ -63,11 +63,11 @@ class Rollback:
     def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
         self.store = store = store.apart()
         self.planner = Planner(store, registry)
-        self.looks = Looks(store, registry, settle)
+        self.looks = Verification(store, registry, settle)
         self.worker = Worker(store, registry, settle, self.looks)
         self.reports = Reports(store, registry, self.worker)
         self.stopped = Stopped(store, self.planner, self.worker, admit)
-        self.files = Files(store, registry)
+        self.files = RollbackFiles(store, registry)
         self.beginning = Beginning(store, self.planner, self.files, admit)
         executed = Executed(store, self.planner.past, self.worker)
         self.publishing = Publishing(store, self.reports, self.stopped, self.files, executed)
@@ -169,7 +169,7 @@ class Rollback:
         with self.store.database.reading() as connection:
             return int(self.stopped.find(connection, begun).internal_session_id)
 
-    def switch(self, request: Switch) -> int:
+    def switch(self, request: SwitchRequest) -> int:
         """Continue on another branch, and bring branch and world together; give the id of the operation.
 
         Raises:
@@ -181,7 +181,7 @@ class Rollback:
         with span("agentgit.switch", **_of(request.branch.external_session_id), agentgit_sync=request.sync):
             return self._switch(request)
 
-    def _switch(self, request: Switch) -> int:
+    def _switch(self, request: SwitchRequest) -> int:
         self.looks.look(request.branch.external_session_id)
         files = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:

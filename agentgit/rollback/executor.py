@@ -22,8 +22,8 @@ from agentgit.effects.registry import Registry, Run
 from agentgit.errors import Conflict
 from agentgit.rollback.awaiting import Settle, done, settled
 from agentgit.rollback.replay_calls import REPEATABLE
-from agentgit.rollback.verification import Looks, Raised, Sight, There
-from agentgit.store.records.journal import Intent, Outcome
+from agentgit.rollback.verification import Sight, There, Verification, VerifyRaised
+from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
 from agentgit.tracing import span, tool_span
@@ -49,7 +49,7 @@ class Worker:
         looks: asks the world what became of a call or an undo that raised.
     """
 
-    def __init__(self, store: Store, registry: Registry, settle: Settle, looks: Looks) -> None:
+    def __init__(self, store: Store, registry: Registry, settle: Settle, looks: Verification) -> None:
         self.store = store
         self.registry = registry
         self.settle = settle
@@ -179,28 +179,28 @@ class Worker:
         self.store.operations.hold(connection, row.id, intent.owner)
         return self.store.journal.intend(connection, intent)
 
-    def _run(self, run: Run, row: Found, original: ToolInvocation, again: int) -> Outcome:
+    def _run(self, run: Run, row: Found, original: ToolInvocation, again: int) -> CallOutcome:
         with self.store.database.reading() as connection:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
         try:
             value = portable(settled(self.settle, _keyed(run(original.args, thread_id), idempotency_key())))
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
             return self._raised(row, again, error)
-        return Outcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
+        return CallOutcome(status=invocation.DONE, result=value, ended_at=datetime.now(UTC))
 
-    def _raised(self, row: Found, again: int, error: BaseException) -> Outcome:
+    def _raised(self, row: Found, again: int, error: BaseException) -> CallOutcome:
         """Return how a call ended that raised: it may have acted before that."""
         call, now = self._read(again), datetime.now(UTC)
         if call is None or self._proves_nothing_done(row, call, error):
-            return Outcome(status=FAILED, error=told(error), ended_at=now)
+            return CallOutcome(status=FAILED, error=told(error), ended_at=now)
         seen = self.looks.sees(row.external_session_id, call)
         if isinstance(seen, There):
-            return Outcome(status=invocation.DONE, result=seen.result, ended_at=now)
+            return CallOutcome(status=invocation.DONE, result=seen.result, ended_at=now)
         problem = _problem(error, seen)
         if isinstance(error, CANCELLED) and seen is not Sight.GONE:
-            return Outcome(status=invocation.UNKNOWN, error=problem)
+            return CallOutcome(status=invocation.UNKNOWN, error=problem)
         is_known = seen is Sight.GONE or (seen is Sight.BLIND and call.effect not in LASTING)
-        return Outcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
+        return CallOutcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
 
     def _proves_nothing_done(self, row: Found, call: ToolInvocation, error: BaseException) -> bool:
         return isinstance(error, (NothingDone, *self.registry.failed_on(row.external_session_id, call)))
@@ -208,7 +208,7 @@ class Worker:
 
 def _problem(error: BaseException, seen: object) -> str:
     """Return what a tool or its undo raised, and what its `verify` raised after that."""
-    return and_verify(told(error), seen.error if isinstance(seen, Raised) else None) or ""
+    return and_verify(told(error), seen.error if isinstance(seen, VerifyRaised) else None) or ""
 
 
 def _is_over(call: ToolInvocation) -> bool:

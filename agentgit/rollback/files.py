@@ -21,7 +21,7 @@ from agentgit.store.store import Store
 from agentgit.values import as_object, shown
 
 
-class Files:
+class RollbackFiles:
     """Plans and brings back the files of one session after the other.
 
     Args:

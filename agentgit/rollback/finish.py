@@ -12,7 +12,7 @@ from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
 from agentgit.rollback.executor import stops_at
-from agentgit.rollback.files import Files
+from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.replay import Executed
 from agentgit.rollback.report import Reports
 from agentgit.rollback.resume import Stopped
@@ -35,7 +35,9 @@ class Publishing:
         executed: gives a branch whose calls ran again their new results.
     """
 
-    def __init__(self, store: Store, reports: Reports, stopped: Stopped, files: Files, executed: Executed) -> None:
+    def __init__(
+        self, store: Store, reports: Reports, stopped: Stopped, files: RollbackFiles, executed: Executed
+    ) -> None:
         self.store = store
         self.reports = reports
         self.stopped = stopped

@@ -24,9 +24,9 @@ from agentgit.effects.plan import (
     make_plan,
 )
 from agentgit.effects.registry import Registry
-from agentgit.rollback.replay_calls import Past
+from agentgit.rollback.replay_calls import PathCalls
 from agentgit.rollback.request import Request
-from agentgit.store.records.journal import Part
+from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
@@ -47,7 +47,7 @@ class Planner:
     def __init__(self, store: Store, registry: Registry) -> None:
         self.store = store
         self.registry = registry
-        self.past = Past(store, registry)
+        self.past = PathCalls(store, registry)
 
     def of(self, connection: Connection, request: Request, cannot: Cannot | None = None) -> RollbackPlan:
         """Plan the rollback that somebody asks for, as `rollback`."""
@@ -197,7 +197,7 @@ class Planner:
         said = (self.registry.remark(session_id, call), call.verify_raised)
         return "; ".join(one for one in said if one) or None
 
-    def _gone(self, connection: Connection, session_id: int, path: Sequence[Part]) -> list[ToolInvocation]:
+    def _gone(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read what should be in the world and is not, or of which nobody knows, oldest first."""
         found = [*self.store.world.gone(connection, path), *self.store.world.doubted(connection, session_id, path)]
         return sorted(found, key=lambda call: call.id)

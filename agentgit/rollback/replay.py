@@ -12,9 +12,9 @@ from agentgit.effects.invocation import FAILED
 from agentgit.effects.plan import EXECUTE, REDO
 from agentgit.effects.tool_messages import Answered, Rewriter
 from agentgit.rollback.executor import IN_THE_WORLD, Worker
-from agentgit.rollback.replay_calls import Past
+from agentgit.rollback.replay_calls import PathCalls
 from agentgit.store.records import rerun_track
-from agentgit.store.records.rerun_track import Placed
+from agentgit.store.records.rerun_track import PlacedCall
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
 from agentgit.store.threads import message_rewrite
@@ -30,7 +30,7 @@ class Executed:
         worker: knows what ran again.
     """
 
-    def __init__(self, store: Store, past: Past, worker: Worker) -> None:
+    def __init__(self, store: Store, past: PathCalls, worker: Worker) -> None:
         self.store = store
         self.past = past
         self.worker = worker
@@ -52,7 +52,7 @@ class Executed:
         placed, answers = [], []
         for row_id, call in calls.items():
             run = runs.pop(call.id, None)  # the first of several that one call answered
-            placed.append(Placed(row_id, call.id, run.id if run is not None else None))
+            placed.append(PlacedCall(row_id, call.id, run.id if run is not None else None))
             answers.append((row_id, call, run))
         rerun_track.place(connection, self.store.journal, self.store.sessions, branch.id, placed)
         rewriter = Rewriter(self._answered(connection, answers))

@@ -20,10 +20,10 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.plan import PastCall
 from agentgit.effects.registry import Registry
-from agentgit.store.records.journal import Part
+from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_rows import GraphKey
 
 HAPPENED = STANDING - {FAILED} | {REVERSED}
 """The statuses of what happened, or may have."""
@@ -35,7 +35,7 @@ REPEATABLE = frozenset({READ_ONLY, IDEMPOTENT})
 """The effects that simply run again, also where nobody knows what became of the first run."""
 
 
-class Past:
+class PathCalls:
     """Reads the calls of a path, and tells which of them cannot be made again.
 
     Args:
@@ -48,7 +48,7 @@ class Past:
         self.registry = registry
 
     def read(
-        self, connection: Connection, target: Found, path: Sequence[Part], standing: Sequence[ToolInvocation]
+        self, connection: Connection, target: Found, path: Sequence[TrackPart], standing: Sequence[ToolInvocation]
     ) -> list[PastCall]:
         """Read the calls on the path to a checkpoint, oldest first, each with what stands of it.
 
@@ -79,7 +79,7 @@ class Past:
             if call.id not in outer or blocked[call.id]  # what a tool calls runs with that tool
         ]
 
-    def calls(self, connection: Connection, path: Sequence[Part]) -> dict[int, ToolInvocation]:
+    def calls(self, connection: Connection, path: Sequence[TrackPart]) -> dict[int, ToolInvocation]:
         """Read the calls of a track in order, by the ids of their rows; of an answer from the record its original."""
         ids = [call.id for call in self.store.journal.track(connection, path)]
         rows = self.store.journal.invocations(connection, ids)
@@ -112,7 +112,7 @@ class Past:
         """Return the tool call ids of a batch that waits at a checkpoint for a person's answer."""
         if target.graph_checkpoint_id is None:
             return set()
-        at = self.store.graphs.find(connection, Place(target.thread_id, "", target.graph_checkpoint_id))
+        at = self.store.graphs.find(connection, GraphKey(target.thread_id, "", target.graph_checkpoint_id))
         if at is None or not self.store.is_interrupted(connection, at):
             return set()
         return set(self.store.unanswered(connection, at))

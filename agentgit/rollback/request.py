@@ -85,7 +85,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Switch:
+class SwitchRequest:
     """A switch to a branch that brings branch and world together.
 
     Args:

@@ -13,9 +13,9 @@ from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import expect_quiet
-from agentgit.rollback.files import Files
+from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.planner import Cannot, Planner
-from agentgit.rollback.request import Request, Switch
+from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.records.operations import Begun
 from agentgit.store.records.sessions import Found, expect_whole
@@ -41,7 +41,7 @@ class Beginning:
         admit: refuses who may not.
     """
 
-    def __init__(self, store: Store, planner: Planner, files: Files, admit: Admit) -> None:
+    def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Admit) -> None:
         self.admit = admit
         self.store = store
         self.planner = planner
@@ -93,7 +93,7 @@ class Beginning:
         return self.store.operations.begin(connection, begun), True
 
     def switch(
-        self, connection: Connection, request: Switch, owner: str, said: dict[int, str], files: FilesAt | None
+        self, connection: Connection, request: SwitchRequest, owner: str, said: dict[int, str], files: FilesAt | None
     ) -> int:
         """Write down what is going to happen, and that the branch is not to be used until it has."""
         self.admit(connection, request.branch.external_session_id)
@@ -151,7 +151,7 @@ class Beginning:
         return int(earlier.id)
 
     def _admitted(
-        self, connection: Connection, plan: RollbackPlan, request: Request | Switch, cannot: Cannot
+        self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, cannot: Cannot
     ) -> RollbackPlan:
         if plan.is_admissible:
             return plan

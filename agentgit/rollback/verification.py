@@ -45,13 +45,13 @@ class There:
 
 
 @dataclass(frozen=True)
-class Raised:
+class VerifyRaised:
     """It was not to be seen, because the function that looks raised; with what."""
 
     error: str
 
 
-class Looks:
+class Verification:
     """Asks the functions that look.
 
     Args:
@@ -111,8 +111,8 @@ class Looks:
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Let the `verify` of a tool say whether its effect is in the world, and write that down."""
         seen = self.sees(session_id, call)
-        if isinstance(seen, Raised) or seen in (Sight.UNSEEN, Sight.BLIND):
-            self._note(call, seen.error if isinstance(seen, Raised) else None)
+        if isinstance(seen, VerifyRaised) or seen in (Sight.UNSEEN, Sight.BLIND):
+            self._note(call, seen.error if isinstance(seen, VerifyRaised) else None)
             return
         there = isinstance(seen, There)
         if call.status == invocation.UNKNOWN:
@@ -135,7 +135,7 @@ class Looks:
         if error != call.error_message:
             self.store.database.write(lambda c: self.store.journal.remark(c, call, error))
 
-    def sees(self, session_id: int, call: ToolInvocation) -> There | Sight | Raised:
+    def sees(self, session_id: int, call: ToolInvocation) -> There | Sight | VerifyRaised:
         """Ask the `verify` of a tool whether the effect of a call is in the world."""
         try:
             verify = self.registry.verify(session_id, call)
@@ -148,7 +148,7 @@ class Looks:
             seen = done(self.settle, verify(call))
         except Exception as error:  # noqa: BLE001  # it could not see; a person decides, as without it
             _warn("verify", call, "nobody knows what became of it")
-            return Raised(told(error))
+            return VerifyRaised(told(error))
         if seen is None:
             return Sight.UNSEEN
         return Sight.GONE if seen is False else There(None if seen is True else portable(seen))

@@ -6,7 +6,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, get_checkpoint_id
 
 from agentgit.errors import InvalidInput
-from agentgit.store.threads.graph_store import Place, Scope
+from agentgit.store.threads.graph_store import GraphKey, GraphScope
 
 RECORDED_KEYS = frozenset({"run_id", "graph_id", "assistant_id", "user_id"})
 """The keys of `configurable` that may go into the metadata; the others can be secrets."""
@@ -24,15 +24,15 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
     return str(configurable["thread_id"]), configurable.get("checkpoint_ns") or "", get_checkpoint_id(config)
 
 
-def scope(config: RunnableConfig | None) -> Scope:
+def scope(config: RunnableConfig | None) -> GraphScope:
     """Read which checkpoints a config means; where it says nothing, any."""
     if config is None:
-        return Scope()
+        return GraphScope()
     thread, _, checkpoint_id = address(config)
-    return Scope(thread, config["configurable"].get("checkpoint_ns"), checkpoint_id)
+    return GraphScope(thread, config["configurable"].get("checkpoint_ns"), checkpoint_id)
 
 
-def config_of(place: Place) -> RunnableConfig:
+def config_of(place: GraphKey) -> RunnableConfig:
     """Write the config that names a checkpoint."""
     return {
         "configurable": {

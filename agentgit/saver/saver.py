@@ -40,7 +40,7 @@ from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import keyring_from
 from agentgit.store.threads.append_if_head import Fence
-from agentgit.store.threads.graph_store import Draft, Found, GraphStore, Pending, Place, Task
+from agentgit.store.threads.graph_store import Draft, Found, GraphKey, GraphStore, Pending, Task
 from agentgit.values import from_json
 
 After = Callable[[], None]
@@ -62,9 +62,9 @@ class Beside(NamedTuple):
     fence: Fence | None = None
 
 
-OnPut = Callable[[Place], AbstractContextManager[Beside]]
+OnPut = Callable[[GraphKey], AbstractContextManager[Beside]]
 
-OnRead = Callable[[str, str, Place | None], None]
+OnRead = Callable[[str, str, GraphKey | None], None]
 
 PAGE = 16
 """How many checkpoints `list` reads at once; each of them may hold large values."""
@@ -316,7 +316,7 @@ class SQLModelSaver(AsyncTwins):
         thread, ns, id = self._address(config)
         store = self.store
         with self.database.reading() as connection:
-            at = store.find(connection, Place(thread, ns, id)) if id else store.newest(connection, thread, ns)
+            at = store.find(connection, GraphKey(thread, ns, id)) if id else store.newest(connection, thread, ns)
             writes, seeds = store.spread.history(connection, at, channels) if at else ({}, {})
             hashes = {write.value for each in writes.values() for write in each}
             hashes.update(seed.channels[name] for name, seed in seeds.items())
@@ -360,7 +360,7 @@ class SQLModelSaver(AsyncTwins):
             Conflict: the thread was deleted meanwhile, or a second run moved it.
         """
         thread, ns, parent_id = self._address(config)
-        place = Place(thread, ns, checkpoint["id"])
+        place = GraphKey(thread, ns, checkpoint["id"])
         store = self.store
 
         def work(connection: Connection) -> None:
@@ -380,7 +380,7 @@ class SQLModelSaver(AsyncTwins):
         store.seen.add(place)
         return config_of(place)
 
-    def _put_after_known(self, place: Place, draft: Draft, fence: Fence | None) -> bool:
+    def _put_after_known(self, place: GraphKey, draft: Draft, fence: Fence | None) -> bool:
         """Store a checkpoint on a server that goes on from one that is known, if nobody has overtaken that."""
         store = self.store
         parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)
@@ -426,7 +426,7 @@ class SQLModelSaver(AsyncTwins):
             (WRITES_IDX_MAP.get(channel, index), channel, self.codec.encode(value).body)
             for index, (channel, value) in enumerate(writes)
         ]
-        place, task, store = Place(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
+        place, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
         self.database.write(
             lambda connection: store.put_writes(connection, place, task, rows), carried=self.is_carried()
         )

@@ -19,25 +19,25 @@ from agentgit.sessions.webhook_hosts import WebhookHosts
 from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, note
 from agentgit.store.database import Database
-from agentgit.store.records.api_keys import Keys
-from agentgit.store.records.checkpoints import Checkpoints, Snapshot
+from agentgit.store.records.api_keys import ApiKeyStore
+from agentgit.store.records.checkpoints import CheckpointStore, Snapshot
 from agentgit.store.records.effect_fences import Fences
-from agentgit.store.records.journal import Journal, Part
-from agentgit.store.records.log import Log
+from agentgit.store.records.journal import Journal, TrackPart
+from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import Failures
-from agentgit.store.records.members import Members
-from agentgit.store.records.operations import Operations
+from agentgit.store.records.members import MemberStore
+from agentgit.store.records.operations import OperationStore
 from agentgit.store.records.session_access import Visible
-from agentgit.store.records.sessions import Found, Sessions
-from agentgit.store.records.tags import Tags
-from agentgit.store.records.users import Users
+from agentgit.store.records.sessions import Found, SessionStore
+from agentgit.store.records.tags import TagStore
+from agentgit.store.records.users import UserStore
 from agentgit.store.records.workspace_snapshots import Snapshots
 from agentgit.store.records.world_log import World
 from agentgit.store.search.index import Texts
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process_owner
 from agentgit.store.sql.row_level_security import EVERYBODY
-from agentgit.store.threads.graph_rows import INTERRUPT, Place
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.threads.graph_rows import Found as At
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -85,23 +85,23 @@ class Store:
         self.tenant_id = tenant_id
         self.compression = compression
         self.webhook_hosts = webhook_hosts
-        self.users = Users(tenant_id)
-        self.keys = Keys(tenant_id)
+        self.users = UserStore(tenant_id)
+        self.keys = ApiKeyStore(tenant_id)
         self.failures = Failures(tenant_id)
-        self.members = Members(tenant_id)
+        self.members = MemberStore(tenant_id)
         self.visible = Visible(tenant_id)
-        self.sessions = Sessions(tenant_id, database.leases)
-        self.checkpoints = Checkpoints(tenant_id)
+        self.sessions = SessionStore(tenant_id, database.leases)
+        self.checkpoints = CheckpointStore(tenant_id)
         self.journal = Journal(tenant_id)
         self.world = World(tenant_id, self.journal)
         self.fences = Fences(tenant_id, self.journal, self.world)
-        self.operations = Operations(tenant_id, database.leases)
+        self.operations = OperationStore(tenant_id, database.leases)
         self.snapshots = Snapshots(tenant_id)
         self.graphs = GraphStore(tenant_id, compression)
-        self.log = Log(tenant_id)
+        self.log = LogStore(tenant_id)
         self.trail = Trail(tenant_id)
         self.outbox = Outbox(tenant_id)
-        self.tags = Tags(tenant_id)
+        self.tags = TagStore(tenant_id)
         self.texts = Texts(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
         self.search = Search(tenant_id, self.graphs)
 
@@ -142,11 +142,11 @@ class Store:
         """
         return self.journal.track(connection, self.parts(connection, branch, position))
 
-    def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[Part]:
+    def parts(self, connection: Connection, branch: Found, position: int | None = None) -> list[TrackPart]:
         """Return what the tool track of a branch is made of, root first."""
         parts = [segment.track for segment in self.sessions.lineage(connection, branch)]
         if position is not None:
-            parts[-1] = Part(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
+            parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return parts
 
     def live_track(self, connection: Connection, branch: Found) -> list[ToolInvocation]:
@@ -199,7 +199,7 @@ class Store:
 
     def pending(self, connection: Connection, branch: Found, checkpoint_id: str | None) -> bytes | None:
         """Read what waits at a graph checkpoint of a branch now; None before the first one."""
-        return self.graphs.pending(connection, Place(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
+        return self.graphs.pending(connection, GraphKey(branch.thread_id, "", checkpoint_id)) if checkpoint_id else None
 
     def is_interrupted(self, connection: Connection, at: At) -> bool:
         """Return whether a graph checkpoint waits for a person's answer."""

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound
-from agentgit.workspace.catalog import PATIENCE, Catalog, Row
+from agentgit.workspace.catalog import PATIENCE, Catalog, CatalogRow
 from agentgit.workspace.engines.custom import Own
 from agentgit.workspace.engines.directory import Copies
 from agentgit.workspace.engines.files import Expected, Files
@@ -136,7 +136,7 @@ class Base(ABC):
         return saved
 
     @contextmanager
-    def _safety_told(self, wanted: Row) -> Iterator[None]:
+    def _safety_told(self, wanted: CatalogRow) -> Iterator[None]:
         """Tell of the safety snapshot that a restore takes, also of one that fails; neither it nor the target goes."""
         before = self._catalog.rows(limit=1)
         try:
@@ -175,7 +175,7 @@ class Base(ABC):
         if old := may_go[: max(0, len(free) - self.max_checkpoints)]:
             self._drop(old, PRUNED)
 
-    def _drop(self, rows: Sequence[Row], event: str) -> None:
+    def _drop(self, rows: Sequence[CatalogRow], event: str) -> None:
         self._catalog.remove(row.snapshot.id for row in rows)
         snapshots = [row.snapshot for row in rows]
         self._tell(event, snapshots if event == PRUNED else snapshots[0])
@@ -190,14 +190,14 @@ class Base(ABC):
             log.warning("The space of old snapshots of %s did not come back", self._root, exc_info=True)
             self._tell(FAILED, error)
 
-    def _find(self, ref: str) -> Row | None:
+    def _find(self, ref: str) -> CatalogRow | None:
         found = self._catalog.find(plain(ref)) if ref else []
         if len(found) > 1:
             ids = tuple(row.snapshot.id for row in found)
             raise Ambiguous(f"{len(found)} snapshots begin with {ref!r}; write more of the id.", candidates=ids)
         return found[0] if found else None
 
-    def _row(self, ref: str) -> Row:
+    def _row(self, ref: str) -> CatalogRow:
         row = self._find(ref)
         if row is None:
             near = tuple(row.snapshot.name or row.snapshot.id for row in self._catalog.rows(limit=3))

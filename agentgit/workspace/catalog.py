@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from agentgit.errors import Unavailable
-from agentgit.workspace.scan.excluded import Left, LeftOut, packed, unpacked
-from agentgit.workspace.scan.index import Known, Seen, Skipped, Stamp
-from agentgit.workspace.trees import Entry
+from agentgit.workspace.scan.excluded import ExcludedPaths, Left, packed, unpacked
+from agentgit.workspace.scan.index import Known, SeenFiles, Skipped, Stamp
+from agentgit.workspace.trees import TreeEntry
 from agentgit.workspace.values import UNDO, FileCheckpoint, when
 
 LEFT_OUT = "left_out"
@@ -57,7 +57,7 @@ INODES = (1 << 64) - 1
 """Inodes have 64 bits and no sign; SQLite's integers have one."""
 
 
-class Row(NamedTuple):
+class CatalogRow(NamedTuple):
     """A snapshot, the key of its tree, and the name of the record of what it left out; an old one has none."""
 
     snapshot: FileCheckpoint
@@ -117,9 +117,9 @@ class Catalog:
                 if why is not None:
                     known.skipped[path] = Skipped(why, looks or (0, 0, 0, 0, 0))
                 elif mode & 0o170000 == DIRECTORY:
-                    known.folders[path] = Seen(Entry(mode), looks)
+                    known.folders[path] = SeenFiles(TreeEntry(mode), looks)
                 else:
-                    known.files[path] = Seen(Entry(mode, oid), looks)
+                    known.files[path] = SeenFiles(TreeEntry(mode, oid), looks)
             return known
 
     def enter(self, snapshot: FileCheckpoint | None, known: Known, left: Left | None = None) -> None:
@@ -138,14 +138,14 @@ class Catalog:
                 _save(db, known)
         known.dirty.clear()
 
-    def rows(self, *, limit: int | None = None, oldest_first: bool = False) -> list[Row]:
+    def rows(self, *, limit: int | None = None, oldest_first: bool = False) -> list[CatalogRow]:
         """Return the snapshots, newest first."""
         order = "ASC" if oldest_first else "DESC"
         query = f"SELECT {COLUMNS} FROM snapshot ORDER BY seq {order} LIMIT ?"  # noqa: S608
         with self._open() as db:
             return [_row(found) for found in db.execute(query, (-1 if limit is None else limit,))]
 
-    def find(self, ref: str) -> list[Row]:
+    def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id; else the newest with this name; else all whose id begins so."""
         with self._open() as db:
             for where in ("id = ?", "name = ?", "substr(id, 1, length(?)) = ?1"):
@@ -180,7 +180,7 @@ class Catalog:
             found = db.execute(query, (tree, packed(left)[0], UNDO)).fetchone()
         return _row(found).snapshot if found else None
 
-    def left(self, snapshot: str) -> dict[bytes, LeftOut] | None:
+    def left(self, snapshot: str) -> dict[bytes, ExcludedPaths] | None:
         """Return what a snapshot left out; None if there is no record of it.
 
         Args:
@@ -378,12 +378,12 @@ def _set(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
-def _row(found: tuple[Any, ...]) -> Row:
+def _row(found: tuple[Any, ...]) -> CatalogRow:
     id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq, left = found
     snapshot = FileCheckpoint(
         id, name, message, when(created_at), files_changed, json.loads(metadata), kind, bool(pinned)
     )
-    return Row(snapshot, tree, seq, left)
+    return CatalogRow(snapshot, tree, seq, left)
 
 
 def _paths(stored: str | None) -> tuple[bytes, ...] | None:

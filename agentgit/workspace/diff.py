@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agentgit.values import shown
 from agentgit.workspace.scan.excluded import Difference, Left, compare
 from agentgit.workspace.scan.index import within
-from agentgit.workspace.trees import Change, Entry, Trees
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 from agentgit.workspace.values import WorkspaceDiff
 
 LOOKED_AT = 8000
@@ -21,7 +21,9 @@ Read = tuple[bytes, bytes | None]
 """A path, and the contents of the file there; None if they are too large to be shown."""
 
 
-def contents_of(trees: Trees, key: str | None, entries: Iterable[tuple[bytes, Entry]]) -> Generator[Read, None, None]:
+def contents_of(
+    trees: Trees, key: str | None, entries: Iterable[tuple[bytes, TreeEntry]]
+) -> Generator[Read, None, None]:
     """Read files and links of a snapshot, one after the other.
 
     Args:
@@ -50,7 +52,7 @@ class Sides(NamedTuple):
 def compared(
     from_id: str | None,
     to_id: str | None,
-    changes: Mapping[bytes, Change],
+    changes: Mapping[bytes, TreeChange],
     contents: tuple[Iterator[Read], Iterator[Read]],
     sides: Sides,
     among: Callable[[bytes], bool],
@@ -87,13 +89,13 @@ def _texts(paths: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(os.fsdecode(path) for path in sorted(paths))
 
 
-def differs(change: Change) -> bool:
+def differs(change: TreeChange) -> bool:
     """Return whether contents are needed to show a change."""
     return (change.before.oid if change.before else "") != (change.after.oid if change.after else "")
 
 
 def _left_out(
-    changes: Mapping[bytes, Change], sides: Sides, among: Callable[[bytes], bool]
+    changes: Mapping[bytes, TreeChange], sides: Sides, among: Callable[[bytes], bool]
 ) -> tuple[Difference, set[bytes]]:
     """Compare what was left out; and name the changes that are none, as far as anybody can tell.
 
@@ -115,11 +117,11 @@ def _left_out(
     return Difference(parts[0], changed, parts[2]), uncertain
 
 
-def _leaf(entry: Entry | None) -> Entry | None:
+def _leaf(entry: TreeEntry | None) -> TreeEntry | None:
     return None if entry is None or entry.is_directory else entry
 
 
-def _shown(path: str, change: Change, old: bytes | None, new: bytes | None) -> Iterator[str]:
+def _shown(path: str, change: TreeChange, old: bytes | None, new: bytes | None) -> Iterator[str]:
     was, now = _leaf(change.before), _leaf(change.after)
     names = (f"a/{path}" if was else "/dev/null", f"b/{path}" if now else "/dev/null")
     if was and now and was.mode != now.mode:

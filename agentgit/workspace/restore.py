@@ -16,7 +16,7 @@ from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
 from agentgit.workspace.disk.contents import Data
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY
-from agentgit.workspace.trees import Change, Entry, Trees
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 
 CHANGED = "changed meanwhile"
 
@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass
-class Outcome:
+class RestoreOutcome:
     """What was done, by path."""
 
     restored: list[bytes] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Outcome:
     conflicts: list[tuple[bytes, str]] = field(default_factory=list)
 
 
-def limited(differences: Mapping[bytes, Change], paths: Iterable[bytes] | None) -> dict[bytes, Change]:
+def limited(differences: Mapping[bytes, TreeChange], paths: Iterable[bytes] | None) -> dict[bytes, TreeChange]:
     """Return the differences at some paths and below them; None returns all.
 
     A file or a link that stands where the snapshot has a directory above such a path is in its way, and so among them.
@@ -74,7 +74,7 @@ class Restore:
         disk: Disk,
         trees: Trees,
         target: str,
-        differences: Mapping[bytes, Change],
+        differences: Mapping[bytes, TreeChange],
         progress: Progress | None = None,
         *,
         again: bool = False,
@@ -84,9 +84,9 @@ class Restore:
         self._changes = differences
         self._named = trees.directories(target)
         self._failed: dict[bytes, AgentGitError] = {}
-        self.outcome = Outcome()
+        self.outcome = RestoreOutcome()
 
-    def run(self) -> Outcome:
+    def run(self) -> RestoreOutcome:
         """Do it, or do the rest of it. A path that fails does not stop the others.
 
         Raises:
@@ -108,7 +108,7 @@ class Restore:
     def _recover(self) -> None:
         """Clear away what a process left that was killed in this restore; what somebody else wrote then is kept."""
         for path in sorted({*self._changes, *(folder for one in self._changes for folder in _above(one))}):
-            change = self._changes.get(path, Change(None, None))
+            change = self._changes.get(path, TreeChange(None, None))
             with self._going_on(path):
                 to = self._disk.recover(path, *(one for one in change if one is not None and not one.is_directory))
                 if to is not None:
@@ -128,7 +128,7 @@ class Restore:
                 with self._going_on(path):
                     self._remove_file(path, before, after)
 
-    def _remove_file(self, path: bytes, before: Entry, after: Entry | None) -> None:
+    def _remove_file(self, path: bytes, before: TreeEntry, after: TreeEntry | None) -> None:
         found = self._disk.look(path)
         if found == before:
             if self._disk.unlink(path, before):
@@ -174,7 +174,7 @@ class Restore:
                 self._failed.setdefault(wanted[done][0], error)
                 done += 1
 
-    def _write_file(self, path: bytes, after: Entry, data: Data) -> None:
+    def _write_file(self, path: bytes, after: TreeEntry, data: Data) -> None:
         """Put one file in its place. What stands there is looked at now: earlier, and somebody's change is lost.
 
         Its mode alone is never changed: a file may have other names, outside of the workspace too.
@@ -233,15 +233,15 @@ def _all_in_one(failures: Sequence[AgentGitError]) -> AgentGitError:
     return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)
 
 
-def _leaf(entry: Entry | None) -> bool:
+def _leaf(entry: TreeEntry | None) -> bool:
     return entry is not None and not entry.is_directory
 
 
-def _blocks(change: Change) -> bool:
+def _blocks(change: TreeChange) -> bool:
     return _leaf(change.before) and not _leaf(change.after)
 
 
-def _folder(entry: Entry | None) -> bool:
+def _folder(entry: TreeEntry | None) -> bool:
     return entry is not None and entry.is_directory
 
 

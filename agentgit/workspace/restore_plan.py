@@ -11,17 +11,17 @@ from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.diff import contents_of
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
-from agentgit.workspace.scan.excluded import Left, LeftOut, look, no_room, staying
+from agentgit.workspace.scan.excluded import ExcludedPaths, Left, look, no_room, staying
 from agentgit.workspace.scan.excluded_report import Named, is_among, of_left_out
-from agentgit.workspace.scan.ignore import NAME, Rules
+from agentgit.workspace.scan.ignore import NAME, IgnoreRules
 from agentgit.workspace.scan.index import within
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE
-from agentgit.workspace.trees import Change, Entry, Trees
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 
 Paths = Iterable[bytes] | None
 
 
-class Steps(NamedTuple):
+class RestoreSteps(NamedTuple):
     """What a restore does, and what it must not do.
 
     Args:
@@ -33,15 +33,15 @@ class Steps(NamedTuple):
         has: the paths at which the snapshot has something else than what stands now.
     """
 
-    changes: dict[bytes, Change]
-    stays: dict[bytes, Entry]
+    changes: dict[bytes, TreeChange]
+    stays: dict[bytes, TreeEntry]
     closed: list[bytes]
     ignored: set[bytes]
     then: Left | None
     has: set[bytes]
 
 
-class Planner:
+class RestorePlanner:
     """Plans restores of one workspace.
 
     Args:
@@ -54,7 +54,7 @@ class Planner:
     def __init__(self, root: bytes, trees: Trees, catalog: Catalog, patterns: tuple[str, ...]) -> None:
         self._root, self._trees, self._catalog, self._patterns = root, trees, catalog, patterns
 
-    def steps(self, snapshot: str, tree: str, changes: dict[bytes, Change], now: Left) -> Steps:
+    def steps(self, snapshot: str, tree: str, changes: dict[bytes, TreeChange], now: Left) -> RestoreSteps:
         """Return what a restore does about the differences, and what it must leave.
 
         Args:
@@ -65,7 +65,7 @@ class Planner:
         """
         then = self._catalog.left(snapshot)
         stays = staying(changes, then, partial(self._trees.tree, tree))
-        unread = {path for path, one in now.items() if one.why == UNREADABLE and Entry(one.mode).is_directory}
+        unread = {path for path, one in now.items() if one.why == UNREADABLE and TreeEntry(one.mode).is_directory}
         closed = [path for path in changes if within(path, unread)] if unread else []
         does = {
             path: change
@@ -74,7 +74,7 @@ class Planner:
         }
         has = {path for path, change in changes.items() if change.after is not None}
         if (rules := self._rules(tree, changes)) is None:
-            return Steps(does, stays, closed, set(), then, has)
+            return RestoreSteps(does, stays, closed, set(), then, has)
         free = no_room(changes)
         ignored = {
             path
@@ -83,9 +83,9 @@ class Planner:
         }
         does = {path: change for path, change in does.items() if path not in ignored}
         stays = {path: entry for path, entry in stays.items() if path not in ignored}
-        return Steps(does, stays, closed, ignored, then, has)
+        return RestoreSteps(does, stays, closed, ignored, then, has)
 
-    def _rules(self, tree: str, changes: Mapping[bytes, Change]) -> Rules | None:
+    def _rules(self, tree: str, changes: Mapping[bytes, TreeChange]) -> IgnoreRules | None:
         """Return the rules of a snapshot's own `.gitignore` files; None if they are those that stand.
 
         What they name may have been there, also where the snapshot does not say so, and stays.
@@ -98,9 +98,9 @@ class Planner:
             if path.rpartition(b"/")[2] == NAME and stat.S_ISREG(entry.mode)
         ]
         contents = {path: data for path, data in contents_of(self._trees, tree, files) if data is not None}
-        return Rules(self._root, self._patterns, contents)
+        return IgnoreRules(self._root, self._patterns, contents)
 
-    def said(self, steps: Steps, now: Left, paths: Paths) -> Named:
+    def said(self, steps: RestoreSteps, now: Left, paths: Paths) -> Named:
         """Return what of the paths that are left out is missing, and what stays as it is."""
         among = partial(is_among, None if paths is None else tuple(paths))
         stays = [path for path, entry in steps.stays.items() if not entry.is_directory]
@@ -108,7 +108,7 @@ class Planner:
         now = {**now, **{path: one._replace(why=EXCLUDED) for path in made if (one := look(self._root, path))}}
         return of_left_out(steps.then, now, self._root, has=steps.has, stays=stays, among=among)
 
-    def standing(self, steps: Steps, now: Left) -> set[bytes]:
+    def standing(self, steps: RestoreSteps, now: Left) -> set[bytes]:
         """Return the paths at which stands already what a restore would put, though it is left out now."""
         wanted = [(path, steps.changes[path].after) for path in steps.changes if within(path, now)]
         with Permits(self._root, self._catalog) as permits:
@@ -116,10 +116,10 @@ class Planner:
             return {path for path, after in wanted if _leaf(after) and disk.look(path) == after}
 
 
-def _same_folder(after: Entry | None, now: LeftOut | None) -> bool:
+def _same_folder(after: TreeEntry | None, now: ExcludedPaths | None) -> bool:
     """Tell whether a directory is wanted where one is left out now: that one keeps its mode, which nobody else has."""
     return after is not None and after.is_directory and now is not None and stat.S_ISDIR(now.mode)
 
 
-def _leaf(entry: Entry | None) -> bool:
+def _leaf(entry: TreeEntry | None) -> bool:
     return entry is not None and not entry.is_directory

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from agentgit.errors import NotFound
 from agentgit.store.transfer import paths
-from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, PART_BYTES, Item, Tree
+from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, PART_BYTES, FileTree, TreeItem
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk.contents import parts
 from agentgit.workspace.engines.directory import Copies
 from agentgit.workspace.engines.git import GitTrees
 from agentgit.workspace.locations import noted_workspace
-from agentgit.workspace.trees import Change, Entry, Trees
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 
 ENGINES: Mapping[str, Callable[[str], Trees]] = {"git": GitTrees, "directory": Copies}
 
@@ -55,7 +55,7 @@ class _Left(NamedTuple):
     """Why a path cannot travel; and what would stand there, if only what stands beside it is against it."""
 
     why: str
-    item: Item | None = None
+    item: TreeItem | None = None
 
 
 class Outgoing:
@@ -73,7 +73,7 @@ class Outgoing:
         self._written: set[bytes] = set()
         self._number = 0
         self._last: _At | None = None
-        self._tree = Tree()
+        self._tree = FileTree()
         self._left: dict[bytes, _Left] = {}
         self._named: dict[bytes, str] = {}
 
@@ -117,7 +117,7 @@ class Outgoing:
         before = self._last if self._last is not None and self._last.storage == at.storage else None
         self._last = None  # until this one is whole
         if before is None:
-            self._tree, self._left, self._named = Tree(), {}, {}
+            self._tree, self._left, self._named = FileTree(), {}, {}
         try:
             items = self._change(at, _between(at, before))
         except NotFound:
@@ -129,21 +129,21 @@ class Outgoing:
             self._write({"record": "path", "path": paths.text_of(path), **_shown(item)})
         return Sent(self._number)
 
-    def _change(self, at: _At, changes: Mapping[bytes, Change]) -> dict[bytes, Item | None]:
+    def _change(self, at: _At, changes: Mapping[bytes, TreeChange]) -> dict[bytes, TreeItem | None]:
         """Change the tree, and leave out what cannot travel; give what changes. New contents are written on the way."""
         self._tree.begin()
-        items: dict[bytes, Item | None] = {}
+        items: dict[bytes, TreeItem | None] = {}
         left = {path: one for path, one in self._left.items() if path not in changes}
         self._left = {path: one for path, one in left.items() if one.item is None}
         coming = {path: change.after for path, change in sorted(changes.items()) if change.after is not None}
         made = dict(self._made(at, coming))
         for path in changes:
-            if not isinstance(made.get(path), Item) and self._tree.holds(path):
+            if not isinstance(made.get(path), TreeItem) and self._tree.holds(path):
                 self._tree.change(path, None)
                 items[path] = None
         self._left |= {path: _Left(one) for path, one in made.items() if isinstance(one, str)}
         fit = {path: one.item for path, one in left.items() if one.item is not None}
-        fit |= {path: one for path, one in made.items() if isinstance(one, Item)}
+        fit |= {path: one for path, one in made.items() if isinstance(one, TreeItem)}
         stood = {path for path in fit if self._tree.holds(path)}
         for path in sorted(fit, key=lambda path: (path not in stood, path)):  # what is there stays there
             if why := self._tree.problem(path, fit[path]):
@@ -165,30 +165,30 @@ class Outgoing:
                 self._write({"record": "left", "path": paths.text_of(path), "why": named.get(path)})
         self._named = named
 
-    def _made(self, at: _At, coming: Mapping[bytes, Entry]) -> Iterator[tuple[bytes, Item | str]]:
+    def _made(self, at: _At, coming: Mapping[bytes, TreeEntry]) -> Iterator[tuple[bytes, TreeItem | str]]:
         """Make items, of files with the names that their contents have there; or tell why one cannot travel."""
-        links: dict[bytes, Entry] = {}
-        files: dict[bytes, Entry] = {}
+        links: dict[bytes, TreeEntry] = {}
+        files: dict[bytes, TreeEntry] = {}
         for path, entry in coming.items():
             mode = stat.S_IMODE(entry.mode)
             if why := paths.problem(paths.text_of(path)) or (SPECIAL_BITS if mode > PERMISSIONS else ""):
                 yield path, why
             elif entry.is_directory:
-                yield path, Item(mode)
+                yield path, TreeItem(mode)
             else:
                 (links if entry.is_link else files)[path] = entry
         for path, _, data in at.trees.contents(at.key, links.items()):
             target = b"".join(parts(data))
-            yield path, paths.link_problem(path, target) or Item(PERMISSIONS, link=target)
+            yield path, paths.link_problem(path, target) or TreeItem(PERMISSIONS, link=target)
         for path, entry in files.items():
-            yield path, Item(stat.S_IMODE(entry.mode), file=entry.oid.encode())
+            yield path, TreeItem(stat.S_IMODE(entry.mode), file=entry.oid.encode())
 
     def _with_contents(
-        self, at: _At, items: Mapping[bytes, Item | None], stood: Collection[bytes]
-    ) -> dict[bytes, Item | None]:
+        self, at: _At, items: Mapping[bytes, TreeItem | None], stood: Collection[bytes]
+    ) -> dict[bytes, TreeItem | None]:
         """Write the contents that are new; give the items with the names that contents have in the export."""
         files = {path: item.file.decode() for path, item in items.items() if item is not None and item.file is not None}
-        by_oid = {oid: (path, Entry(stat.S_IFREG, oid)) for path, oid in files.items()}
+        by_oid = {oid: (path, TreeEntry(stat.S_IFREG, oid)) for path, oid in files.items()}
         wanted = [found for oid, found in by_oid.items() if (at.storage, oid) not in self._names]
         for _, entry, data in at.trees.contents(at.key, wanted):
             if len(data) <= LARGEST_FILE:
@@ -221,13 +221,13 @@ class Outgoing:
             self._write({"record": "part", "data": _base64(data[start : start + PART_BYTES])})
 
 
-def _between(at: _At, before: _At | None) -> Mapping[bytes, Change]:
+def _between(at: _At, before: _At | None) -> Mapping[bytes, TreeChange]:
     if before is None:
-        return {path: Change(None, entry) for path, entry in at.trees.tree(at.key).items()}
+        return {path: TreeChange(None, entry) for path, entry in at.trees.tree(at.key).items()}
     return at.trees.differences(before.key, at.key)
 
 
-def _shown(item: Item | None) -> dict[str, Any]:
+def _shown(item: TreeItem | None) -> dict[str, Any]:
     if item is None:
         return {"mode": None, "file": None, "link": None}
     return {

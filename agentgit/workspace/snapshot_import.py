@@ -14,11 +14,11 @@ from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Self
 
 from agentgit.errors import InvalidInput, Unavailable
-from agentgit.store.transfer.file_trees import Item
+from agentgit.store.transfer.file_trees import TreeItem
 from agentgit.workspace.api import AUTO, Workspace
 from agentgit.workspace.engines.files import Files
-from agentgit.workspace.scan.excluded import Left, LeftOut
-from agentgit.workspace.trees import Entry, Written, digest
+from agentgit.workspace.scan.excluded import ExcludedPaths, Left
+from agentgit.workspace.trees import TreeEntry, WrittenTree, digest
 
 
 class _Kept(NamedTuple):
@@ -66,7 +66,7 @@ class Incoming:
         assert self._tree is not None  # noqa: S101  # it was checked that a tree came, and no change of it
         self._tree[2][path.decode("latin-1")] = why
 
-    def change(self, path: bytes, item: Item | None) -> None:
+    def change(self, path: bytes, item: TreeItem | None) -> None:
         """Put something at a path, or take away what stands there."""
         self._note_tree()
         parts = (path, *(item[1:] if item is not None else (None, None)))
@@ -101,7 +101,7 @@ class Incoming:
                 raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
             made: dict[int, str] = {}
             keys: dict[int, str] = {}
-            left: dict[bytes, LeftOut] = {}
+            left: dict[bytes, ExcludedPaths] = {}
             try:
                 for id, base, changed, changes in self._trees():
                     left = _following(left if base is not None else {}, changed)
@@ -120,7 +120,7 @@ class Incoming:
         workspace._catalog.remove(self._put)
         self._put = []
 
-    def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[Written]]]:
+    def _trees(self) -> Iterator[tuple[int, int | None, Mapping[str, str | None], Iterator[WrittenTree]]]:
         """Read the trees back; the changes of each are to be read before the next one."""
         self._note_tree()
         with _told():
@@ -133,7 +133,7 @@ class Incoming:
             yield *head, self._of_tree(lines, following)
             head = following[0] if following else None
 
-    def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[Written]:
+    def _of_tree(self, lines: Iterator[list[Any]], following: list[Any]) -> Iterator[WrittenTree]:
         for values in lines:
             if len(values) == 3:
                 following.append(values)
@@ -141,16 +141,16 @@ class Incoming:
             path, file, link, mode = values
             yield self._written(path.encode("latin-1"), file, link, mode)
 
-    def _written(self, path: bytes, file: str | None, link: str | None, mode: int | None) -> Written:
+    def _written(self, path: bytes, file: str | None, link: str | None, mode: int | None) -> WrittenTree:
         if mode is None:
-            return Written(path, None)
+            return WrittenTree(path, None)
         if link is not None:
             target = link.encode("latin-1")
-            return Written(path, Entry(stat.S_IFLNK | 0o777, digest(target)), target)
+            return WrittenTree(path, TreeEntry(stat.S_IFLNK | 0o777, digest(target)), target)
         if file is None:
-            return Written(path, Entry(stat.S_IFDIR | mode))
+            return WrittenTree(path, TreeEntry(stat.S_IFDIR | mode))
         data = self._read(file.encode("latin-1"))
-        return Written(path, Entry(stat.S_IFREG | mode, digest(data)), data)
+        return WrittenTree(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
     def _read(self, id: bytes) -> bytes:
         kept = self._kept[id]
@@ -158,11 +158,11 @@ class Incoming:
         return self._contents.read(kept.size)
 
 
-def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, LeftOut]:
+def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, ExcludedPaths]:
     """Return what a tree leaves out: what the one before does, with changes. How it looked did not travel."""
     named = {path.encode("latin-1"): why for path, why in changed.items()}
     kept = {path: one for path, one in left.items() if path not in named}
-    return kept | {path: LeftOut(why, 0, 0, 0) for path, why in named.items() if why is not None}
+    return kept | {path: ExcludedPaths(why, 0, 0, 0) for path, why in named.items() if why is not None}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ PLAIN_MODES = (0o644, 0o755)
 """Permission bits that git itself can tell apart."""
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """What stands at a path.
 
     Args:
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
         return stat.S_ISLNK(self.mode)
 
 
-class Written(NamedTuple):
+class WrittenTree(NamedTuple):
     """One change on the way into a snapshot.
 
     Args:
@@ -50,15 +50,15 @@ class Written(NamedTuple):
     """
 
     path: bytes
-    entry: Entry | None
+    entry: TreeEntry | None
     data: Data = b""
 
 
-class Change(NamedTuple):
+class TreeChange(NamedTuple):
     """One path at which two snapshots differ: what stands there in the first, and in the second."""
 
-    before: Entry | None
-    after: Entry | None
+    before: TreeEntry | None
+    after: TreeEntry | None
 
 
 class Trees(Protocol):
@@ -68,7 +68,7 @@ class Trees(Protocol):
     its permission bits are not 0755. One process at a time writes or collects; any number may read.
     """
 
-    def write(self, key: str, base: str | None, changes: Iterable[Written]) -> None:
+    def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
         """Keep a snapshot: that of another key, with changes.
 
         Args:
@@ -82,7 +82,7 @@ class Trees(Protocol):
         """
         ...
 
-    def tree(self, key: str) -> dict[bytes, Entry]:
+    def tree(self, key: str) -> dict[bytes, TreeEntry]:
         """Return all that stands in a snapshot.
 
         Raises:
@@ -90,7 +90,7 @@ class Trees(Protocol):
         """
         ...
 
-    def directories(self, key: str) -> dict[bytes, Entry]:
+    def directories(self, key: str) -> dict[bytes, TreeEntry]:
         """Give the directories that a snapshot names, at little cost.
 
         Raises:
@@ -98,7 +98,7 @@ class Trees(Protocol):
         """
         ...
 
-    def differences(self, before: str, after: str) -> dict[bytes, Change]:
+    def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
         """Return the paths at which two snapshots differ, at little cost if most is the same.
 
         Raises:
@@ -106,7 +106,7 @@ class Trees(Protocol):
         """
         ...
 
-    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
+    def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
         """Read files and links of a snapshot, one after the other; each comes with its contents.
 
         Raises:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Trial:
+class ExploredTurn:
     """One turn of an exploration.
 
     Args:
@@ -106,7 +106,7 @@ class Explorer:
     def _called(self) -> str:
         return str(self.name)
 
-    def walk(self) -> Iterator[list[Trial]]:
+    def walk(self) -> Iterator[list[ExploredTurn]]:
         """Return the turns to run, those together that may run at the same time; each list is run before the next.
 
         Raises:
@@ -152,7 +152,7 @@ class Explorer:
 
     # -- the order
 
-    def _one_by_one(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[Trial]]:
+    def _one_by_one(self, begin: int, choices: tuple[int, ...]) -> Iterator[list[ExploredTurn]]:
         """Go each way to its end before the next one: so a step never has to be done again for the next."""
         for number, way in enumerate(self.ways[len(choices)], 1):
             trial = self._open(begin, (*choices, number), way)
@@ -164,7 +164,7 @@ class Explorer:
             if trial.end is not None and not self._is_leaf(trial):
                 yield from self._one_by_one(trial.end, trial.choices)
 
-    def _all_at_once(self, begin: int) -> Iterator[list[Trial]]:
+    def _all_at_once(self, begin: int) -> Iterator[list[ExploredTurn]]:
         """Go one step of every way, then the next."""
         level: list[tuple[int, tuple[int, ...]]] = [(begin, ())]
         for ways in self.ways:
@@ -176,7 +176,7 @@ class Explorer:
             self._close(trials)
             level = [(trial.end, trial.choices) for trial in trials if trial.end is not None]
 
-    def _is_leaf(self, trial: Trial) -> bool:
+    def _is_leaf(self, trial: ExploredTurn) -> bool:
         return len(trial.choices) == len(self.ways)
 
     # -- the world
@@ -227,7 +227,7 @@ class Explorer:
 
     # -- one turn
 
-    def _open(self, begin: int, choices: tuple[int, ...], way: Way) -> Trial:
+    def _open(self, begin: int, choices: tuple[int, ...], way: Way) -> ExploredTurn:
         """Make the branch of one turn, or find it."""
         name = branch_name(self._called, choices)
         said = inputs.read(self.agent._runs, way.value).title
@@ -253,9 +253,9 @@ class Explorer:
             return branch_id
 
         agent = self.agent._on(self.store.database.write(fork, durable=True))
-        return Trial(agent, choices, way.value, self._config(way))
+        return ExploredTurn(agent, choices, way.value, self._config(way))
 
-    def _take_up(self, row: Found, choices: tuple[int, ...], way: Way, said: str | None) -> Trial:
+    def _take_up(self, row: Found, choices: tuple[int, ...], way: Way, said: str | None) -> ExploredTurn:
         """Go on with a branch that was made before: run its turn, finish it, or leave it as it is."""
         mark = mark_of(row)
         if mark["said"] != said:
@@ -263,7 +263,7 @@ class Explorer:
                 f"{row.name} was explored with {mark['said']!r}, not with {said!r}. Give a new name, or the same steps."
             )
         agent = self.agent._on(row.id)
-        trial = Trial(agent, choices, way.value, self._config(way), pending=False, end=mark["end"])
+        trial = ExploredTurn(agent, choices, way.value, self._config(way), pending=False, end=mark["end"])
         if trial.end is None:
             state = agent.get_state()
             with self.store.database.reading() as connection:
@@ -276,7 +276,7 @@ class Explorer:
     def _config(self, way: Way) -> RunnableConfig:
         return merge_configs(self.config, way.config)
 
-    def _close(self, trials: list[Trial]) -> None:
+    def _close(self, trials: list[ExploredTurn]) -> None:
         """Write down how turns have ended, and judge the leaves; one that could not be run is a leaf that failed."""
         for trial in trials:
             if trial.end is None:
@@ -284,7 +284,7 @@ class Explorer:
             if self._is_unscored(trial):
                 self._judge(trial)
 
-    def _write_down(self, trial: Trial) -> None:
+    def _write_down(self, trial: ExploredTurn) -> None:
         ended = trial.error is None and not trial.agent.get_state().next
         status = DONE if ended else FAILED if trial.error is not None else WAITING
         error = None if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
@@ -296,13 +296,13 @@ class Explorer:
 
         trial.end = self.store.database.write(write, durable=True)
 
-    def _is_unscored(self, trial: Trial) -> bool:
+    def _is_unscored(self, trial: ExploredTurn) -> bool:
         if self.score is None or trial.end is None or not self._is_leaf(trial):
             return False
         with self.store.database.reading() as connection:
             return mark_of(trial.agent._row(connection)).get("score") is None
 
-    def _judge(self, trial: Trial) -> None:
+    def _judge(self, trial: ExploredTurn) -> None:
         """Ask for the score of a leaf, while the world is as it left it."""
         assert self.score is not None  # noqa: S101  # else nothing is unscored
         path = {branch_name(self._called, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}

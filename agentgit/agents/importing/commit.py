@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
-from agentgit.agents.importing.history import Past, PastCall, PastReader
+from agentgit.agents.importing.history import ImportedCall, ImportedHistory, PastReader
 from agentgit.auth.scopes import WRITE
 from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.invocation import DONE
 from agentgit.errors import Conflict
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
-from agentgit.store.records.journal import Intent, Outcome
+from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT, SESSION
 from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import Place
+from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.threads.staging import IMPORTED
 from agentgit.values import as_object, portable
 
@@ -136,7 +136,7 @@ class Landing:
         """
         with self.store.database.reading() as connection:
             there = staging.held(connection, self.store.tenant_id, arrival.thread) if arrival else {}
-            line = [Place(arrival.thread if arrival and ("", id) in there else staged, "", id) for id in roots]
+            line = [GraphKey(arrival.thread if arrival and ("", id) in there else staged, "", id) for id in roots]
             past = PastReader(self.store, self.user_id).read(connection, line)
         if past is None:
             raise self.overtaken()
@@ -145,7 +145,13 @@ class Landing:
         )
 
     def _land(
-        self, connection: Connection, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None, past: Past
+        self,
+        connection: Connection,
+        staged: str,
+        added: int,
+        roots: Sequence[str],
+        arrival: Arrival | None,
+        past: ImportedHistory,
     ) -> Landed:
         session_id = self._session(connection)
         if session_id is not None:
@@ -186,7 +192,7 @@ class Landing:
             )
         return branch
 
-    def _add_calls(self, connection: Connection, branch: Found, past: Past) -> int:
+    def _add_calls(self, connection: Connection, branch: Found, past: ImportedHistory) -> int:
         """Put the calls on the track that are not there; those of an unfinished batch may have come out of turn."""
         batches: dict[int, int] = {}
         for call in past.calls:
@@ -203,7 +209,7 @@ class Landing:
             added += 1
         return added
 
-    def _record(self, branch: Found, call: PastCall, batch: int) -> tuple[Intent, Outcome]:
+    def _record(self, branch: Found, call: ImportedCall, batch: int) -> tuple[Intent, CallOutcome]:
         key = sha256(f"{branch.id}\0{call.id}\0{call.name}\0{batch}".encode(errors="surrogatepass")).hexdigest()[:32]
         intent = Intent(
             session_id=branch.external_session_id,
@@ -220,11 +226,16 @@ class Landing:
             started_at=call.asked_at,
         )
         if call.status == DONE:
-            return intent, Outcome(status=DONE, result=portable(call.answer), ended_at=call.answered_at)
-        return intent, Outcome(status=call.status, error=str(call.answer), ended_at=call.answered_at)
+            return intent, CallOutcome(status=DONE, result=portable(call.answer), ended_at=call.answered_at)
+        return intent, CallOutcome(status=call.status, error=str(call.answer), ended_at=call.answered_at)
 
     def _add_points(
-        self, connection: Connection, branch: Found, past: Past, roots: Sequence[str], arrival: Arrival | None
+        self,
+        connection: Connection,
+        branch: Found,
+        past: ImportedHistory,
+        roots: Sequence[str],
+        arrival: Arrival | None,
     ) -> int:
         """Make the checkpoints that are not there yet; one that a person deleted is not made again."""
         first = roots.index(arrival.newest) if arrival else -1

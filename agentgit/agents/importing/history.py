@@ -21,14 +21,14 @@ from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.store import Store, snapshot_of
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import is_shown
-from agentgit.store.threads.graph_store import Found, Place
+from agentgit.store.threads.graph_store import Found, GraphKey
 
 BY_HAND = ("update", "fork")
 """What LangGraph calls a graph checkpoint that somebody made by hand (`update_state`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PastCall:
+class ImportedCall:
     """A tool call of the past, as its messages tell of it.
 
     Args:
@@ -55,7 +55,7 @@ class PastCall:
 
 
 @dataclass(frozen=True)
-class Point:
+class HistoryPoint:
     """Where a checkpoint of agentgit belongs: the number of its graph checkpoint on the line, -1 before the first."""
 
     at: int
@@ -64,11 +64,11 @@ class Point:
 
 
 @dataclass
-class Past:
+class ImportedHistory:
     """What was found: `calls` in the order in which they were answered, `points` from the oldest to the newest."""
 
-    calls: list[PastCall] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
+    calls: list[ImportedCall] = field(default_factory=list)
+    points: list[HistoryPoint] = field(default_factory=list)
 
 
 ASKS, UNFINISHED = "asks", "unfinished"
@@ -86,13 +86,13 @@ class PastReader:
     def __init__(self, store: Store, user_id: int) -> None:
         self.store = store
         self.user_id = user_id
-        self.past = Past()
-        self._waiting: dict[str, PastCall] = {}
+        self.past = ImportedHistory()
+        self._waiting: dict[str, ImportedCall] = {}
         self._known: set[bytes] = set()
         self._messages = 0
         self._unnamed: int | None = None  # the place in `points` of a turn's beginning without its user's message
 
-    def read(self, connection: Connection, line: Iterable[Place]) -> Past | None:
+    def read(self, connection: Connection, line: Iterable[GraphKey]) -> ImportedHistory | None:
         """Read the past; None if one of its graph checkpoints is not there.
 
         Args:
@@ -173,7 +173,7 @@ class PastReader:
         self._add(number, at, Label(kind="after", user_id=self.user_id, description=title, made_at=_time(at)))
 
     def _add(self, number: int, at: Found | None, label: Label) -> None:
-        self.past.points.append(Point(number, snapshot_of(at, len(self.past.calls)), label))
+        self.past.points.append(HistoryPoint(number, snapshot_of(at, len(self.past.calls)), label))
 
     def _waits(self, connection: Connection, at: Found) -> str:
         if self.store.is_interrupted(connection, at):
@@ -196,7 +196,7 @@ class PastReader:
         call_id, name, args = call.get("id"), call.get("name"), call.get("args")
         if isinstance(call_id, str) and isinstance(name, str):
             held = args if isinstance(args, Mapping) else {}
-            self._waiting[call_id] = PastCall(
+            self._waiting[call_id] = ImportedCall(
                 message=self._messages, index=index, name=name, args=held, id=call_id, asked_at=at
             )
 

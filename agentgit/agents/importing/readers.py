@@ -19,7 +19,7 @@ from agentgit.agents.importing.unknown_types import KeptTypes
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.saver.config import config_of
 from agentgit.store.database import read_url
-from agentgit.store.threads.graph_store import Place
+from agentgit.store.threads.graph_store import GraphKey
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat
 """What the texts of failures say that are the database's, and not the data's."""
 
 
-class Entry(NamedTuple):
+class ThreadEntry(NamedTuple):
     """A graph checkpoint in the database that is read: its namespace, its id, its parent's id."""
 
     ns: str
@@ -86,7 +86,7 @@ class Source:
         with reading("The list of threads"):
             return list(dict.fromkeys(str(one.config["configurable"]["thread_id"]) for one in self._list(None)))
 
-    def index(self, thread: str) -> list[Entry]:
+    def index(self, thread: str) -> list[ThreadEntry]:
         """List the graph checkpoints of a thread, in any order."""
         with reading(f"Thread {thread!r}"):
             return [_entry(one) for one in self._list({"configurable": {"thread_id": thread}})]
@@ -96,7 +96,7 @@ class Source:
         with reading(f"Thread {thread!r}"):
             return self._get({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
 
-    def read(self, thread: str, entry: Entry) -> CheckpointTuple:
+    def read(self, thread: str, entry: ThreadEntry) -> CheckpointTuple:
         """Read one graph checkpoint.
 
         Raises:
@@ -104,7 +104,7 @@ class Source:
         """
         what = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
         with reading(what):
-            found = self._get(config_of(Place(thread, entry.ns, entry.id)))
+            found = self._get(config_of(GraphKey(thread, entry.ns, entry.id)))
             if found is None or not _is_whole(found, entry):
                 raise Corrupt(f"{what} is damaged, and the thread was not imported.", row=what)
             return found
@@ -189,13 +189,13 @@ async def _next(found: AsyncIterator[CheckpointTuple]) -> CheckpointTuple | None
     return await anext(found, None)
 
 
-def _entry(one: CheckpointTuple) -> Entry:
+def _entry(one: CheckpointTuple) -> ThreadEntry:
     configurable = one.config["configurable"]
     parent = get_checkpoint_id(one.parent_config) if one.parent_config else None
-    return Entry(configurable.get("checkpoint_ns") or "", configurable["checkpoint_id"], parent)
+    return ThreadEntry(configurable.get("checkpoint_ns") or "", configurable["checkpoint_id"], parent)
 
 
-def _is_whole(found: CheckpointTuple, entry: Entry) -> bool:
+def _is_whole(found: CheckpointTuple, entry: ThreadEntry) -> bool:
     """Return whether a graph checkpoint has the parts that LangGraph writes."""
     checkpoint: Any = found.checkpoint
     return (
@@ -245,11 +245,11 @@ class DatabaseSource(Source):
         with reading("The list of threads"):
             return [thread for thread, _ in self._rows(query)]
 
-    def index(self, thread: str) -> list[Entry]:
+    def index(self, thread: str) -> list[ThreadEntry]:
         """List the graph checkpoints of a thread, in any order."""
         query = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = "
         with reading(f"Thread {thread!r}"):
-            return [Entry(ns, id, parent or None) for ns, id, parent in self._rows(query + self._mark, thread)]
+            return [ThreadEntry(ns, id, parent or None) for ns, id, parent in self._rows(query + self._mark, thread)]
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with closing(self._connection.cursor()) as cursor:

@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, Checkp
 from sqlalchemy import Connection
 
 from agentgit.agents.importing.commit import Arrival, Landing
-from agentgit.agents.importing.readers import Entry, Source
+from agentgit.agents.importing.readers import Source, ThreadEntry
 from agentgit.agents.importing.unknown_types import KeptTypes
 from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
 from agentgit.saver.codec import Codec
@@ -29,7 +29,7 @@ from agentgit.store.objects.blobs import compact
 from agentgit.store.sql.slices import slices
 from agentgit.store.store import Store
 from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import Draft, Encoded, GraphStore, Place, Task
+from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
 from agentgit.values import from_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ThreadLine:
     """What of a thread is taken.
 
     Args:
@@ -57,11 +57,11 @@ class Line:
     """
 
     roots: Sequence[str]
-    entries: Sequence[Entry]
+    entries: Sequence[ThreadEntry]
     others: frozenset[str]
 
 
-def newest_line(index: Sequence[Entry], newest: str, what: str) -> Line:
+def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadLine:
     """Follow the newest graph checkpoint of a thread back to its beginning.
 
     Args:
@@ -88,7 +88,9 @@ def newest_line(index: Sequence[Entry], newest: str, what: str) -> Line:
         raise Corrupt(f"{what} is damaged: its graph checkpoints are parents of each other in a circle.", row=what)
     line.reverse()
     below = sorted((entry for entry in index if entry.ns), key=lambda entry: (entry.id, entry.ns))
-    return Line(roots=line, entries=[*(roots[id] for id in line), *below], others=frozenset(roots) - frozenset(line))
+    return ThreadLine(
+        roots=line, entries=[*(roots[id] for id in line), *below], others=frozenset(roots) - frozenset(line)
+    )
 
 
 class _Checker(SQLModelSaver):
@@ -191,7 +193,7 @@ class ThreadImport:
             Conflict: the thread went on in its own database, and the session went on here.
         """
         if arrival.newest == newest_id:
-            place = Place(arrival.thread, "", newest_id)
+            place = GraphKey(arrival.thread, "", newest_id)
             with self.store.database.reading() as connection:
                 count = staging.count_writes(connection, self.store.tenant_id, place)
             if arrival.moved or count == len(newest.pending_writes or ()):
@@ -205,7 +207,7 @@ class ThreadImport:
 
     # -- filling up
 
-    def _fill(self, line: Line, arrival: Arrival | None) -> int:
+    def _fill(self, line: ThreadLine, arrival: Arrival | None) -> int:
         """Read what is not here yet; give the number of graph checkpoints that are on their way."""
         there = self._held(arrival.thread) if arrival else {}
         parent_thread = arrival.thread if arrival else None
@@ -246,14 +248,14 @@ class ThreadImport:
         self.store.graphs.delete_thread(connection, self.staged)
 
     @staticmethod
-    def _is_on_line(found: CheckpointTuple, line: Line) -> bool:
+    def _is_on_line(found: CheckpointTuple, line: ThreadLine) -> bool:
         """Return whether a subgraph's checkpoint belongs to the newest line; where it does not say, it does."""
         parents: Any = found.metadata.get("parents")
         root = parents.get("") if isinstance(parents, Mapping) else None
         return root not in line.others
 
     def _draft(
-        self, entry: Entry, found: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
+        self, entry: ThreadEntry, found: CheckpointTuple, versions: dict[str, Any], parent_thread: str | None
     ) -> Draft:
         """Encode what differs from the parent, by the versions of its channels."""
         now = found.checkpoint["channel_versions"]
@@ -292,9 +294,9 @@ class ThreadImport:
             numbered.append((Task(task_id, f"{place:08}"), rows))
         return numbered
 
-    def _put(self, connection: Connection, drafts: Sequence[tuple[Entry, Draft | None, Any]]) -> None:
+    def _put(self, connection: Connection, drafts: Sequence[tuple[ThreadEntry, Draft | None, Any]]) -> None:
         for entry, draft, writes in drafts:
-            place = Place(self.staged, entry.ns, entry.id)
+            place = GraphKey(self.staged, entry.ns, entry.id)
             if draft is not None:
                 self.graphs.put(connection, place, draft)
             for task, rows in writes:
@@ -302,7 +304,7 @@ class ThreadImport:
 
     # -- checking
 
-    def _check(self, line: Line, newest: str, arrival: Arrival | None, added: int) -> None:
+    def _check(self, line: ThreadLine, newest: str, arrival: Arrival | None, added: int) -> None:
         """Compare what is here with the source.
 
         Raises:
@@ -313,9 +315,9 @@ class ThreadImport:
         known = {**(self._held(arrival.thread) if arrival else {}), **staged}
         if len(staged) != added or not {("", root) for root in line.roots} <= known.keys():
             raise self.landing.overtaken()
-        theirs = self.source.read(self.thread_id, Entry("", newest, None))
+        theirs = self.source.read(self.thread_id, ThreadEntry("", newest, None))
         thread = self.staged if ("", newest) in staged or arrival is None else arrival.thread
-        ours = self.checker.get_tuple(config_of(Place(thread, "", newest)))
+        ours = self.checker.get_tuple(config_of(GraphKey(thread, "", newest)))
         wrong = ["everything"] if ours is None else self._differences(ours, theirs)
         if wrong and self._held(self.staged) != staged:
             raise self.landing.overtaken()

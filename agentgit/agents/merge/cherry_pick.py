@@ -14,7 +14,7 @@ from agentgit.checkpoints.merge import added, batch_of
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.comparison import What
-from agentgit.store.queries.lookup import Place
+from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import Found
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Picking:
 
     # -- what a checkpoint added
 
-    def _place(self, place: Place) -> Picked:
+    def _place(self, place: CheckpointRef) -> Picked:
         with self.store.database.reading() as connection:
             row, label = self.agent._target(connection, place)
             before = self._before(connection, row)

@@ -28,7 +28,7 @@ from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.sessions import Found, expect_whole
 from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import GraphStore, Place
+from agentgit.store.threads.graph_store import GraphKey, GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Arriving:
         finally:
             self.store.database.write(lambda connection: self.store.graphs.delete_thread(connection, staged))
 
-    def _write(self, staged: str, place: Place | None, values: Mapping[str, Any]) -> str:
+    def _write(self, staged: str, place: GraphKey | None, values: Mapping[str, Any]) -> str:
         """Write values on a copy of where the branch stands; give the id of the graph checkpoint."""
         # Of its own, without a memory of threads that are gone, and without the turn of an agent around it.
         graphs = GraphStore(self.store.tenant_id, self.store.compression, counts=False)
@@ -123,7 +123,7 @@ class Arriving:
         connection: Connection,
         staged: str,
         made: str,
-        place: Place | None,
+        place: GraphKey | None,
         label: Label,
         kind: str,
         facts: Mapping[str, Any],
@@ -136,7 +136,7 @@ class Arriving:
         row, moment = self.stands(connection)
         if moment.latest != (place.checkpoint_id if place is not None else None):
             raise Conflict(f"Branch {row.name} has moved meanwhile. Nothing was changed; try again.")
-        at = self.store.graphs.find(connection, Place(staged, "", made))
+        at = self.store.graphs.find(connection, GraphKey(staged, "", made))
         # Without the copy it was written on, it would have nothing of the branch.
         is_whole = place is None or self.store.graphs.find(connection, place._replace(thread=staged)) is not None
         if at is None or not is_whole or not staging.move_new(connection, self.store.tenant_id, staged, row.thread_id):

@@ -17,7 +17,7 @@ from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.plain_values import show
 from agentgit.store.sql.tables import LIST
 from agentgit.store.threads.graph_rows import conversation, is_shown
-from agentgit.store.threads.graph_store import Place
+from agentgit.store.threads.graph_store import GraphKey
 
 
 class Side:
@@ -35,7 +35,7 @@ class Side:
     ) -> None:
         self.saver = saver
         self.graph = graph
-        self.place = Place(thread, "", checkpoint_id) if checkpoint_id is not None else None
+        self.place = GraphKey(thread, "", checkpoint_id) if checkpoint_id is not None else None
 
     @functools.cached_property
     def _at(self) -> Any:

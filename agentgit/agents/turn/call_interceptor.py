@@ -19,7 +19,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from agentgit.agents.turn.fence_errors import expect_same, refusal, standing_already, unmatched, unreachable, unreadable
-from agentgit.agents.turn.inflight_calls import Answer, Attempt, Slot, Slots
+from agentgit.agents.turn.inflight_calls import Attempt, InflightResult, Slot, Slots
 from agentgit.agents.turn.recorded_results import Unreadable, given_back
 from agentgit.agents.turn.task_scopes import scope_of
 from agentgit.effects import ToolInvocation
@@ -39,9 +39,9 @@ from agentgit.effects.invocation import (
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import wait
-from agentgit.rollback.verification import Looks
+from agentgit.rollback.verification import Verification
 from agentgit.store.records.effect_fences import ANSWERS
-from agentgit.store.records.journal import Intent, Outcome, Part
+from agentgit.store.records.journal import CallOutcome, Intent, TrackPart
 
 if TYPE_CHECKING:
     from agentgit.agents.turn.outcome_buffer import Outcomes
@@ -65,7 +65,7 @@ NOWHERE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedCall:
     """A call that is about to begin.
 
     Args:
@@ -107,7 +107,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Call:
+class AdmittedCall:
     """A call that was let in.
 
     Args:
@@ -122,7 +122,7 @@ class Call:
 
     intent: Intent
     id: int | None
-    answer: Answer | None = None
+    answer: InflightResult | None = None
     attempt: Attempt | None = None
     used: dict[str, Any] | None = None
     name: str = ""
@@ -147,7 +147,7 @@ class Gate:
         self._runs: dict[str, set[UUID | None]] = defaultdict(set)
         self._lock = threading.Lock()
 
-    def admit(self, asked: Asked) -> Call:
+    def admit(self, asked: RequestedCall) -> AdmittedCall:
         """Let a call begin, or answer it.
 
         Raises:
@@ -164,25 +164,25 @@ class Gate:
             scope = scope_of("call", asked.place, slot.name, asked.intent.tool_name)
             if earlier is not None and holds and self._answers(asked, slot, earlier.intent.args):
                 slot.attempt = earlier
-                return Call(asked.intent, None, earlier.answer, None, earlier.used, slot.name, scope)
+                return AdmittedCall(asked.intent, None, earlier.answer, None, earlier.used, slot.name, scope)
             attempt = self._attempts[asked.again] = slot.attempt = Attempt(asked.intent)
             is_known = earlier is not None and not asked.is_harmless
             is_begun = self._is_begun(asked, slots, slot) or is_known
         try:
             found = self._again(asked, slots, slot) if is_begun else asked
-            call = found if isinstance(found, Call) else self._pass(found)
+            call = found if isinstance(found, AdmittedCall) else self._pass(found)
             return replace(call, attempt=attempt, name=slot.name, scope=scope)
         except BaseException as error:
             attempt.fail(error)
             raise
 
-    def _keyed(self, asked: Asked, slot: Slot) -> Asked:
+    def _keyed(self, asked: RequestedCall, slot: Slot) -> RequestedCall:
         """Return the idempotency key of the slot of a call."""
         key = call_key(asked.intent.branch_id, asked.place, slot.name, asked.intent.tool_name)
         slot.keys.add(key)
         return replace(asked, intent=replace(asked.intent, idempotency_key=key))
 
-    def _is_begun(self, asked: Asked, slots: Slots, slot: Slot) -> bool:
+    def _is_begun(self, asked: RequestedCall, slots: Slots, slot: Slot) -> bool:
         """Return whether a call, or one that it stands for, may have been made before."""
         if not asked.is_named:
             runs = self._runs[asked.place]
@@ -194,7 +194,7 @@ class Gate:
 
     # -- a call of a batch that was begun before
 
-    def _answers(self, asked: Asked, slot: Slot, args: Any) -> bool:
+    def _answers(self, asked: RequestedCall, slot: Slot, args: Any) -> bool:
         """Return whether a call that is done is answered; False if it runs again.
 
         Raises:
@@ -208,7 +208,7 @@ class Gate:
             return asked.is_reachable
         raise unreachable(asked.intent)
 
-    def _again(self, asked: Asked, slots: Slots, slot: Slot) -> Asked | Call:
+    def _again(self, asked: RequestedCall, slots: Slots, slot: Slot) -> RequestedCall | AdmittedCall:
         """Answer a call that was begun before; or say how it is made again."""
         made = self._made(asked)
         attempt, key = self._attempt(asked, slot, made)
@@ -227,7 +227,7 @@ class Gate:
             raise refusal(attempt, "This turn goes on with it, and it was not made again.")
         return asked
 
-    def _expect_none_left(self, asked: Asked, slots: Slots, made: Sequence[ToolInvocation]) -> None:
+    def _expect_none_left(self, asked: RequestedCall, slots: Slots, made: Sequence[ToolInvocation]) -> None:
         """Make sure that a call with other arguments than before is really another one.
 
         Raises:
@@ -245,7 +245,7 @@ class Gate:
                 if call.idempotency_key not in matched and call.effect == IRREVERSIBLE and call.status in LEFT:
                     raise unmatched(call, asked.intent)
 
-    def _from_record(self, asked: Asked, slot: Slot, attempt: ToolInvocation) -> Call | None:
+    def _from_record(self, asked: RequestedCall, slot: Slot, attempt: ToolInvocation) -> AdmittedCall | None:
         if not self._answers(asked, slot, attempt.args):
             return None
         try:
@@ -254,9 +254,9 @@ class Gate:
             if asked.is_harmless:
                 return None
             raise unreadable(attempt, error) from error
-        return Call(asked.intent, None, Answer.of(value), used=self._used(asked, attempt))
+        return AdmittedCall(asked.intent, None, InflightResult.of(value), used=self._used(asked, attempt))
 
-    def _used(self, asked: Asked, attempt: ToolInvocation) -> dict[str, Any] | None:
+    def _used(self, asked: RequestedCall, attempt: ToolInvocation) -> dict[str, Any] | None:
         """Read which numbers of its task a call has used up; a ToolNode has numbers of its own."""
         if asked.is_in_batch:
             return None
@@ -264,7 +264,7 @@ class Gate:
             used = self.store.fences.answers(connection, attempt.id)
         return used if used and not used["task"] else None
 
-    def _made(self, asked: Asked) -> list[ToolInvocation]:
+    def _made(self, asked: RequestedCall) -> list[ToolInvocation]:
         """Read what was called before in the place of a call, newest first."""
         with self.store.database.reading() as connection:
             path = self.store.parts(connection, self.turn.branch)
@@ -272,7 +272,9 @@ class Gate:
                 connection, path, asked.intent.tool_name, asked.call_id, None if asked.is_named else asked.place
             )
 
-    def _attempt(self, asked: Asked, slot: Slot, made: Sequence[ToolInvocation]) -> tuple[ToolInvocation | None, str]:
+    def _attempt(
+        self, asked: RequestedCall, slot: Slot, made: Sequence[ToolInvocation]
+    ) -> tuple[ToolInvocation | None, str]:
         """Find the earlier attempt at a call that counts, and the idempotency key that the call has now."""
         intent = asked.intent
         with self.store.database.reading() as connection:
@@ -301,17 +303,17 @@ class Gate:
 
     # -- the fence
 
-    def _pass(self, asked: Asked) -> Call:
+    def _pass(self, asked: RequestedCall) -> AdmittedCall:
         intent = asked.intent
         if asked.once or (intent.effect in FENCED and self.fence != OFF and self._is_after_rollback):
             return self._fenced(asked)
         if intent.effect == READ_ONLY:
-            return Call(intent, None)  # what only reads may be recorded when it has ended
+            return AdmittedCall(intent, None)  # what only reads may be recorded when it has ended
         return self.outcomes.write_with(lambda c: self._begin(c, intent))
 
-    def _begin(self, connection: Connection, intent: Intent) -> Call:
+    def _begin(self, connection: Connection, intent: Intent) -> AdmittedCall:
         self.turn.admit(connection, intent.effect)
-        return Call(intent, self.store.journal.intend(connection, intent))
+        return AdmittedCall(intent, self.store.journal.intend(connection, intent))
 
     @functools.cached_property
     def _is_after_rollback(self) -> bool:
@@ -321,7 +323,7 @@ class Gate:
             made = self.store.operations.of_branches(connection, branches)
         return any(row.kind == "rollback" for row in made)
 
-    def _fenced(self, asked: Asked) -> Call:
+    def _fenced(self, asked: RequestedCall) -> AdmittedCall:
         """Let a call begin that may stand already; looked up and written down in one step, so that only one can."""
         found = self.outcomes.write_with(lambda c: self._look(c, asked))
         if isinstance(found, ToolInvocation):
@@ -330,7 +332,7 @@ class Gate:
             return self._fenced(asked)
         return found
 
-    def _look(self, connection: Connection, asked: Asked) -> Call | ToolInvocation:
+    def _look(self, connection: Connection, asked: RequestedCall) -> AdmittedCall | ToolInvocation:
         """Answer a call, or let it begin; or give the invocation that stands in its way."""
         self.store.sessions.lock(connection, asked.intent.session_id)
         standing = self._standing(connection, asked.intent)
@@ -355,7 +357,7 @@ class Gate:
         path = self.store.parts(connection, self.turn.branch)
         return self.store.world.on_path(connection, path, (call.first_id for call in calls))
 
-    def _replay(self, connection: Connection, asked: Asked, call: ToolInvocation) -> Call:
+    def _replay(self, connection: Connection, asked: RequestedCall, call: ToolInvocation) -> AdmittedCall:
         """Answer a call with the result of one that stands, and write that down with what that one called in turn."""
         if self.fence == REFUSE or not asked.is_reachable:
             raise standing_already(call, is_reachable=asked.is_reachable)
@@ -378,17 +380,17 @@ class Gate:
                     idempotency_key=key_after(asked.intent.idempotency_key, str(one.id)),
                 )
                 self._take_over(connection, called, one)
-        return Call(asked.intent, replayed, Answer.of(value))
+        return AdmittedCall(asked.intent, replayed, InflightResult.of(value))
 
     def _take_over(self, connection: Connection, intent: Intent, call: ToolInvocation) -> int:
         """Write down that the record answered a call."""
         taken = replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
-        outcome = Outcome(status=DONE, result=call.result, ended_at=datetime.now(UTC))
+        outcome = CallOutcome(status=DONE, result=call.result, ended_at=datetime.now(UTC))
         return self.store.journal.add(connection, [(taken, outcome)])
 
     # -- looking at the world
 
-    def can_look(self, call: Call) -> bool:
+    def can_look(self, call: AdmittedCall) -> bool:
         """Return whether the tool of a call can look whether it happened."""
         if call.id is None or call.answer is not None:
             return False
@@ -397,7 +399,7 @@ class Gate:
         except NotFound:
             return True  # there is one; that it is not here leaves the call unknown
 
-    def look(self, call: Call) -> None:
+    def look(self, call: AdmittedCall) -> None:
         """Find out what became of a call that raised: if it happened, that answers it when the graph makes it again."""
         found = self._invocation(call.id or 0)
         is_sure = self._verified(found)
@@ -422,13 +424,13 @@ class Gate:
         if call.status != UNKNOWN:
             return False
         session_id = self.turn.branch.external_session_id
-        Looks(self.store, self._registry, wait).verify(session_id, call)
+        Verification(self.store, self._registry, wait).verify(session_id, call)
         with self.store.database.reading() as connection:
             now = self.store.journal.invocation(connection, call.id)
         return now is not None and now.status != UNKNOWN
 
 
-def _makers(path: Sequence[Part], attempts: Sequence[ToolInvocation]) -> list[tuple[int, int]]:
+def _makers(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation]) -> list[tuple[int, int]]:
     """List the branches of a path, nearest first, each with itself and with those of which its calls were imported."""
     made_on: dict[int, set[int]] = {part.branch_id: set() for part in reversed(path)}
     for one in attempts:

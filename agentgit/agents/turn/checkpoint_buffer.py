@@ -18,7 +18,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 
 from agentgit.errors import Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
-from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_rows import GraphKey
 
 LONGEST = 60.0
 """How many seconds a call waits for a graph checkpoint; one that was not saved by then never will be."""
@@ -31,13 +31,13 @@ class Saves:
     """Which graph checkpoints of a turn are saved."""
 
     def __init__(self) -> None:
-        self._saved: dict[Place, Future[None]] = {}
-        self._begun: set[Place] = set()
+        self._saved: dict[GraphKey, Future[None]] = {}
+        self._begun: set[GraphKey] = set()
         self._read: set[tuple[str, str]] = set()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
 
-    def read(self, thread: str, ns: str, found: Place | None) -> None:
+    def read(self, thread: str, ns: str, found: GraphKey | None) -> None:
         """Take note that a graph looks for its checkpoint in the saver: so it also saves there.
 
         Args:
@@ -51,7 +51,7 @@ class Saves:
             self._end(found, None)
 
     @contextmanager
-    def saving(self, place: Place) -> Iterator[None]:
+    def saving(self, place: GraphKey) -> Iterator[None]:
         """Take note that a checkpoint is saved in this block, or fails to be."""
         with self._lock:
             self._begun.add(place)
@@ -63,7 +63,7 @@ class Saves:
             raise
         self._end(place, None)
 
-    def _fail(self, place: Place, error: BaseException) -> None:
+    def _fail(self, place: GraphKey, error: BaseException) -> None:
         """Let nobody wait for this checkpoint, nor for those that LangGraph saves only after it."""
         with self._lock:
             self._failure = error
@@ -71,7 +71,7 @@ class Saves:
         for one in (place, *waited):
             self._end(one, error)
 
-    def _end(self, place: Place, error: BaseException | None) -> None:
+    def _end(self, place: GraphKey, error: BaseException | None) -> None:
         future = self._future(place)
         with self._lock:
             if future.done():
@@ -81,7 +81,7 @@ class Saves:
             else:
                 future.set_exception(error)
 
-    def _future(self, place: Place) -> Future[None]:
+    def _future(self, place: GraphKey) -> Future[None]:
         with self._lock:
             if place not in self._saved:
                 self._saved[place] = Future()
@@ -102,20 +102,20 @@ class Saves:
             if number.isdigit():
                 yield int(number)
 
-    def needed(self, conf: Mapping[str, Any]) -> list[Place]:
+    def needed(self, conf: Mapping[str, Any]) -> list[GraphKey]:
         """List the checkpoints from which a task has its id, and that are saved here.
 
         Args:
             conf: what LangGraph has configured for the task.
         """
         thread = str(conf.get(CONFIG_KEY_THREAD_ID))
-        places = [Place(thread, ns, id) for ns, id in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
+        places = [GraphKey(thread, ns, id) for ns, id in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
         with self._lock:
             if conf.get(CONFIG_KEY_DURABILITY) == "exit":  # a graph that saves nothing before its end
                 return [place for place in places if place in self._begun]
             return [place for place in places if (thread, place.ns) in self._read]
 
-    def wait(self, places: list[Place]) -> None:
+    def wait(self, places: list[GraphKey]) -> None:
         """Wait until these are saved.
 
         Raises:
@@ -127,7 +127,7 @@ class Saves:
             except Exception as error:
                 raise _unsaved(error) from error
 
-    async def come(self, places: list[Place]) -> None:
+    async def come(self, places: list[GraphKey]) -> None:
         """Wait as `wait`, without blocking the event loop."""
         for place in places:
             try:

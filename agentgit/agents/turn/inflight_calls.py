@@ -14,7 +14,7 @@ from agentgit.store.records.journal import Intent
 
 
 @dataclass(frozen=True)
-class Answer:
+class InflightResult:
     """What is returned instead of running a tool; perhaps only when another run of the same call has ended.
 
     Args:
@@ -24,7 +24,7 @@ class Answer:
     future: Future[Any]
 
     @classmethod
-    def of(cls, value: Any) -> Answer:
+    def of(cls, value: Any) -> InflightResult:
         """Make the answer that is known already."""
         future: Future[Any] = Future()
         future.set_result(value)
@@ -57,9 +57,9 @@ class Attempt:
         """Which numbers of its task it has used up; see `Questions.skip`."""
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> InflightResult:
         """What a second run of the call gets."""
-        return Answer(self._future)
+        return InflightResult(self._future)
 
     @property
     def has_failed(self) -> bool:

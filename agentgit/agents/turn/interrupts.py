@@ -36,11 +36,11 @@ from agentgit.saver.codec import Codec
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
-from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, Place
+from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphKey
 
 
 @dataclass
-class Share:
+class TaskShare:
     """What one call has to do with the answers of its task.
 
     Args:
@@ -90,7 +90,7 @@ class TaskAnswers:
         shown: the hash of the question that was shown to the person; None if there was none.
     """
 
-    def __init__(self, shares: Mapping[str, Share], count: int, shown: str | None) -> None:
+    def __init__(self, shares: Mapping[str, TaskShare], count: int, shown: str | None) -> None:
         self._shares = dict(shares)
         self._fresh: int | None = count
         self._is_recorded = bool(shares) or count == 0
@@ -98,11 +98,11 @@ class TaskAnswers:
         self._asker = min(same)[1] if same else None
         self._lock = threading.Lock()
 
-    def share(self, call_id: str, place: int) -> Share:
+    def share(self, call_id: str, place: int) -> TaskShare:
         """Return the share of a call."""
-        return self._shares.setdefault(call_id, Share(place))
+        return self._shares.setdefault(call_id, TaskShare(place))
 
-    def number(self, call_id: str, share: Share, asked: int, pad: PregelScratchpad) -> int:
+    def number(self, call_id: str, share: TaskShare, asked: int, pad: PregelScratchpad) -> int:
         """Return which answer of the task is for a question.
 
         Args:
@@ -135,7 +135,7 @@ class TaskAnswers:
         self._asker, self._fresh = call_id, None
         return number
 
-    def graph(self, share: Share, run: int) -> int:
+    def graph(self, share: TaskShare, run: int) -> int:
         """Return the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
 
         Args:
@@ -187,8 +187,8 @@ class Questions:
         self.branch = branch
         self._codec = codec
         self._tasks: dict[str, TaskAnswers] = {}
-        self._shares: dict[UUID, tuple[str, str, Share]] = {}
-        self._own: dict[UUID, tuple[Share, PregelScratchpad]] = {}
+        self._shares: dict[UUID, tuple[str, str, TaskShare]] = {}
+        self._own: dict[UUID, tuple[TaskShare, PregelScratchpad]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -219,7 +219,7 @@ class Questions:
         pad = conf.get(CONFIG_KEY_SCRATCHPAD)
         if not isinstance(pad, PregelScratchpad):
             return None
-        share = Share(0)
+        share = TaskShare(0)
         self._own[run_id] = share, pad
 
         def noting(count: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
@@ -288,7 +288,7 @@ class Questions:
         view = replace(pad, interrupt_counter=number, get_null_resume=unnumbered, subgraph_counter=graph)
         return {**config, "configurable": {**conf, CONFIG_KEY_SCRATCHPAD: view, CONFIG_KEY_SEND: whole}}
 
-    def _of(self, conf: Mapping[str, Any], run_id: UUID, call_id: str, place: int) -> tuple[TaskAnswers, Share]:
+    def _of(self, conf: Mapping[str, Any], run_id: UUID, call_id: str, place: int) -> tuple[TaskAnswers, TaskShare]:
         name = conf[CONFIG_KEY_CHECKPOINT_NS]
         with self._lock:
             if name not in self._tasks:
@@ -302,7 +302,7 @@ class Questions:
         """Read what a task was told before this turn."""
         name, store = conf[CONFIG_KEY_CHECKPOINT_NS], self.store
         ns = name.rpartition("|")[0]
-        place = Place(conf[CONFIG_KEY_THREAD_ID], ns, conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, ""))
+        place = GraphKey(conf[CONFIG_KEY_THREAD_ID], ns, conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, ""))
         with store.database.reading() as connection:
             writes = store.graphs.writes(connection, place)
             held = {write.channel: write.value for write in writes if write.task_id == conf[CONFIG_KEY_TASK_ID]}
@@ -337,16 +337,16 @@ class Questions:
         return _recorded(task, call_id, share)
 
 
-def _recorded(task: str, call_id: str, share: Share) -> dict[str, Any]:
+def _recorded(task: str, call_id: str, share: TaskShare) -> dict[str, Any]:
     kept = {"task": task, "call": call_id, **asdict(share)}
     return kept if share.calls else {name: value for name, value in kept.items() if name != "calls"}
 
 
-def _share(recorded: Mapping[str, Any], count: int, shown: str | None) -> Share:
+def _share(recorded: Mapping[str, Any], count: int, shown: str | None) -> TaskShare:
     """Read a share, without the answers that its task has not got: they were lost, or given on another branch.
 
     Who took the answer that would come next is who asked what is shown now.
     """
     taken = recorded["taken"]
     question = shown if count in taken else recorded["question"]
-    return Share(recorded["place"], [number for number in taken if number < count], recorded["graphs"], question)
+    return TaskShare(recorded["place"], [number for number in taken if number < count], recorded["graphs"], question)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.call_interceptor import Call
+from agentgit.agents.turn.call_interceptor import AdmittedCall
 from agentgit.effects.invocation import DONE, FAILED
 from agentgit.errors import Unavailable
-from agentgit.store.records.journal import Outcome
+from agentgit.store.records.journal import CallOutcome
 
 if TYPE_CHECKING:
     from agentgit.agents.turn.turn import Turn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Taken(NamedTuple):
+class TakenOutcomes(NamedTuple):
     """Outcomes that somebody writes down.
 
     Args:
@@ -50,10 +50,10 @@ class Outcomes:
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.store = turn.agent.store
-        self._waiting: list[tuple[Call, Outcome]] = []
+        self._waiting: list[tuple[AdmittedCall, CallOutcome]] = []
         self._lock = threading.Lock()
 
-    def add(self, call: Call, outcome: Outcome) -> None:
+    def add(self, call: AdmittedCall, outcome: CallOutcome) -> None:
         """Write down how a call ended, or let that wait for the next transaction of the turn."""
         with self._lock:
             self._waiting.append((call, outcome))
@@ -81,18 +81,18 @@ class Outcomes:
             return self.store.database.write(both, durable=True)
 
     @contextmanager
-    def joined(self) -> Iterator[Taken]:
+    def joined(self) -> Iterator[TakenOutcomes]:
         """Give what waits, to be written down in a transaction of the block; it waits on if the block raises."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         try:
-            yield Taken(len(taken), lambda connection: self._write(connection, taken))
+            yield TakenOutcomes(len(taken), lambda connection: self._write(connection, taken))
         except BaseException:
             with self._lock:
                 self._waiting[:0] = taken
             raise
 
-    def _write(self, connection: Connection, taken: Sequence[tuple[Call, Outcome]]) -> None:
+    def _write(self, connection: Connection, taken: Sequence[tuple[AdmittedCall, CallOutcome]]) -> None:
         new = [(call.intent, outcome) for call, outcome in taken if call.id is None]
         if new and self.turn.holds(connection):  # else they belong on no track any more
             self.store.journal.add(connection, new)
@@ -105,5 +105,5 @@ class Outcomes:
                 self.store.journal.end(connection, call.id, outcome)
 
 
-def _may_wait(call: Call, outcome: Outcome) -> bool:
+def _may_wait(call: AdmittedCall, outcome: CallOutcome) -> bool:
     return call.id is None and outcome.status in (DONE, FAILED) and outcome.answers is None

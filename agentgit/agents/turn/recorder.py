@@ -22,9 +22,9 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
-from agentgit.agents.turn.call_interceptor import Asked, Call, Gate
+from agentgit.agents.turn.call_interceptor import AdmittedCall, Gate, RequestedCall
 from agentgit.agents.turn.fence_errors import unswallowed
-from agentgit.agents.turn.inflight_calls import Answer
+from agentgit.agents.turn.inflight_calls import InflightResult
 from agentgit.agents.turn.interrupts import Questions, is_in_batch
 from agentgit.agents.turn.outcome_buffer import Outcomes
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
@@ -37,7 +37,7 @@ from agentgit.effects.identity import identity
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, UNKNOWN
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
-from agentgit.store.records.journal import Intent, Outcome
+from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.tracing import NOTHING, Traced, tool_span
 from agentgit.values import portable, told
 
@@ -98,7 +98,7 @@ class Recorder(BaseCallbackHandler):
         """The idempotency keys of the calls of this turn that act on the world, or were answered from the record."""
         self._bodies: dict[UUID, Body] = {}
         self.scopes = Scopes(turn.saves.graphs_of)
-        self._running: dict[UUID, Call] = {}
+        self._running: dict[UUID, AdmittedCall] = {}
         self._expected: dict[UUID, Calling] = {}
         self._beside: set[UUID] = set()
         self._returned: dict[UUID, Any] = {}
@@ -245,7 +245,7 @@ class Recorder(BaseCallbackHandler):
             **recorded(effect, name, form, is_named=inputs is not None),
         )
         counted = effect.identity_args if effect is not None and inputs is not None else None
-        asked = Asked(
+        asked = RequestedCall(
             intent,
             task,
             place=(asking or task) if is_named else scope,
@@ -320,7 +320,7 @@ class Recorder(BaseCallbackHandler):
             run_id = self.scopes.parent(run_id)
         return None
 
-    def answer(self, run_id: UUID) -> Answer | None:
+    def answer(self, run_id: UUID) -> InflightResult | None:
         """Return what a call gets instead of running its tool; None if it runs."""
         call = self._running.get(run_id)
         if call is None or call.answer is None:
@@ -357,7 +357,7 @@ class Recorder(BaseCallbackHandler):
             return
         call, value = self._running.get(run_id), self._returned.get(run_id, _value(output))
         try:
-            self._end(run_id, Outcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
+            self._end(run_id, CallOutcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
         finally:  # somebody may be waiting for it
             if call is not None and call.attempt is not None:
                 call.attempt.end(call.answer.wait() if call.answer else value)
@@ -375,7 +375,9 @@ class Recorder(BaseCallbackHandler):
         try:
             # What is no pause broke the call off (Ctrl-C), and nobody knows where.
             self._end(
-                run_id, Outcome(status=PAUSED) if paused else Outcome(status=UNKNOWN, error=type(error).__name__), error
+                run_id,
+                CallOutcome(status=PAUSED) if paused else CallOutcome(status=UNKNOWN, error=type(error).__name__),
+                error,
             )
         finally:
             self._over(call, error)
@@ -384,7 +386,7 @@ class Recorder(BaseCallbackHandler):
         """Record that a call ended by a command of a graph that it ran: it has done its work, and never comes again."""
         call = self._running.get(run_id)
         try:
-            self._end(run_id, Outcome(status=DONE, result=handed_over(error), ended_at=datetime.now(UTC)))
+            self._end(run_id, CallOutcome(status=DONE, result=handed_over(error), ended_at=datetime.now(UTC)))
         finally:
             self._over(call, error)
 
@@ -394,13 +396,15 @@ class Recorder(BaseCallbackHandler):
         call = self._running.get(run_id)
         try:
             is_open = call is not None and self._may_have_acted(run_id, call)
-            self._end(run_id, Outcome(status=UNKNOWN if is_open else FAILED, error=text, ended_at=datetime.now(UTC)))
+            self._end(
+                run_id, CallOutcome(status=UNKNOWN if is_open else FAILED, error=text, ended_at=datetime.now(UTC))
+            )
             if call is not None and is_open:
                 self.gate.look(call)
         finally:
             self._over(call, error)
 
-    def _may_have_acted(self, run_id: UUID, call: Call) -> bool:
+    def _may_have_acted(self, run_id: UUID, call: AdmittedCall) -> bool:
         """Return whether a call that raised is `unknown`: it may have acted, and that matters or its tool can look."""
         body = self._bodies.get(run_id)
         if body is None:  # its tool was never called
@@ -412,12 +416,12 @@ class Recorder(BaseCallbackHandler):
         self._spans.pop(run_id, NOTHING).end(error)
         self._over(self._running.get(run_id), error)
 
-    def _over(self, call: Call | None, error: BaseException) -> None:
+    def _over(self, call: AdmittedCall | None, error: BaseException) -> None:
         """Tell whoever waits for a call that it is over, if that is not known yet."""
         if call is not None and call.attempt is not None:
             call.attempt.fail(error, call.id)
 
-    def _end(self, run_id: UUID, outcome: Outcome, error: BaseException | None = None) -> None:
+    def _end(self, run_id: UUID, outcome: CallOutcome, error: BaseException | None = None) -> None:
         answers = self.questions.end(run_id, error)
         if answers is not None:
             outcome = replace(outcome, answers=answers)
@@ -437,7 +441,7 @@ class Recorder(BaseCallbackHandler):
         if batch is not None and all(other.intent.batch != batch for other in list(self._running.values())):
             self.turn.ended(batch)
 
-    def _end_span(self, run_id: UUID, call: Call, outcome: Outcome) -> None:
+    def _end_span(self, run_id: UUID, call: AdmittedCall, outcome: CallOutcome) -> None:
         traced = self._spans.pop(run_id, NOTHING)
         traced.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
         traced.end()

@@ -37,7 +37,7 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.threads.append_if_head import Fence
-from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.tracing import NOTHING, Traced
 from agentgit.values import as_object
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class TurnSettings:
     """What holds for every turn of an agent.
 
     Args:
@@ -322,7 +322,7 @@ class Turn:
         return bool(self.wanted) or self.agent.rules.auto.calls > 0
 
     @contextmanager
-    def on_put(self, place: Place) -> Iterator[Beside]:
+    def on_put(self, place: GraphKey) -> Iterator[Beside]:
         """Do what is due when a step is saved, in the saver's own transaction: its calls, then its checkpoints."""
 
         def before(connection: Connection) -> After:
@@ -344,7 +344,7 @@ class Turn:
         with self.saves.saving(place), self.recorder.outcomes.joined() as taken:
             yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
 
-    def _make_due(self, connection: Connection, place: Place) -> None:
+    def _make_due(self, connection: Connection, place: GraphKey) -> None:
         """Make the checkpoints that are due after a finished batch of tool calls."""
         store = self.agent.store
         at = store.graphs.find(connection, place)

@@ -22,7 +22,7 @@ from agentgit.sessions.events import NOWHERE, Event, chosen
 from agentgit.sessions.webhooks import DEAD, PENDING, Delivered, Webhook, shown
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     SESSION_MEMBER,
@@ -46,7 +46,7 @@ HELD = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TakenDelivery:
     """An event that somebody is about to send.
 
     Args:
@@ -234,7 +234,7 @@ class Outbox:
 
     # -- sending
 
-    def take(self, connection: Connection, most: int) -> list[Taken]:
+    def take(self, connection: Connection, most: int) -> list[TakenDelivery]:
         """Take some events that are due; for a while nobody else can take them.
 
         Args:
@@ -246,7 +246,7 @@ class Outbox:
         for row in due:
             connection.execute(_TAKE, {"tenant": self.tenant_id, "delivery": row.id, "by": owner, "until": now + LEASE})
         return [
-            Taken(
+            TakenDelivery(
                 id=row.id,
                 owner=owner,
                 webhook_id=row.webhook_id,
@@ -259,7 +259,9 @@ class Outbox:
             for row in due
         ]
 
-    def settle(self, connection: Connection, taken: Taken, problem: str | None, *, for_good: bool = False) -> str:
+    def settle(
+        self, connection: Connection, taken: TakenDelivery, problem: str | None, *, for_good: bool = False
+    ) -> str:
         """Note how a try ended; give `sent`, `failed` or `dead`.
 
         Nothing happens if somebody else has taken it since, or its session went with it: then it is `gone`.
@@ -294,12 +296,12 @@ def report_of(ends: Sequence[str], waiting: int) -> Delivered:
     return Delivered(sent=ends.count("sent"), failed=ends.count("failed"), dead=ends.count(DEAD), waiting=waiting)
 
 
-_HOOKS = Prepared(
+_HOOKS = CompiledStatement(
     select(WEBHOOK.c.id, WEBHOOK.c.user_id, WEBHOOK.c.external_session_id, WEBHOOK.c.kinds)
     .select_from(WEBHOOK.outerjoin(USER, and_(USER.c.tenant_id == WEBHOOK.c.tenant_id, USER.c.id == WEBHOOK.c.user_id)))
     .where(WEBHOOK.c.tenant_id == bindparam("tenant"), USER.c.disabled_at.is_(None))
 )
-_SHARED = Prepared(
+_SHARED = CompiledStatement(
     select(SESSION_MEMBER)
     .where(
         SESSION_MEMBER.c.tenant_id == bindparam("tenant"),
@@ -312,7 +314,7 @@ _SHARED = Prepared(
     )
     .limit(1)
 )
-_ADD = Prepared(insert(WEBHOOK_DELIVERY))
+_ADD = CompiledStatement(insert(WEBHOOK_DELIVERY))
 _DUE = (
     select(
         WEBHOOK_DELIVERY.c.id,

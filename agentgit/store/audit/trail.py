@@ -18,7 +18,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, func, insert, litera
 
 from agentgit.errors import Corrupt, NotFound
 from agentgit.sessions.events import NOWHERE, Event, Tip, chained
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     AUDIT_EVENT,
@@ -87,14 +87,14 @@ class _Chain:
 
 def begin_notes(connection: Connection) -> None:
     """Begin the notes of a transaction that writes."""
-    connection.info[_NOTES], connection.info[_WRITTEN] = [], Written()
+    connection.info[_NOTES], connection.info[_WRITTEN] = [], WrittenEvents()
 
 
-def end_notes(connection: Connection) -> Written:
+def end_notes(connection: Connection) -> WrittenEvents:
     """Write what a transaction has noted and not written yet, just before it commits, and give all that it wrote."""
     write_notes(connection)
     del connection.info[_NOTES]
-    written: Written = connection.info.pop(_WRITTEN)
+    written: WrittenEvents = connection.info.pop(_WRITTEN)
     return written
 
 
@@ -146,12 +146,12 @@ def write_notes(connection: Connection) -> None:
         rows.append(_next(chain, one, branch_name))
     _ADD.run(connection, *rows)
     notes.clear()
-    written: Written = connection.info[_WRITTEN]
+    written: WrittenEvents = connection.info[_WRITTEN]
     written.rows += rows
     written.has_hooks |= any(chain.has_hooks for chain in chains.values())
 
 
-class Written:
+class WrittenEvents:
     """What a transaction added to the trail."""
 
     def __init__(self) -> None:
@@ -409,7 +409,7 @@ class Trail:
                 yield _value(row._asdict())
 
 
-_ADD = Prepared(insert(AUDIT_EVENT))
+_ADD = CompiledStatement(insert(AUDIT_EVENT))
 _in_chain = and_(
     AUDIT_EVENT.c.tenant_id == bindparam("tenant"), AUDIT_EVENT.c.external_session_id == bindparam("session")
 )
@@ -436,7 +436,7 @@ def _is_last(session_id: Any) -> Any:
 
 
 # One statement for all that the next event needs. It has a row also if the session is gone, or there is none.
-_END = Prepared(
+_END = CompiledStatement(
     select(*_columns).select_from(
         select(literal(1).label("one"))
         .subquery()
@@ -444,7 +444,7 @@ _END = Prepared(
         .outerjoin(AUDIT_EVENT, _is_last(bindparam("session")))
     )
 )
-_END_OF_BRANCH = Prepared(
+_END_OF_BRANCH = CompiledStatement(
     select(BRANCH.c.external_session_id, BRANCH.c.name.label("branch_name"), *_columns)
     .select_from(
         BRANCH.join(
@@ -453,4 +453,4 @@ _END_OF_BRANCH = Prepared(
     )
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
 )
-_AT = Prepared(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))
+_AT = CompiledStatement(select(AUDIT_EVENT).where(_in_chain, AUDIT_EVENT.c.seq == bindparam("number")))

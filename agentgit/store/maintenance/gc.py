@@ -20,12 +20,12 @@ from agentgit.store.objects.blobs import FULL, RECORD, Blobs, continued, damaged
 from agentgit.store.objects.chunks import split_hashes
 from agentgit.store.objects.compression import CHUNKED
 from agentgit.store.objects.list_hashing import walk
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import Clear
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.threads import pending_writes, staging
-from agentgit.store.threads.graph_rows import KEY, Place
+from agentgit.store.threads.graph_rows import KEY, GraphKey
 from agentgit.store.threads.lifecycle import delete_thread
 
 UUID6_EPOCH = 0x01B21DD213814000
@@ -78,7 +78,7 @@ def collect(
     left = set(staging.left(connection, tenant_id)) if imports else set()
     for thread in left if not dry_run else ():
         delete_thread(connection, tenant_id, thread)
-    steps_gone, left_out = 0, set[Place]()
+    steps_gone, left_out = 0, set[GraphKey]()
     for spare in find_steps(connection) if find_steps is not None else ():
         steps_gone += len(spare.gone)
         left_out.update(spare.gone if dry_run else ())
@@ -115,7 +115,7 @@ def sizes(connection: Connection, tenant_id: int) -> dict[str, int]:
 
 
 def in_use(
-    connection: Connection, blobs: Blobs, leaves_out: Callable[[Place], bool], parts: Parts | None = None
+    connection: Connection, blobs: Blobs, leaves_out: Callable[[GraphKey], bool], parts: Parts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the values that graph checkpoints, writes and checkpoints refer to, and the lists among them.
 
@@ -142,10 +142,10 @@ def in_use(
     return live, {key: continued(data) for key, data in lists.items()}
 
 
-def _orphans(connection: Connection, tenant_id: int) -> list[Place]:
+def _orphans(connection: Connection, tenant_id: int) -> list[GraphKey]:
     owner = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY))
     query = select(*_place(GRAPH_WRITE)).where(GRAPH_WRITE.c.tenant_id == tenant_id, ~owner).distinct()
-    return [Place(*row) for row in connection.execute(query)]
+    return [GraphKey(*row) for row in connection.execute(query)]
 
 
 def _place(table: Any) -> list[Any]:
@@ -164,29 +164,29 @@ def _is_old(checkpoint_id: str) -> bool:
     return (clock - UUID6_EPOCH) / 1e7 < time.time() - ON_ITS_WAY_SECONDS
 
 
-def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[Place]) -> None:
+def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphKey]) -> None:
     for key in keys:
         same = (column == value for column, value in zip(_place(GRAPH_WRITE), key, strict=True))
         connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, *same))
 
 
 def _referenced(
-    connection: Connection, tenant_id: int, leaves_out: Callable[[Place], bool], parts: Parts
+    connection: Connection, tenant_id: int, leaves_out: Callable[[GraphKey], bool], parts: Parts
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is there.
     for page in _NOTED.pages(connection, {"tenant": tenant_id}):
         for id, thread, checkpoint_id, pending in page:
-            if not leaves_out(Place(thread, "", checkpoint_id)):
+            if not leaves_out(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
     for table, read in ((GRAPH_CHECKPOINT, _of_checkpoint), (GRAPH_WRITE, split_hashes)):
         held = table.c.channels if table is GRAPH_CHECKPOINT else table.c.value
-        query = Prepared(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
+        query = CompiledStatement(select(*_place(table), held).where(table.c.tenant_id == tenant_id))
         for *place, data in parts.over(table.name, query.pages(connection)):
-            if not leaves_out(Place(*place)):
+            if not leaves_out(GraphKey(*place)):
                 yield from read(data)
 
 
-_NOTED = Prepared(
+_NOTED = CompiledStatement(
     select(CHECKPOINT.c.id, BRANCH.c.thread_id, CHECKPOINT.c.graph_checkpoint_id, CHECKPOINT.c.pending)
     .join_from(
         CHECKPOINT,
@@ -231,7 +231,7 @@ def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
 
 def _stored(connection: Connection, tenant_id: int) -> Iterable[Sequence[tuple[bytes, int]]]:
     query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(BLOB.c.tenant_id == tenant_id)
-    return Prepared(query).pages(connection, raw=True)
+    return CompiledStatement(query).pages(connection, raw=True)
 
 
 def _delete_values(connection: Connection, tenant_id: int, keys: list[bytes]) -> None:

@@ -18,7 +18,7 @@ from agentgit.store.database import Database
 from agentgit.store.records.encryption_keys import forget, prove, registered
 from agentgit.store.search.index import forget_words
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import counts, key_in, of_tenant, raw, sealed_columns
 from agentgit.store.sql.encryption import InClear, Seal, as_given, as_stored, text_as_given, text_as_stored
 from agentgit.store.sql.tables import BLOB
@@ -91,7 +91,7 @@ class Rotation:
             keys = list(table.primary_key)
             query = select(*keys, *(table.c[column] for column in columns)).where(*of_tenant(table, self.tenant_id))
             # Raw, because any cell may hold what its column is not for.
-            for page in Prepared(query).pages(connection, raw=True) if name != BLOB.name else ():
+            for page in CompiledStatement(query).pages(connection, raw=True) if name != BLOB.name else ():
                 for row in page:
                     for column, value in zip(columns, row[len(keys) :], strict=True):
                         where = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"

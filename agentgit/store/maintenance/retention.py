@@ -16,7 +16,7 @@ from agentgit.store.maintenance.statistics import Sizes
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.records.checkpoints import merged_by
 from agentgit.store.records.sessions import Found
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
 from agentgit.store.store import Store
@@ -247,7 +247,7 @@ def _asking(connection: Connection, store: Store, branches: Mapping[int, Found],
 
 
 _of_session = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
-_COUNT = Prepared(
+_COUNT = CompiledStatement(
     select(func.count().label("checkpoints"))
     .select_from(CHECKPOINT)
     .where(
@@ -308,7 +308,7 @@ _ASKING = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).where(
     GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
     GRAPH_WRITE.c.channel == INTERRUPT,
 )
-_SET_META = Prepared(
+_SET_META = CompiledStatement(
     update(SESSION)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .values(meta=bindparam("now"))

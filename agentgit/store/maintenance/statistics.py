@@ -16,12 +16,12 @@ from agentgit.store.maintenance.gc import in_use
 from agentgit.store.maintenance.unused_checkpoints import find
 from agentgit.store.objects.chunks import HASH_BYTES
 from agentgit.store.records.sessions import Found
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import token_usage
-from agentgit.store.threads.graph_rows import Place, where
+from agentgit.store.threads.graph_rows import GraphKey, where
 from agentgit.values import from_json
 
 OF_THREADS = {
@@ -81,7 +81,7 @@ class Sizes:
         spare = find(self._connection, self._store.tenant_id, frozenset(points), self._branches)
         return self._measured(points, {place for one in spare for place in one.gone})
 
-    def _measured(self, points: Collection[int], gone: Collection[Place]) -> int:
+    def _measured(self, points: Collection[int], gone: Collection[GraphKey]) -> int:
         live, lists = in_use(
             self._connection, self._blobs, lambda place: place.thread not in self._threads or place in gone
         )
@@ -93,14 +93,14 @@ class Sizes:
             total += in_full if base is not None and base not in lists else stored
         return total
 
-    def _step_sizes(self) -> Counter[Place]:
-        found: Counter[Place] = Counter()
+    def _step_sizes(self) -> Counter[GraphKey]:
+        found: Counter[GraphKey] = Counter()
         for table, columns in OF_THREADS.items():
             at = (table.c.thread_id, table.c.ns, table.c.checkpoint_id)
             query = select(*at, func.sum(lengths(columns))).where(table.c.tenant_id == self._store.tenant_id)
             for part in slices(sorted(self._threads)):
                 for *place, size in self._connection.execute(query.where(at[0].in_(part)).group_by(*at)):
-                    found[Place(*place)] += size
+                    found[GraphKey(*place)] += size
         return found
 
     def _branch_rows(self, table: Any) -> dict[int, int]:
@@ -262,7 +262,9 @@ def _bytes(key: Any, columns: Sequence[Any]) -> Any:
 _OF_THREADS = [_bytes(table.c.thread_id, columns) for table, columns in OF_THREADS.items()]
 _OF_BRANCHES = [_bytes(table.c.internal_session_id, columns) for table, columns in OF_BRANCHES.items()]
 _thread = where(GRAPH_CHECKPOINT, "tenant_id", "thread_id", "ns")
-_NEWEST = Prepared(select(GRAPH_CHECKPOINT.c.header).where(*_thread).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1))
-_ONE = Prepared(
+_NEWEST = CompiledStatement(
+    select(GRAPH_CHECKPOINT.c.header).where(*_thread).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1)
+)
+_ONE = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.header).where(*_thread, GRAPH_CHECKPOINT.c.checkpoint_id == bindparam("checkpoint_id"))
 )

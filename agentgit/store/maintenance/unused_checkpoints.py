@@ -19,15 +19,15 @@ from sqlalchemy import Connection, bindparam, delete, select
 from agentgit.sessions.maintenance import Parts
 from agentgit.sessions.session import OPEN
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import DROP_WRITES, INTERRUPT, KEY, ONE, Place, found, where
+from agentgit.store.threads.graph_rows import DROP_WRITES, INTERRUPT, KEY, ONE, GraphKey, found, where
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delta_chain
 from agentgit.store.threads.staging import IMPORTED
 from agentgit.values import as_object
 
 
-class Step(NamedTuple):
+class GraphStep(NamedTuple):
     """A graph checkpoint without its values; `spreads` says that its values may lean on its ancestors."""
 
     ns: str
@@ -41,8 +41,8 @@ class Step(NamedTuple):
 class Spare(NamedTuple):
     """What can be done without: which graph checkpoints, and the new parent of those that had one of them."""
 
-    gone: list[Place]
-    parents: dict[Place, str | None]
+    gone: list[GraphKey]
+    parents: dict[GraphKey, str | None]
 
 
 def find(
@@ -84,7 +84,7 @@ def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Colle
     spreads = DELTA_COUNTERS.encode()
     pages = _STEPS.pages(connection, {"tenant": tenant_id, "thread": thread})
     rows = (row for page in pages for row in page)
-    steps = [Step(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, spreads in r.meta) for r in rows]
+    steps = [GraphStep(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, spreads in r.meta) for r in rows]
     asking = {row.checkpoint_id for row in _ASKING.all(connection, {"tenant": tenant_id, "thread": thread})}
     kept = needed(steps, named, asking)
     for step in steps:
@@ -92,11 +92,11 @@ def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Colle
             at = {"tenant_id": tenant_id, "thread_id": thread, "ns": step.ns, "checkpoint_id": step.checkpoint_id}
             chain = delta_chain(connection, tenant_id, found(ONE.all(connection, at)[0]))
             kept.update((each.place.ns, each.place.checkpoint_id) for each in chain)
-    gone = [Place(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept]
-    return Spare(gone, {Place(thread, ns, id): parent for (ns, id), parent in _new_parents(steps, kept)})
+    gone = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept]
+    return Spare(gone, {GraphKey(thread, ns, id): parent for (ns, id), parent in _new_parents(steps, kept)})
 
 
-def needed(steps: Sequence[Step], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
+def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collection[str] = ()) -> set[tuple[str, str]]:
     """Choose the steps of a thread that stay, by namespace and id; but not those that values are spread over.
 
     Args:
@@ -117,7 +117,7 @@ def needed(steps: Sequence[Step], named: Collection[str], asking: Collection[str
     return {(s.ns, s.checkpoint_id) for s in steps if (s.root_id if s.ns else s.checkpoint_id) not in gone}
 
 
-def _remembered(steps: Sequence[Step], roots: Sequence[Step], kept: Collection[str]) -> set[str]:
+def _remembered(steps: Sequence[GraphStep], roots: Sequence[GraphStep], kept: Collection[str]) -> set[str]:
     """Find the steps at which subgraphs with memory last knew something, seen from those that are kept."""
     knew: dict[str | None, set[str]] = defaultdict(set)
     for step in steps:
@@ -135,7 +135,7 @@ def _remembered(steps: Sequence[Step], roots: Sequence[Step], kept: Collection[s
 
 
 def _new_parents(
-    steps: Iterable[Step], kept: AbstractSet[tuple[str, str]]
+    steps: Iterable[GraphStep], kept: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
     """Give each kept step whose parent goes its nearest ancestor that stays, or none."""
     parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
@@ -155,7 +155,7 @@ def _new_parents(
         yield (ns, id), heir
 
 
-_NAMED = Prepared(
+_NAMED = CompiledStatement(
     select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"),
         CHECKPOINT.c.internal_session_id == bindparam("branch"),
@@ -165,7 +165,7 @@ _NAMED = Prepared(
 _BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
     BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.status == OPEN
 )
-_STEPS = Prepared(
+_STEPS = CompiledStatement(
     select(
         GRAPH_CHECKPOINT.c.ns,
         GRAPH_CHECKPOINT.c.checkpoint_id,
@@ -175,7 +175,7 @@ _STEPS = Prepared(
         GRAPH_CHECKPOINT.c.meta,
     ).where(GRAPH_CHECKPOINT.c.tenant_id == bindparam("tenant"), GRAPH_CHECKPOINT.c.thread_id == bindparam("thread"))
 )
-_ASKING = Prepared(
+_ASKING = CompiledStatement(
     select(GRAPH_WRITE.c.checkpoint_id).where(
         GRAPH_WRITE.c.tenant_id == bindparam("tenant"),
         GRAPH_WRITE.c.thread_id == bindparam("thread"),
@@ -183,5 +183,5 @@ _ASKING = Prepared(
         GRAPH_WRITE.c.channel == INTERRUPT,
     )
 )
-_DROP = Prepared(delete(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *KEY)))
-_FOLLOW = row_codes.Change(GRAPH_CHECKPOINT, "parent_id")
+_DROP = CompiledStatement(delete(GRAPH_CHECKPOINT).where(*where(GRAPH_CHECKPOINT, *KEY)))
+_FOLLOW = row_codes.SignedUpdate(GRAPH_CHECKPOINT, "parent_id")

@@ -23,7 +23,7 @@ from agentgit.errors import Corrupt
 from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
 from agentgit.store.objects.compression import CHUNKED, RAW, Compression, Data, unpacked
 from agentgit.store.objects.lru import Recent
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import Clear
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BLOB, LIST
@@ -368,7 +368,7 @@ def continued(data: bytes) -> bytes | None:
     return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
 
 
-class Link(NamedTuple):
+class ListLink(NamedTuple):
     """How a list continues an earlier one: that one's hash, how many of its items are kept, and its own after them."""
 
     base: bytes
@@ -376,12 +376,12 @@ class Link(NamedTuple):
     own: bytes
 
 
-def link_of(data: bytes) -> Link | None:
+def link_of(data: bytes) -> ListLink | None:
     """Read how a stored list continues an earlier one; None if it stands alone, or its bytes are no link."""
     if data[:1] != APPENDED or len(data) < 1 + _link.size or (len(data) - 1 - _link.size) % HASH_BYTES:
         return None
     base, kept, _ = _link.unpack_from(data, 1)
-    return Link(base, kept, data[1 + _link.size :])
+    return ListLink(base, kept, data[1 + _link.size :])
 
 
 def damaged(key: bytes, what: str) -> Corrupt:
@@ -392,7 +392,7 @@ def damaged(key: bytes, what: str) -> Corrupt:
     )
 
 
-_INSERT = Prepared(
+_INSERT = CompiledStatement(
     {
         "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
         "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
@@ -418,4 +418,4 @@ def _chain_query() -> Any:
     return select(chain.union(step))  # not UNION ALL: a damaged chain that loops must end
 
 
-_CHAIN = Prepared(_chain_query())
+_CHAIN = CompiledStatement(_chain_query())

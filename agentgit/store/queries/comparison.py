@@ -10,12 +10,12 @@ from sqlalchemy import Connection, and_, or_
 
 from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.plain_values import show, show_state
-from agentgit.store.records.journal import Part
+from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT, LIST
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, RESUME, Place, conversation, is_shown
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, RESUME, GraphKey, conversation, is_shown
 from agentgit.store.threads.graph_rows import Found as At
 from agentgit.store.threads.pending_writes import TaskWrites
 
@@ -87,7 +87,7 @@ class Comparing:
     def _at(self, connection: Connection, row: Found) -> At | None:
         if row.graph_checkpoint_id is None:
             return None
-        return self.store.graphs.find(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
+        return self.store.graphs.find(connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id))
 
     # -- state and messages
 
@@ -150,7 +150,7 @@ class Comparing:
             rest.calls = [call.to_dict() for call in self.store.journal.track(connection, parts, skip=common)]
         return common
 
-    def _parts(self, connection: Connection, row: Found) -> list[Part]:
+    def _parts(self, connection: Connection, row: Found) -> list[TrackPart]:
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         return self.store.parts(connection, branch, row.position)
 
@@ -206,7 +206,7 @@ def _beginning(a: Sequence[bytes], b: Sequence[bytes]) -> int:
     return next((n for n in range(shorter) if a[n] != b[n]), shorter)
 
 
-def shared(a: Sequence[Part], b: Sequence[Part]) -> int:
+def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
     """Count the calls that two tracks begin with; both end at a checkpoint, so that each part says how many it has.
 
     Args:

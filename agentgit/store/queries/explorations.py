@@ -14,7 +14,7 @@ from agentgit.effects.effects import UNDECLARED
 from agentgit.errors import NotFound
 from agentgit.sessions.exploration import BEGUN, Exploration, ExploredBranch
 from agentgit.sessions.messages import from_stored, text_of
-from agentgit.store.records.journal import Part
+from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
@@ -140,7 +140,7 @@ class Explorations:
             messages = self.store.graphs.messages(connection, row.thread_id, at, last=new)
         count = end.position - row.inherited if end is not None else None
         return messages, self.store.journal.track(
-            connection, [Part(branch_id=row.id, before=row.inherited, count=count)]
+            connection, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
         )
 
     def _checkpoint(self, connection: Connection, checkpoint_id: int | None) -> Found | None:

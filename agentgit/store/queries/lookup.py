@@ -27,7 +27,7 @@ ANSWERS = ("assistant", "tool")
 """Who speaks between two inputs of a user."""
 
 
-Place = Checkpoint | str | int
+CheckpointRef = Checkpoint | str | int
 """How a user may name a checkpoint."""
 
 
@@ -227,7 +227,9 @@ class Lookup:
         """List the checkpoints from the root of the session to the head of a branch."""
         return list(self.store.checkpoints.on_path(connection, self.store.sessions.lineage(connection, branch)))
 
-    def checkpoint(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
+    def checkpoint(
+        self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
+    ) -> Found:
         """Find the checkpoint that a reference means, seen from a branch.
 
         Args:
@@ -263,7 +265,9 @@ class Lookup:
             )
         return found
 
-    def restore_point(self, connection: Connection, session: ExternalSession, branch: Found, place: Place) -> Found:
+    def restore_point(
+        self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
+    ) -> Found:
         """Find the checkpoint that was made before a user's message, by the id of the message; or as `checkpoint` does.
 
         A Checkpoint or its id may be of another session that they may begin an own one from.
@@ -307,7 +311,7 @@ class Lookup:
         return [row for row in points if row.restore_point in together][:1]
 
     def target(
-        self, connection: Connection, session: ExternalSession, branch: Found, place: Place
+        self, connection: Connection, session: ExternalSession, branch: Found, place: CheckpointRef
     ) -> tuple[Found, str]:
         """Find the checkpoint to go back to, as `checkpoint` does, and how a person calls it."""
         found = self.checkpoint(connection, session, branch, place)

@@ -19,7 +19,7 @@ USE_IS_NOTED = timedelta(minutes=1)
 """How often, at most, the last use of a key is written down."""
 
 
-class Keys:
+class ApiKeyStore:
     """The API keys of one tenant.
 
     Args:

@@ -14,7 +14,7 @@ from agentgit.effects.effects import READ_ONLY
 from agentgit.effects.invocation import FAILED, REDO, REPLAY
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.records.journal import HAS_PLACE, IN_ORDER
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import TOOL_INVOCATION
 
 
@@ -73,10 +73,10 @@ _placed = (
     .where(*_of_session, HAS_PLACE)
     .subquery()
 )
-_CALLS = Prepared(
+_CALLS = CompiledStatement(
     select(_placed).where(_placed.c.effect != READ_ONLY, _placed.c.kind != REPLAY, _placed.c.made_on.is_(None))
 )
-_AGAIN = Prepared(
+_AGAIN = CompiledStatement(
     select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status)
     .where(
         *_of_session,

@@ -13,7 +13,7 @@ from agentgit.errors import InvalidInput
 from agentgit.store.audit.trail import note
 from agentgit.store.records.sessions import Found, Segment
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
@@ -99,7 +99,7 @@ def merged_by(data: bytes | None) -> int | None:
     return source if type(source) is int and 0 < source < 2**53 else None
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints of one tenant.
 
     Args:
@@ -246,12 +246,12 @@ class Checkpoints:
 _this = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
 _ONE = select(CHECKPOINT).where(*_this)
 _ADD = row_codes.SignedWrite(insert(CHECKPOINT), CHECKPOINT)
-_LAST_NUMBER = Prepared(
+_LAST_NUMBER = CompiledStatement(
     select(func.max(CHECKPOINT.c.number).label("number")).where(
         CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
     )
 )
-_MOVE_HEAD = row_codes.Change(BRANCH, "head_id")
+_MOVE_HEAD = row_codes.SignedUpdate(BRANCH, "head_id")
 _ITS_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
@@ -265,7 +265,7 @@ _its_session = (
 )
 """For the indexes: without it each deletion would read all branches and operations of the tenant."""
 
-_DELETE = Prepared(
+_DELETE = CompiledStatement(
     delete(CHECKPOINT).where(
         *_this,
         CHECKPOINT.c.kind != "branch",

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, select
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import READ_ONLY
 from agentgit.effects.invocation import CALL, DONE, FAILED, REDO, REPLAY, REVERSE_FAILED, STANDING
-from agentgit.store.records.journal import WITH_BRANCH, Journal, Part
+from agentgit.store.records.journal import WITH_BRANCH, Journal, TrackPart
 from agentgit.store.records.world_log import MADE_HERE, SUPERSEDED, World
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
@@ -35,7 +35,12 @@ class Fences:
         self.world = world
 
     def attempts(
-        self, connection: Connection, path: Sequence[Part], tool_name: str, tool_call_id: str | None, task: str | None
+        self,
+        connection: Connection,
+        path: Sequence[TrackPart],
+        tool_name: str,
+        tool_call_id: str | None,
+        task: str | None,
     ) -> list[ToolInvocation]:
         """Read the calls of a tool on a path that had this id, or that this task made, newest first.
 
@@ -58,7 +63,7 @@ class Fences:
         last = {branch_id: self.journal.last_of(connection, parts[branch_id]) for branch_id in _branches(rows)}
         return self.journal.own_values(connection, [r for r in rows if r.arrival <= last[r.internal_session_id]][::-1])
 
-    def shares(self, connection: Connection, path: Sequence[Part], task: str) -> list[dict[str, Any]]:
+    def shares(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
         """Read which of a person's answers the calls of a task took, later attempts and nearer branches last.
 
         Args:

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.database import Database
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import counts
 from agentgit.store.sql.encryption import Seal, key_of, missing
 from agentgit.store.sql.tables import ENCRYPTION_KEY
@@ -110,7 +110,7 @@ def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
     return said == _WHOLE
 
 
-_ADD = Prepared(
+_ADD = CompiledStatement(
     {
         "sqlite": sqlite.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
         "postgresql": postgresql.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),

@@ -35,7 +35,7 @@ from agentgit.effects.invocation import (
 from agentgit.errors import Conflict
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
@@ -60,7 +60,7 @@ TOLD = LOGGED | {REVERSE_FAILED}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TrackPart:
     """The part of a track that one branch recorded itself.
 
     Args:
@@ -120,7 +120,7 @@ class Intent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CallOutcome:
     """How a call ended.
 
     Args:
@@ -154,7 +154,7 @@ class Journal:
         """Record that a call is about to run; give its id."""
         return self.add(connection, [(intent, None)])
 
-    def add(self, connection: Connection, calls: Sequence[tuple[Intent, Outcome | None]]) -> int:
+    def add(self, connection: Connection, calls: Sequence[tuple[Intent, CallOutcome | None]]) -> int:
         """Record calls of one branch, in their order; give the id of the last.
 
         Args:
@@ -165,7 +165,7 @@ class Journal:
         _ADD.run(connection, *rows)
         return int(rows[-1]["id"])
 
-    def _row(self, intent: Intent, outcome: Outcome | None, arrival: int) -> dict[str, Any]:
+    def _row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
         return {
             "tenant_id": self.tenant_id,
             "id": new_id(),
@@ -198,7 +198,7 @@ class Journal:
         last = _LAST_ARRIVAL.all(connection, self._key(branch_id))[0].arrival
         return 0 if last is None else int(last) + 1
 
-    def end(self, connection: Connection, invocation_id: int, outcome: Outcome, *, is_past: bool = False) -> None:
+    def end(self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False) -> None:
         """Record how a call ended.
 
         Args:
@@ -226,7 +226,7 @@ class Journal:
 
         def abandon() -> None:
             for row in left.all():
-                self.end(connection, row.id, Outcome(status=UNKNOWN))
+                self.end(connection, row.id, CallOutcome(status=UNKNOWN))
 
         return abandon
 
@@ -349,7 +349,7 @@ class Journal:
         found = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
         return int(found) if found is not None else None
 
-    def track(self, connection: Connection, parts: Sequence[Part], skip: int = 0) -> list[ToolInvocation]:
+    def track(self, connection: Connection, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
         """Read a track, in the order of the AI messages.
 
         Args:
@@ -396,7 +396,7 @@ class Journal:
     def _mine(self) -> dict[str, int]:
         return {"tenant": self.tenant_id}
 
-    def last_of(self, connection: Connection, part: Part) -> int:
+    def last_of(self, connection: Connection, part: TrackPart) -> int:
         """Return the arrival of the last call of a part of a track; -1 if it has none."""
         if part.count == 0:
             return -1
@@ -471,8 +471,8 @@ _of_branch = (
     TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
 )
 _ADD = row_codes.SignedWrite(insert(TOOL_INVOCATION), TOOL_INVOCATION)
-_LAST_ARRIVAL = Prepared(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_of_branch))
-_TALLY = Prepared(
+_LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_of_branch))
+_TALLY = CompiledStatement(
     select(func.count(case((HAS_PLACE, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
         *_of_branch
     )
@@ -482,7 +482,7 @@ _COUNT = (
     .select_from(TOOL_INVOCATION)
     .where(*_of_branch, HAS_PLACE, TOOL_INVOCATION.c.batch < bindparam("until"))
 )
-_RUNNING = Prepared(
+_RUNNING = CompiledStatement(
     select(TOOL_INVOCATION.c.id)
     .where(*_of_branch, TOOL_INVOCATION.c.status == INTENDED, TOOL_INVOCATION.c.owner == bindparam("by"))
     .order_by(TOOL_INVOCATION.c.arrival)
@@ -543,9 +543,9 @@ WITH_BRANCH = TOOL_INVOCATION.join(
 )
 _one = (TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id == bindparam("invocation"))
 _ONE = select(TOOL_INVOCATION).where(*_one)
-_LOCKED = Prepared(_ONE.with_for_update(key_share=True))
+_LOCKED = CompiledStatement(_ONE.with_for_update(key_share=True))
 _LOG = row_codes.SignedWrite(insert(WORLD_LOG), WORLD_LOG)
-LAST_SEQ = Prepared(
+LAST_SEQ = CompiledStatement(
     select(func.max(WORLD_LOG.c.seq).label("seq")).where(
         WORLD_LOG.c.tenant_id == bindparam("tenant"), WORLD_LOG.c.external_session_id == bindparam("session")
     )
@@ -556,11 +556,11 @@ NOT_ENDED = {"result": None, "error_message": None, "ended_at": None, "answers":
 
 
 @functools.cache
-def _moving(status: str, columns: tuple[str, ...]) -> Prepared:
+def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
     """Make the statement that moves an invocation to a status if that may follow the one it has, and gives the row."""
     before = [status_before for status_before, after in MOVES.items() if status in after]
     new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
-    return Prepared(
+    return CompiledStatement(
         update(TOOL_INVOCATION)
         .where(*_one, or_(false(), *(TOOL_INVOCATION.c.status == one for one in before)))
         .values(status=status, **new)
@@ -568,7 +568,7 @@ def _moving(status: str, columns: tuple[str, ...]) -> Prepared:
     )
 
 
-def _ended(outcome: Outcome) -> dict[str, Any]:
+def _ended(outcome: CallOutcome) -> dict[str, Any]:
     return {
         "result": to_json(outcome.result) if outcome.status == "done" else None,
         "error_message": outcome.error,

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, func, select, tuple_
 from agentgit.checkpoints.queries import TOP, Filter, Mark
 from agentgit.store.records.sessions import Found, Segment
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 
@@ -25,7 +25,7 @@ ALL = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class LogPart:
     """The part of a log that lies on one branch.
 
     Args:
@@ -41,7 +41,7 @@ class Part:
     beyond: int = 0
 
 
-def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
+def of_path(path: Sequence[Segment], *, points: bool = False) -> list[LogPart]:
     """Return the parts of a path.
 
     Args:
@@ -52,17 +52,17 @@ def of_path(path: Sequence[Segment], *, points: bool = False) -> list[Part]:
     newest = [*ends, path[-1].branch.head_id]
     lasts = [ALL if one.checkpoints is None else one.checkpoints + points for one in path]
     return [
-        Part(branch_id=one.branch.id, until=last, newest_id=newest_id, beyond=max(0, one.branch.searched - last))
+        LogPart(branch_id=one.branch.id, until=last, newest_id=newest_id, beyond=max(0, one.branch.searched - last))
         for one, newest_id, last in zip(path, newest, lasts, strict=True)
     ]
 
 
-def of_branches(branches: Iterable[Found]) -> list[Part]:
+def of_branches(branches: Iterable[Found]) -> list[LogPart]:
     """Return the parts of a log of whole branches."""
-    return [Part(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
+    return [LogPart(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
 
-class Log:
+class LogStore:
     """The checkpoints of one tenant, in order of time.
 
     Args:
@@ -73,7 +73,13 @@ class Log:
         self.tenant_id = tenant_id
 
     def page(
-        self, connection: Connection, parts: Sequence[Part], wanted: Filter, tagged: int | None, after: Mark, limit: int
+        self,
+        connection: Connection,
+        parts: Sequence[LogPart],
+        wanted: Filter,
+        tagged: int | None,
+        after: Mark,
+        limit: int,
     ) -> list[Found]:
         """Read checkpoints, the newest first, each with its branch's name, thread and session.
 
@@ -95,7 +101,7 @@ class Log:
             found = sorted([*found, *rows], key=_mark, reverse=True)[:limit]
         return found
 
-    def count(self, connection: Connection, parts: Sequence[Part], wanted: Filter, tagged: int | None) -> int:
+    def count(self, connection: Connection, parts: Sequence[LogPart], wanted: Filter, tagged: int | None) -> int:
         """Count checkpoints, without reading one."""
         prepared = _count(_shape(wanted))
         return sum(prepared.all(connection, self._given(part, wanted, tagged))[0].count for part in parts)
@@ -110,7 +116,7 @@ class Log:
             steps -= _count(()).all(connection, given)[0].count
         return None
 
-    def _newest(self, connection: Connection, parts: Sequence[Part]) -> list[tuple[Mark, Part]]:
+    def _newest(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[Mark, LogPart]]:
         """Tell of each part what none of it is newer than."""
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
         known: dict[int, Mark] = {}
@@ -119,7 +125,7 @@ class Log:
             known.update((row.id, Mark(row.created_at, row.id)) for row in rows)
         return [(known.get(part.newest_id or 0, TOP), part) for part in parts]
 
-    def _given(self, part: Part, wanted: Filter, tagged: int | None) -> dict[str, Any]:
+    def _given(self, part: LogPart, wanted: Filter, tagged: int | None) -> dict[str, Any]:
         asked = {name: value for name, value in asdict(wanted).items() if value is not None}
         if "tag" in asked:
             asked["tag"] = tagged or 0  # no checkpoint has it
@@ -151,7 +157,7 @@ _PART = (
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id))
-_BACK = Prepared(_WITH_BRANCH.where(*_PART).order_by(_C.number.desc()).limit(1).offset(bindparam("steps")))
+_BACK = CompiledStatement(_WITH_BRANCH.where(*_PART).order_by(_C.number.desc()).limit(1).offset(bindparam("steps")))
 _TIMES = select(_C.id, _C.created_at).where(
     _C.tenant_id == bindparam("tenant"), _C.id.in_(bindparam("ids", expanding=True))
 )
@@ -162,14 +168,14 @@ def _conditions(shape: tuple[str, ...]) -> list[Any]:
 
 
 @functools.cache
-def _rows(shape: tuple[str, ...]) -> Prepared:
+def _rows(shape: tuple[str, ...]) -> CompiledStatement:
     """Make the query of a page; there are as many as there are sets of conditions."""
     order = (_C.created_at, _C.id)
     behind = tuple_(*order) < tuple_(bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type))
     query: Select[Any] = _WITH_BRANCH.where(*_conditions(shape), behind)
-    return Prepared(query.order_by(*(column.desc() for column in order)).limit(bindparam("limit")))
+    return CompiledStatement(query.order_by(*(column.desc() for column in order)).limit(bindparam("limit")))
 
 
 @functools.cache
-def _count(shape: tuple[str, ...]) -> Prepared:
-    return Prepared(select(func.count().label("count")).select_from(CHECKPOINT).where(*_conditions(shape)))
+def _count(shape: tuple[str, ...]) -> CompiledStatement:
+    return CompiledStatement(select(func.count().label("count")).select_from(CHECKPOINT).where(*_conditions(shape)))

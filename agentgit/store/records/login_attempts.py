@@ -26,7 +26,7 @@ FORGOTTEN = timedelta(days=1)
 """How long after the last failure all is forgotten."""
 
 
-class Subject(NamedTuple):
+class LoginSubject(NamedTuple):
     """What failures are counted of.
 
     Args:
@@ -59,7 +59,7 @@ class Failures:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[Subject]:
+    def subjects(self, name: str | None, source: str | None, device: str | None = None) -> list[LoginSubject]:
         """Return what an attempt counts for; first what is forgotten when it succeeds.
 
         Args:
@@ -81,10 +81,10 @@ class Failures:
             found.append(self._subject("address", source, 30))
         return found
 
-    def _subject(self, kind: str, value: str, free: int) -> Subject:
-        return Subject(hidden(self.tenant_id, kind, value), free)
+    def _subject(self, kind: str, value: str, free: int) -> LoginSubject:
+        return LoginSubject(hidden(self.tenant_id, kind, value), free)
 
-    def expect_free(self, connection: Connection, subjects: Sequence[Subject]) -> None:
+    def expect_free(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Make sure that an attempt may be looked at; nothing is counted.
 
         Raises:
@@ -95,7 +95,7 @@ class Failures:
         for blocked_until in connection.execute(select(LOGIN_FAILURE.c.blocked_until).where(mine)).scalars():
             _expect_over(blocked_until, datetime.now(UTC))
 
-    def attempt(self, connection: Connection, subjects: Sequence[Subject]) -> None:
+    def attempt(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Count an attempt.
 
         Raises:
@@ -122,7 +122,7 @@ class Failures:
             else:
                 connection.execute(update(LOGIN_FAILURE).where(self._this(subject)).values(**values))
 
-    def succeeded(self, connection: Connection, subjects: Sequence[Subject]) -> None:
+    def succeeded(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Forget the failures of a user from an address, and take the attempt off what others count for, too."""
         for place, subject in enumerate(subjects):
             one_less = {"failures": LOGIN_FAILURE.c.failures - 1, "blocked_until": datetime.now(UTC)}
@@ -136,7 +136,7 @@ class Failures:
         for value in (f"{name}\0", name):
             connection.execute(delete(LOGIN_FAILURE).where(self._this(self._subject("user", value, 0))))
 
-    def _this(self, subject: Subject) -> ColumnElement[bool]:
+    def _this(self, subject: LoginSubject) -> ColumnElement[bool]:
         return and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject == subject.hash)
 
 

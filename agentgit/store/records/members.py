@@ -21,7 +21,7 @@ BY_NAME = 0
 """The link of a right that no link gave."""
 
 
-class Members:
+class MemberStore:
     """Whom the sessions of one tenant are shared with.
 
     Args:

@@ -13,7 +13,7 @@ from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE, RUNNING, Operation
 from agentgit.store.audit.trail import note
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Answer, Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.leases import UNTIL, Held, Leases
@@ -48,7 +48,7 @@ class Begun:
     request: Mapping[str, Any]
 
 
-class Operations:
+class OperationStore:
     """The operations of one tenant.
 
     Args:
@@ -174,7 +174,7 @@ class Operations:
         left = found is not None and found.kind == "rollback" and found.internal_session_id != branch_id
         return found if left else None
 
-    def running(self, connection: Connection, session_id: int) -> Answer:
+    def running(self, connection: Connection, session_id: int) -> PendingResult:
         """Ask for the operations of a session that somebody works on, or worked on when his process died."""
         return _RUNNING.ask(connection, {"tenant": self.tenant_id, "session": session_id})
 
@@ -203,7 +203,7 @@ _HELD = (
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
     .with_for_update(key_share=True)  # SQLite has one writer anyway
 )
-_RUNNING = Prepared(
+_RUNNING = CompiledStatement(
     select(OPERATION).where(
         OPERATION.c.tenant_id == bindparam("tenant"),
         OPERATION.c.external_session_id == bindparam("session"),

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, select
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import CALL, DONE, FAILED, INTENDED, REPLAY, REVERSED, UNKNOWN
 from agentgit.store.records.journal import Journal
-from agentgit.store.records.sessions import Found, Sessions
+from agentgit.store.records.sessions import Found, SessionStore
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.slices import slices
@@ -20,7 +20,7 @@ SHOWN = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED
 """The status that a call has where it was taken over from the record; DONE for all others."""
 
 
-class Placed(NamedTuple):
+class PlacedCall(NamedTuple):
     """A place on the track.
 
     `row_id` is the call that has this place on the track of the parent, `original_id` the call that it stands for:
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 
 def place(
-    connection: Connection, journal: Journal, sessions: Sessions, branch_id: int, track: Sequence[Placed]
+    connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
 ) -> None:
     """Give a branch a track of its own, instead of the one that it inherits.
 

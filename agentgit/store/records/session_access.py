@@ -12,7 +12,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import Mark
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.tables import BRANCH, SESSION, SESSION_MEMBER, USER
@@ -197,8 +197,10 @@ _of_user = (
     SESSION_MEMBER.c.user_id == bindparam("user"),
     _holds(_now),
 )
-_SHARED = Prepared(select(SESSION_MEMBER.c.external_session_id).where(*_of_user).distinct())
-_SESSION = Prepared(
+_SHARED = CompiledStatement(select(SESSION_MEMBER.c.external_session_id).where(*_of_user).distinct())
+_SESSION = CompiledStatement(
     select(SESSION).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
 )
-_ROLES = Prepared(select(SESSION_MEMBER).where(*_of_user, SESSION_MEMBER.c.external_session_id == bindparam("session")))
+_ROLES = CompiledStatement(
+    select(SESSION_MEMBER).where(*_of_user, SESSION_MEMBER.c.external_session_id == bindparam("session"))
+)

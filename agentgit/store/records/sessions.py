@@ -15,10 +15,10 @@ from agentgit.checkpoints import references
 from agentgit.errors import Conflict
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.audit.trail import note
-from agentgit.store.records.journal import Part
-from agentgit.store.records.users import Users
+from agentgit.store.records.journal import TrackPart
+from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process_owner, row_codes
-from agentgit.store.sql.compiled_statement import Answer, Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.leases import UNTIL, Held, Leases, is_over
@@ -47,10 +47,10 @@ class Segment:
 
     branch: Found
     checkpoints: int | None
-    track: Part
+    track: TrackPart
 
 
-class Sessions:
+class SessionStore:
     """The sessions of one tenant.
 
     Args:
@@ -61,7 +61,7 @@ class Sessions:
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
         self.tenant_id = tenant_id
         self.leases = leases
-        self.users = Users(tenant_id)
+        self.users = UserStore(tenant_id)
 
     # -- external sessions
 
@@ -288,7 +288,7 @@ class Sessions:
         """Return whether a run still has the branch it took, as `hold`."""
         return _is_held(_HOLD.first(connection, self._key(taken.id)), taken)
 
-    def running(self, connection: Connection, session_id: int) -> Answer:
+    def running(self, connection: Connection, session_id: int) -> PendingResult:
         """Ask for the id, owner and lease of each branch of a session that a turn holds, or held when it died."""
         return _HELD_BRANCHES.ask(connection, {"tenant": self.tenant_id, "session": session_id})
 
@@ -364,7 +364,7 @@ class Sessions:
             Segment(
                 branch=row,
                 checkpoints=end,
-                track=Part(
+                track=TrackPart(
                     branch_id=row.id,
                     before=row.inherited,
                     count=None if until is None else max(0, until - row.inherited),
@@ -388,7 +388,7 @@ class Sessions:
 
 # The statements of every turn, built once: building one takes as long as running it.
 _this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-_BRANCH = Prepared(select(BRANCH).where(*_this_branch))
+_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
 
 
 def _lineage() -> Select[Any]:
@@ -399,32 +399,32 @@ def _lineage() -> Select[Any]:
     return select(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == line.c.id)
 
 
-_LINEAGE = Prepared(_lineage())
+_LINEAGE = CompiledStatement(_lineage())
 _TAKE = (
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == OPEN)
     .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
     .returning(BRANCH)
 )
-_ACQUIRE = {False: Prepared(_TAKE), True: Prepared(_TAKE.values(lease_until=UNTIL))}
+_ACQUIRE = {False: CompiledStatement(_TAKE), True: CompiledStatement(_TAKE.values(lease_until=UNTIL))}
 """By whether it has a lease."""
 
 # Without a lock: parallel calls of one turn would each hold a share of it, and wait for the others to change the row.
-_HOLD = Prepared(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
-_HELD_BRANCHES = Prepared(
+_HOLD = CompiledStatement(select(BRANCH.c.status, BRANCH.c.epoch, BRANCH.c.owner).where(*_this_branch))
+_HELD_BRANCHES = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
         BRANCH.c.tenant_id == bindparam("tenant"),
         BRANCH.c.external_session_id == bindparam("session"),
         BRANCH.c.status == RUNNING,
     )
 )
-_LOCK = Prepared(
+_LOCK = CompiledStatement(
     select(SESSION.c.id)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .with_for_update(key_share=True)  # others may still add rows that refer to it
 )
-_SEE = row_codes.Change(BRANCH, "world_seen")
-_RELEASE = Prepared(
+_SEE = row_codes.SignedUpdate(BRANCH, "world_seen")
+_RELEASE = CompiledStatement(
     update(BRANCH)
     .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
     .values(status=OPEN, owner=None, lease_until=None)
@@ -432,7 +432,7 @@ _RELEASE = Prepared(
 _SET_STATUS = update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
 _META = select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 _SET_META = update(BRANCH).where(*_this_branch).values(meta=bindparam("now"))
-_TOUCH = Prepared(
+_TOUCH = CompiledStatement(
     update(SESSION)
     .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))

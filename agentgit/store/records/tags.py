@@ -17,7 +17,7 @@ from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
 
 
-class Tags:
+class TagStore:
     """The tags of one tenant.
 
     Args:

@@ -14,12 +14,12 @@ from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import note
 from agentgit.store.records.login_attempts import hidden
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.tables import API_KEY, ERASED_NAME, TENANT, USER
 
 
-class Users:
+class UserStore:
     """The users of one tenant.
 
     Args:
@@ -182,7 +182,7 @@ def _value(row: Any) -> User:
     )
 
 
-_STANDING = Prepared(
+_STANDING = CompiledStatement(
     select(
         USER.c.disabled_at,
         USER.c.tokens_revoked_at.label("of_user"),

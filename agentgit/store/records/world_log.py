@@ -25,9 +25,9 @@ from agentgit.effects.invocation import (
     UNKNOWN,
 )
 from agentgit.errors import Corrupt
-from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, Part
+from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, TrackPart
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
@@ -96,7 +96,7 @@ class World:
 
     # -- what stands
 
-    def standing(self, connection: Connection, session_id: int, path: Sequence[Part] = ()) -> list[ToolInvocation]:
+    def standing(self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()) -> list[ToolInvocation]:
         """Read the invocations of a session that may have left something in its world, newest first in world order.
 
         Args:
@@ -158,7 +158,7 @@ class World:
                 row=f"tool_invocation {min(lost)}",
             )
 
-    def gone(self, connection: Connection, path: Sequence[Part]) -> list[ToolInvocation]:
+    def gone(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed, also where they had run again; oldest first."""
         on_path = and_(self._recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
         taken = self._taken(connection, on_path)
@@ -176,7 +176,7 @@ class World:
         again = self._redone(connection, [row.id for row in rows])
         return self.journal.own_values(connection, [row for row in rows if row.id not in again])
 
-    def doubted(self, connection: Connection, session_id: int, path: Sequence[Part]) -> list[ToolInvocation]:
+    def doubted(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path of which nobody knows whether they were reversed, or ran again.
 
         Args:
@@ -258,7 +258,9 @@ class World:
             found.update(connection.execute(query).scalars())
         return found
 
-    def has_standing(self, connection: Connection, session_id: int, path: Sequence[Part], keys: Sequence[str]) -> bool:
+    def has_standing(
+        self, connection: Connection, session_id: int, path: Sequence[TrackPart], keys: Sequence[str]
+    ) -> bool:
         """Return whether calls are on a path, and none of them was reversed, or may have been.
 
         Args:
@@ -291,7 +293,7 @@ class World:
         }
         return held.issuperset(keys)
 
-    def standing_keys(self, connection: Connection, path: Sequence[Part]) -> list[str]:
+    def standing_keys(self, connection: Connection, path: Sequence[TrackPart]) -> list[str]:
         """Read the idempotency keys of the calls of a path that act on the world and were not reversed."""
         lost = {call.id for call in self.gone(connection, path)}
         return [
@@ -302,7 +304,7 @@ class World:
 
     # -- the path
 
-    def on_path(self, connection: Connection, path: Sequence[Part], ids: Iterable[int]) -> set[int]:
+    def on_path(self, connection: Connection, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
         """Find those of these invocations that a path recorded, or took over from the record."""
         wanted, found = sorted(set(ids)), set[int]()
         for part in slices(wanted if path else ()):
@@ -320,7 +322,7 @@ class World:
         query = select(*row_codes.columns(connection, TOOL_INVOCATION, "replay_of")).where(*conditions, *_TAKEN)
         return [row.replay_of for row in self.journal.authentic(connection, connection.execute(query).all())]
 
-    def _recorded_on(self, connection: Connection, path: Sequence[Part]) -> Any:
+    def _recorded_on(self, connection: Connection, path: Sequence[TrackPart]) -> Any:
         """Return the condition that an invocation was recorded on a track."""
         return or_(
             false(),
@@ -379,7 +381,7 @@ _TOLD = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST.label("first_id")).se
 )
 _here = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
 _by_us = OPERATION.c.internal_session_id == bindparam("branch")
-_FOREIGN = Prepared(
+_FOREIGN = CompiledStatement(
     select(WORLD_LOG.c.invocation_id, TOOL_INVOCATION.c.kind, TOOL_INVOCATION.c.replay_of)
     .select_from(
         WORLD_LOG.join(

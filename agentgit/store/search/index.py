@@ -20,11 +20,11 @@ from agentgit.effects.invocation import PAUSED, REDO
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import SEALED, show_message
-from agentgit.store.records.sessions import Found, Sessions
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.records.sessions import Found, SessionStore
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
-from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.values import from_json
 
@@ -57,7 +57,7 @@ class Texts:
         names_only: True to put in only the names of checkpoints: words of what is encrypted would lie in clear.
     """
 
-    def __init__(self, tenant_id: int, sessions: Sessions, graphs: GraphStore, *, names_only: bool = False) -> None:
+    def __init__(self, tenant_id: int, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
         self.tenant_id = tenant_id
         self.names_only = names_only
         self.sessions = sessions
@@ -137,7 +137,9 @@ class Texts:
     def _messages(self, connection: Connection, rows: Iterable[Found]) -> dict[str | None, Sequence[bytes]]:
         """List the hashes of the messages of checkpoints by their graph checkpoints; none if that is gone."""
         asked = {
-            row.graph_checkpoint_id: self.graphs.finding(connection, Place(row.thread_id, "", row.graph_checkpoint_id))
+            row.graph_checkpoint_id: self.graphs.finding(
+                connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id)
+            )
             for row in rows
             if row.graph_checkpoint_id is not None and row.message_count
         }
@@ -277,14 +279,14 @@ _WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _OF_BRANCH_TOO)).
     CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
 )
 # The last one that is in, and those that come next. Who reads them moves the number: others wait until then.
-_NEXT = Prepared(
+_NEXT = CompiledStatement(
     _WITH_BRANCH.where(*_of_branch, _C.number >= BRANCH.c.searched)
     .order_by(_C.number)
     .limit(CHECKPOINTS_AT_ONCE)
     .with_for_update(of=BRANCH, key_share=True)
 )
-_BY_ID = Prepared(_WITH_BRANCH.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
-_BEHIND = Prepared(
+_BY_ID = CompiledStatement(_WITH_BRANCH.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
+_BEHIND = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.searched, _C.number)
     .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
     .where(
@@ -294,12 +296,12 @@ _BEHIND = Prepared(
     )
     .order_by(BRANCH.c.id)
 )
-_MOVE = Prepared(
+_MOVE = CompiledStatement(
     update(BRANCH)
     .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
     .values(searched=bindparam("now"))
 )
-_CALLS = Prepared(
+_CALLS = CompiledStatement(
     select(TOOL_INVOCATION)
     .where(
         TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
@@ -311,15 +313,15 @@ _CALLS = Prepared(
     .limit(bindparam("count"))
     .offset(bindparam("first"))
 )
-_OF_BRANCH = Prepared(
+_OF_BRANCH = CompiledStatement(
     select(SEARCH_TEXT.c.hash, SEARCH_TEXT.c.row_id).where(
         SEARCH_TEXT.c.tenant_id == bindparam("tenant"), SEARCH_TEXT.c.internal_session_id == bindparam("branch")
     )
 )
 _WORDS = table("search_words", column("rowid"), column("words"))
-_ADD_WORDS = Prepared(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))
+_ADD_WORDS = CompiledStatement(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))
 _plain: dict[str, Any] = {c.name: bindparam(c.name) for c in SEARCH_TEXT.c if c.name != "words"}
-_ADD = Prepared(
+_ADD = CompiledStatement(
     {
         "sqlite": insert(SEARCH_TEXT).values(_plain),
         "postgresql": insert(SEARCH_TEXT).values({**_plain, "words": cast(bindparam("words"), TSVECTOR)}),

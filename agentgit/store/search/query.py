@@ -18,7 +18,7 @@ from agentgit.checkpoints.queries import TOP, Hit, Rank, Text
 from agentgit.checkpoints.search_words import Query, snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
-from agentgit.store.records.log import Part
+from agentgit.store.records.log import LogPart
 from agentgit.store.records.sessions import Found
 from agentgit.store.search.index import (
     CALL,
@@ -31,11 +31,11 @@ from agentgit.store.search.index import (
     text_of_checkpoint,
     text_of_message,
 )
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
-from agentgit.store.threads.graph_rows import Place
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 
 MOST_SCOPES = 50
@@ -67,7 +67,7 @@ class Search:
         self,
         connection: Connection,
         session_id: int,
-        parts: Sequence[Part],
+        parts: Sequence[LogPart],
         wanted: Query,
         after: Rank,
         *,
@@ -103,7 +103,12 @@ class Search:
     # -- which texts
 
     def _found(
-        self, connection: Connection, parts: Sequence[Part], session: Sequence[str] | None, wanted: Query, after: Rank
+        self,
+        connection: Connection,
+        parts: Sequence[LogPart],
+        session: Sequence[str] | None,
+        wanted: Query,
+        after: Rank,
     ) -> Iterator[Found]:
         """Return the texts that have all words, the newest first; of a branch perhaps also some that come too late."""
         if session is not None:
@@ -118,13 +123,13 @@ class Search:
         streams = [self._texts(connection, parts, scopes, wanted, first) for scopes, first in asked]
         return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
 
-    def _newest(self, connection: Connection, part: Part) -> int:
+    def _newest(self, connection: Connection, part: LogPart) -> int:
         """Return the greatest id that a text of a part has."""
         given = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.until}
         return max((row.id for row in _UNTIL.all(connection, given)), default=0)
 
     def _texts(
-        self, connection: Connection, parts: Sequence[Part], scopes: Sequence[str], wanted: Query, after: Rank
+        self, connection: Connection, parts: Sequence[LogPart], scopes: Sequence[str], wanted: Query, after: Rank
     ) -> Iterator[Found]:
         # Behind row-level security PostgreSQL may not ask the index of words first; it has the branches' then.
         branches = [part.branch_id for part in parts]
@@ -176,7 +181,7 @@ class Search:
         return at if at is None or row.kind == CALL or row.hash in self._messages(connection, at) else None
 
     def _messages(self, connection: Connection, at: Found) -> Sequence[bytes]:
-        found = self.graphs.find(connection, Place(at.thread_id, "", at.graph_checkpoint_id or ""))
+        found = self.graphs.find(connection, GraphKey(at.thread_id, "", at.graph_checkpoint_id or ""))
         return self.graphs.message_hashes(connection, found) if found is not None else ()
 
     def _calls(self, connection: Connection, held: Sequence[tuple[Found, Found]]) -> dict[int, Found]:
@@ -241,7 +246,7 @@ def ts_query(scopes: Sequence[str], wanted: Query, *, named: bool) -> str:
 
 _INDEX = table("search_words", column("rowid"), column("search_words"))
 _matches = column("search_words").op("MATCH")(bindparam("query", type_=String()))
-_FOUND = Prepared(
+_FOUND = CompiledStatement(
     {
         "sqlite": select(_INDEX.c.rowid.label("id"))
         .where(_matches, _INDEX.c.rowid < bindparam("after"))
@@ -266,7 +271,7 @@ _ROWS = select(
     SEARCH_TEXT.c.hash,
     SEARCH_TEXT.c.row_id,
 ).where(SEARCH_TEXT.c.tenant_id == bindparam("tenant"), SEARCH_TEXT.c.id.in_(bindparam("ids", expanding=True)))
-_UNTIL = Prepared(
+_UNTIL = CompiledStatement(
     select(SEARCH_TEXT.c.id)
     .where(
         SEARCH_TEXT.c.tenant_id == bindparam("tenant"),
@@ -284,7 +289,7 @@ _WITH = _HOLDERS.where(
     _C.tenant_id == bindparam("tenant"),
     tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True)),
 )
-_LATER = Prepared(
+_LATER = CompiledStatement(
     _HOLDERS.where(
         _C.tenant_id == bindparam("tenant"),
         _C.internal_session_id == bindparam("branch"),

@@ -189,7 +189,7 @@ def where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
-class Row(SQLModel, registry=registry(metadata=METADATA)):
+class TableRow(SQLModel, registry=registry(metadata=METADATA)):
     """The base of all tables."""
 
     metadata: ClassVar[MetaData] = METADATA

@@ -23,7 +23,7 @@ PAGE = 2000
 """How many rows are in memory at a time, where there are many."""
 
 
-class Prepared:
+class CompiledStatement:
     """A statement that is compiled once for each kind of database.
 
     Args:
@@ -57,11 +57,11 @@ class Prepared:
             connection: in a transaction.
             row: by the names of the parameters.
         """
-        answer = Answer(batch_of(connection))
+        answer = PendingResult(batch_of(connection))
         self._start(connection, [row], answer)
         return answer.count()
 
-    def ask(self, connection: Connection, row: Mapping[str, Any]) -> Answer:
+    def ask(self, connection: Connection, row: Mapping[str, Any]) -> PendingResult:
         """Run a query whose answer is needed later: on a server several go together.
 
         Args:
@@ -69,10 +69,10 @@ class Prepared:
             row: by the names of the parameters.
         """
         batch = batch_of(connection)
-        foreseen: Answer | None = batch.foreseen.pop(self._asked(row), None) if batch is not None else None
+        foreseen: PendingResult | None = batch.foreseen.pop(self._asked(row), None) if batch is not None else None
         if foreseen is not None:
             return foreseen
-        answer = Answer(batch, self._reader(connection))
+        answer = PendingResult(batch, self._reader(connection))
         self._start(connection, [row], answer)
         return answer
 
@@ -101,7 +101,9 @@ class Prepared:
         """
         return self.ask(connection, row).all()
 
-    def _start(self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: Answer | None = None) -> None:
+    def _start(
+        self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: PendingResult | None = None
+    ) -> None:
         compiled, batch = self._for(connection), batch_of(connection)
         bound = [compiled.bind(row) for row in rows]
         if batch is not None:
@@ -164,7 +166,7 @@ class Prepared:
         return compiled
 
 
-class Answer:
+class PendingResult:
     """What a statement found; where it waits to be sent, it is sent when somebody looks.
 
     Args:

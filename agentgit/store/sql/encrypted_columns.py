@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, f
 
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.columns import Payload, SealedText
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import TEXT_MARK, key_of, sealed_text
 from agentgit.store.sql.tables import BLOB, LIST, METADATA
 
@@ -54,11 +54,11 @@ def counts(connection: Connection, tenant_id: int) -> dict[str, int]:
         for column in columns:
             head = func.substr(table.c[column], 1, 2 * SHOWN).label("head")
             query = select(head).where(*of_tenant(table, tenant_id), table.c[column].is_not(None))
-            for page in Prepared(query).pages(connection, raw=True):
+            for page in CompiledStatement(query).pages(connection, raw=True):
                 found.update(key_in(head) for (head,) in page)
     for table in map(raw, (table.name for table in row_codes.tables())):
         query = select(func.substr(table.c.mac, 1, SHOWN)).where(table.c.tenant_id == tenant_id)
-        for page in Prepared(query).pages(connection, raw=True):
+        for page in CompiledStatement(query).pages(connection, raw=True):
             found.update(key_in(head) for (head,) in page)
     return dict(sorted(found.items()))
 

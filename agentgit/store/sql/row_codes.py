@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bind
 from sqlalchemy.sql import ClauseElement
 
 from agentgit.errors import Corrupt
-from agentgit.store.sql.compiled_statement import Answer, Convert, Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement, Convert, PendingResult
 from agentgit.store.sql.encryption import Seal, seal_of
 from agentgit.store.sql.tables import METADATA
 
@@ -102,7 +102,7 @@ def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) 
     add(connection, table, *({**row._asdict(), **values} for row in found))
 
 
-class SignedWrite(Prepared):
+class SignedWrite(CompiledStatement):
     """A statement that stores whole rows, prepared: each gets its code.
 
     Args:
@@ -114,11 +114,13 @@ class SignedWrite(Prepared):
         super().__init__(statement)
         self._table = table
 
-    def _start(self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: Answer | None = None) -> None:
+    def _start(
+        self, connection: Connection, rows: Sequence[Mapping[str, Any]], answer: PendingResult | None = None
+    ) -> None:
         super()._start(connection, [signed(connection, self._table, row) for row in rows], answer)
 
 
-class AuthenticQuery(Prepared):
+class AuthenticQuery(CompiledStatement):
     """A query for whole rows, prepared: it gives none that somebody without the key has changed.
 
     Args:
@@ -144,7 +146,7 @@ class AuthenticQuery(Prepared):
         return checked
 
 
-class Change:
+class SignedUpdate:
     """A change of one row that every turn makes, prepared.
 
     Args:
@@ -156,9 +158,9 @@ class Change:
         this = [key == bindparam(f"of_{key.name}") for key in table.primary_key]
         changed = update(table).where(*this).values({name: bindparam(f"new_{name}") for name in columns})
         self._table = table
-        self._row = Prepared(select(table).where(*this).with_for_update(key_share=True))
-        self._plain = Prepared(changed)
-        self._signed = Prepared(changed.values(mac=bindparam("new_mac")))
+        self._row = CompiledStatement(select(table).where(*this).with_for_update(key_share=True))
+        self._plain = CompiledStatement(changed)
+        self._signed = CompiledStatement(changed.values(mac=bindparam("new_mac")))
 
     def run(self, connection: Connection, key: Mapping[str, Any], **values: Any) -> None:
         """Make it.

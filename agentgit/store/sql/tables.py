@@ -12,12 +12,12 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlmodel import Field
 
 from agentgit.store.sql import columns as column
-from agentgit.store.sql.columns import METADATA, Row, SafeText, same_tenant, where
+from agentgit.store.sql.columns import METADATA, SafeText, TableRow, same_tenant, where
 
 __all__ = ["METADATA"]  # which has all of them once this module is imported
 
 
-class TenantRow(Row, table=True):
+class TenantRow(TableRow, table=True):
     """One isolated customer of a database; an embedded database has one."""
 
     __tablename__ = "tenant"
@@ -29,7 +29,7 @@ class TenantRow(Row, table=True):
     tokens_revoked_at: datetime | None = column.moment(nullable=True)
 
 
-class UserRow(Row, table=True):
+class UserRow(TableRow, table=True):
     """Who owns sessions and makes checkpoints. `password` is argon2's own text; without one nobody logs in by it."""
 
     __tablename__ = "user"
@@ -46,7 +46,7 @@ class UserRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class ApiKeyRow(Row, table=True):
+class ApiKeyRow(TableRow, table=True):
     """A key that a program shows instead of a password. Only the SHA-256 of its secret is here."""
 
     __tablename__ = "api_key"
@@ -65,7 +65,7 @@ class ApiKeyRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class LoginFailureRow(Row, table=True):
+class LoginFailureRow(TableRow, table=True):
     """How often somebody failed to say who they are. `subject` is a hash of the name or the address that it was."""
 
     __tablename__ = "login_failure"
@@ -78,7 +78,7 @@ class LoginFailureRow(Row, table=True):
     forget_at: datetime = column.moment()
 
 
-class ErasedNameRow(Row, table=True):
+class ErasedNameRow(TableRow, table=True):
     """When the last user of a name was erased: tokens from before are nobody's. `hash` is of the name."""
 
     __tablename__ = "erased_name"
@@ -88,7 +88,7 @@ class ErasedNameRow(Row, table=True):
     erased_at: datetime = column.moment()
 
 
-class ExternalSessionRow(Row, table=True):
+class ExternalSessionRow(TableRow, table=True):
     """What a person calls a session. `current_branch_id` moves."""
 
     __tablename__ = "external_session"
@@ -109,7 +109,7 @@ class ExternalSessionRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class SessionMemberRow(Row, table=True):
+class SessionMemberRow(TableRow, table=True):
     """A role that somebody has in another one's session; `link_id` is the link that gave it, 0 if none did."""
 
     __tablename__ = "session_member"
@@ -129,7 +129,7 @@ class SessionMemberRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class SessionLinkRow(Row, table=True):
+class SessionLinkRow(TableRow, table=True):
     """A link by which whoever has its token can join a session. Only the SHA-256 of its secret is here."""
 
     __tablename__ = "session_link"
@@ -149,7 +149,7 @@ class SessionLinkRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class InternalSessionRow(Row, table=True):
+class InternalSessionRow(TableRow, table=True):
     """One branch, which is one LangGraph thread.
 
     `head_id`, `status`, `owner`, `lease_until`, `epoch`, `world_seen` and `searched` move. `epoch` counts the runs that
@@ -189,7 +189,7 @@ _BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
 _NAMED = where("name IS NOT NULL")
 
 
-class CheckpointRow(Row, table=True):
+class CheckpointRow(TableRow, table=True):
     """A saved point of a branch; its state is the graph checkpoint it names.
 
     `pending` has the pending writes that were there at that moment (`agentgit.store.threads.pending_writes`); None if
@@ -227,7 +227,7 @@ class CheckpointRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class TagRow(Row, table=True):
+class TagRow(TableRow, table=True):
     """A name that a person gave to one checkpoint of a session, which stays as long as it has it."""
 
     __tablename__ = "tag"
@@ -247,7 +247,7 @@ class TagRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class SearchTextRow(Row, table=True):
+class SearchTextRow(TableRow, table=True):
     """A text that can be found: a message by its `hash`, a call or a named checkpoint by its `row_id`.
 
     `number` is that of the first checkpoint of the branch that holds it. The words themselves are in `words` on
@@ -272,7 +272,7 @@ class SearchTextRow(Row, table=True):
     )
 
 
-class WorkspaceSnapshotRow(Row, table=True):
+class WorkspaceSnapshotRow(TableRow, table=True):
     """The files of a workspace as a branch left or found them; the files themselves are in the workspace's own store.
 
     `snapshot` is its id there; `settings` is what opens that workspace again.
@@ -294,7 +294,7 @@ class WorkspaceSnapshotRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class ToolInvocationRow(Row, table=True):
+class ToolInvocationRow(TableRow, table=True):
     """One call of one tool. `status` moves, by the rules of the journal.
 
     `arrival` counts the calls of a branch as they were recorded; (`batch`, `batch_index`) is their order in the AI
@@ -346,7 +346,7 @@ class ToolInvocationRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class WorldLogRow(Row, table=True):
+class WorldLogRow(TableRow, table=True):
     """The order in which effects really happened in the world of a session, across its branches."""
 
     __tablename__ = "world_log"
@@ -365,7 +365,7 @@ class WorldLogRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class OperationRow(Row, table=True):
+class OperationRow(TableRow, table=True):
     """A rollback or fork, in progress or done. `status`, `report`, `owner` and `lease_until` move."""
 
     __tablename__ = "operation"
@@ -393,7 +393,7 @@ class OperationRow(Row, table=True):
     mac: bytes | None = column.mac()
 
 
-class GraphCheckpointRow(Row, table=True):
+class GraphCheckpointRow(TableRow, table=True):
     """What LangGraph saves at every super-step. `seq` counts the checkpoints of a thread's namespace as they came.
 
     `root_id` is the checkpoint of the whole graph that a subgraph's checkpoint belongs to.
@@ -422,7 +422,7 @@ class GraphCheckpointRow(Row, table=True):
     mac: bytes | None = column.binary(nullable=True)
 
 
-class GraphWriteRow(Row, table=True):
+class GraphWriteRow(TableRow, table=True):
     """A write that a task made on top of a graph checkpoint."""
 
     __tablename__ = "graph_write"
@@ -443,7 +443,7 @@ LIST = "list"
 """The type of a blob that is a list of hashes; no other value may have it."""
 
 
-class BlobRow(Row, table=True):
+class BlobRow(TableRow, table=True):
     """A value, stored once per tenant under the hash of its uncompressed bytes."""
 
     __tablename__ = "blob"
@@ -456,7 +456,7 @@ class BlobRow(Row, table=True):
     data: bytes = column.sealed("blob.data", is_hashed=True)
 
 
-class AuditEventRow(Row, table=True):
+class AuditEventRow(TableRow, table=True):
     """One thing that happened, chained to the one before it in its session by `hash`. Triggers refuse to change it.
 
     A session that is gone keeps its trail, so nothing here refers to other rows; `external_session_id` is 0 for what
@@ -479,7 +479,7 @@ class AuditEventRow(Row, table=True):
     hash: bytes = column.binary()
 
 
-class WebhookRow(Row, table=True):
+class WebhookRow(TableRow, table=True):
     """Where a user's events are sent. `secret` is the key of the signatures."""
 
     __tablename__ = "webhook"
@@ -494,7 +494,7 @@ class WebhookRow(Row, table=True):
     created_at: datetime = column.moment()
 
 
-class WebhookDeliveryRow(Row, table=True):
+class WebhookDeliveryRow(TableRow, table=True):
     """An event that is still to be sent, or was given up. `status`, `attempts`, `next_at` and `owner` move."""
 
     __tablename__ = "webhook_delivery"
@@ -517,7 +517,7 @@ class WebhookDeliveryRow(Row, table=True):
     created_at: datetime = column.moment()
 
 
-class EncryptionKeyRow(Row, table=True):
+class EncryptionKeyRow(TableRow, table=True):
     """A key that values may be sealed with. `proof` is sealed with it.
 
     The proof tells another key of that name from it, and whether anything is in clear.
@@ -531,7 +531,7 @@ class EncryptionKeyRow(Row, table=True):
     created_at: datetime = column.moment()
 
 
-class ErasureRow(Row, table=True):
+class ErasureRow(TableRow, table=True):
     """A session that was erased: only its trail may be deleted. Triggers refuse to change it.
 
     `last_seq` and `last_hash` are those of the last event that the trail had; `user_id` is who erased it.
@@ -548,7 +548,7 @@ class ErasureRow(Row, table=True):
     created_at: datetime = column.moment()
 
 
-def table_of(row: type[Row]) -> Table:
+def table_of(row: type[TableRow]) -> Table:
     """Return the table that SQLModel has made of a class of rows."""
     table: Table = row.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
     return table

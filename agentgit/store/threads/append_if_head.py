@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 from agentgit.sessions.session import RUNNING
 from agentgit.store.objects.lru import Recent
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Answer
+from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT
 from agentgit.store.threads.graph_rows import SPACE, Found, upsert, where
 
@@ -47,7 +47,7 @@ class Newest:
         return found if found is not None and found.place.checkpoint_id == checkpoint_id else None
 
 
-def put_after(connection: Connection, values: Mapping[str, Any], parent: Found, fence: Fence | None) -> Answer:
+def put_after(connection: Connection, values: Mapping[str, Any], parent: Found, fence: Fence | None) -> PendingResult:
     """Store a graph checkpoint if its parent is the newest one still, and the fence holds.
 
     Args:

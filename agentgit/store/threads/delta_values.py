@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.lru import Recent
 from agentgit.store.threads.ancestry import ancestors, writes_of
-from agentgit.store.threads.graph_rows import WRITES, Draft, Found, Made, Pending, Place, pending
+from agentgit.store.threads.graph_rows import WRITES, Draft, Found, GraphKey, Made, Pending, pending
 
 LIVE_BYTES = 128 * 2**20
 """How much of the values made last is kept at hand, to go on from there."""
@@ -79,7 +79,7 @@ class SpreadValues:
     def make(
         self,
         connection: Connection,
-        place: Place,
+        place: GraphKey,
         draft: Draft,
         parent: Found | None,
         names: AbstractSet[str],
@@ -120,11 +120,11 @@ class SpreadValues:
         if spread.made:
             self._live.add((hashes[name], made) for name, made in spread.made.items())
 
-    def _written(self, connection: Connection, place: Place, parent: Found | None) -> list[Pending]:
+    def _written(self, connection: Connection, place: GraphKey, parent: Found | None) -> list[Pending]:
         if parent is None:
             return []
         # On the new thread, also where the parent is on another: a write that came late is only here.
-        at = Place(place.thread, place.ns, parent.place.checkpoint_id)
+        at = GraphKey(place.thread, place.ns, parent.place.checkpoint_id)
         key = {"tenant_id": self.tenant_id, "thread_id": at.thread, "ns": at.ns, "checkpoint_id": at.checkpoint_id}
         return pending(WRITES.all(connection, key))
 

@@ -26,10 +26,10 @@ from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, 
 
 from agentgit.store.objects.chunks import HASH_BYTES
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, KEY, ONE, RESUME, SPACE, WRITES, Place, found, where
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, KEY, ONE, RESUME, SPACE, WRITES, GraphKey, found, where
 from agentgit.store.threads.lifecycle import delta_chain, must_be_new
 from agentgit.store.threads.pending_writes import PendingAt
 
@@ -43,7 +43,7 @@ Rows = list[dict[str, Any]]
 
 
 def copy(
-    connection: Connection, tenant_id: int, place: Place, target: str, pending: Sequence[PendingAt] | None = None
+    connection: Connection, tenant_id: int, place: GraphKey, target: str, pending: Sequence[PendingAt] | None = None
 ) -> None:
     """Copy a graph checkpoint of the whole graph into a new thread.
 
@@ -65,7 +65,7 @@ def copy(
 
 
 def rows_of(
-    connection: Connection, tenant_id: int, place: Place, pending: Sequence[PendingAt] | None = None
+    connection: Connection, tenant_id: int, place: GraphKey, pending: Sequence[PendingAt] | None = None
 ) -> tuple[Rows, Rows]:
     """Return the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
 
@@ -90,12 +90,14 @@ _NESTED = row_codes.AuthenticQuery(
     .order_by(GRAPH_CHECKPOINT.c.seq.desc()),
     GRAPH_CHECKPOINT,
 )
-_WITH_MEMORY = Prepared(
+_WITH_MEMORY = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, func.max(GRAPH_CHECKPOINT.c.seq).label("seq"))
     .where(*_of_thread, GRAPH_CHECKPOINT.c.root_id.is_not(None), GRAPH_CHECKPOINT.c.ns.not_like("%:%"))
     .group_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id)
 )
-_LAST_SEQ = Prepared(select(func.max(GRAPH_CHECKPOINT.c.seq).label("seq")).where(*where(GRAPH_CHECKPOINT, *SPACE)))
+_LAST_SEQ = CompiledStatement(
+    select(func.max(GRAPH_CHECKPOINT.c.seq).label("seq")).where(*where(GRAPH_CHECKPOINT, *SPACE))
+)
 _ADD_CHECKPOINTS, _ADD_WRITES = (
     row_codes.SignedWrite(insert(GRAPH_CHECKPOINT), GRAPH_CHECKPOINT),
     row_codes.SignedWrite(insert(GRAPH_WRITE), GRAPH_WRITE),
@@ -106,7 +108,7 @@ class _Fork:
     """One copy in the making."""
 
     def __init__(
-        self, connection: Connection, tenant_id: int, place: Place, pending: Sequence[PendingAt] | None
+        self, connection: Connection, tenant_id: int, place: GraphKey, pending: Sequence[PendingAt] | None
     ) -> None:
         self.connection, self.tenant_id, self.place = connection, tenant_id, place
         self.pending = None if pending is None else {(at.ns, at.checkpoint_id): at for at in pending}
@@ -201,7 +203,7 @@ class _Fork:
     def _of_thread(self) -> Any:
         return and_(GRAPH_CHECKPOINT.c.tenant_id == self.tenant_id, GRAPH_CHECKPOINT.c.thread_id == self.place.thread)
 
-    def _row(self, place: Place) -> Row[Any]:
+    def _row(self, place: GraphKey) -> Row[Any]:
         row: Row[Any] | None = ONE.first(self.connection, self._key(ns=place.ns, checkpoint_id=place.checkpoint_id))
         if row is None:
             raise missing_row("graph checkpoint", place.checkpoint_id)

@@ -15,7 +15,7 @@ from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.chunks import HASH_BYTES
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.values import from_json
 
@@ -29,7 +29,7 @@ _SHOWN = {"__root__", PREVIOUS}
 _HIDDEN = ("__", "branch:", "join:")
 
 
-class Place(NamedTuple):
+class GraphKey(NamedTuple):
     """Where a graph checkpoint is: its thread, its namespace (empty for the whole graph), its id."""
 
     thread: str
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 class Found(NamedTuple):
     """A graph checkpoint as it is stored, its values as hashes."""
 
-    place: Place
+    place: GraphKey
     seq: int
     parent_id: str | None
     meta: dict[str, Any]
@@ -96,7 +96,7 @@ class Task(NamedTuple):
     path: str = ""
 
 
-class Scope(NamedTuple):
+class GraphScope(NamedTuple):
     """Which graph checkpoints to list; None means any."""
 
     thread: str | None = None
@@ -183,7 +183,7 @@ def found(row: Any) -> Found:
     Raises:
         Corrupt: its bytes cannot be read.
     """
-    place = Place(row.thread_id, row.ns, row.checkpoint_id)
+    place = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
         header, channels = from_json(row.header), unpack(row.channels)
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
@@ -269,7 +269,7 @@ NEWEST_ASKING = row_codes.AuthenticQuery(
 """With whether it waits for a person's answer, and whether it has pending writes, or a subgraph saved something."""
 # Before a writer looks at anything it takes a lock that a collection of values waits for; SQLite's writers are alone.
 NEWEST_FOR_PUT = row_codes.AuthenticQuery(_newest.with_for_update(read=True, key_share=True), GRAPH_CHECKPOINT)
-IS_THERE = Prepared(_one.with_only_columns(GRAPH_CHECKPOINT.c.seq))
+IS_THERE = CompiledStatement(_one.with_only_columns(GRAPH_CHECKPOINT.c.seq))
 WRITES = row_codes.AuthenticQuery(select(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)), GRAPH_WRITE)
 _last = select(
     GRAPH_CHECKPOINT.c.tenant_id, GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id
@@ -282,4 +282,4 @@ WRITES_OF_NEWEST = row_codes.AuthenticQuery(
     GRAPH_WRITE,
 )
 """A row for each write, or one without: each says which graph checkpoint was the newest."""
-DROP_WRITES = Prepared(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))
+DROP_WRITES = CompiledStatement(delete(GRAPH_WRITE).where(*where(GRAPH_WRITE, *KEY)))

@@ -13,7 +13,7 @@ from agentgit.store.objects.blobs import compact, pack
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import show_message, show_state
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Answer
+from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.threads import fork, lifecycle, pending_writes, token_usage
 from agentgit.store.threads.append_if_head import Fence, Newest, put_after
@@ -35,10 +35,10 @@ from agentgit.store.threads.graph_rows import (
     WRITES_OF_NEWEST,
     Draft,
     Found,
+    GraphKey,
+    GraphScope,
     Head,
     Pending,
-    Place,
-    Scope,
     Task,
     conversation,
     found,
@@ -46,9 +46,9 @@ from agentgit.store.threads.graph_rows import (
     is_shown,
     pending,
 )
-from agentgit.store.threads.write_guard import Seen, refuse_gone, refuse_second_run
+from agentgit.store.threads.write_guard import SeenCheckpoints, refuse_gone, refuse_second_run
 
-__all__ = ["Draft", "Encoded", "Found", "GraphStore", "Head", "Pending", "Place", "Scope", "Task"]
+__all__ = ["Draft", "Encoded", "Found", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
 
 
 class GraphStore:
@@ -65,12 +65,12 @@ class GraphStore:
         self.counts = counts
         self.content = Content(tenant_id, compression)
         self.spread = SpreadValues(self.content)
-        self.seen = Seen()
+        self.seen = SeenCheckpoints()
         self.newest_known = Newest()
 
     # -- writing
 
-    def put(self, connection: Connection, place: Place, draft: Draft) -> Head:
+    def put(self, connection: Connection, place: GraphKey, draft: Draft) -> Head:
         """Store a graph checkpoint; one that is there already is replaced and keeps its `seq`.
 
         Args:
@@ -92,8 +92,8 @@ class GraphStore:
         return Head(place.checkpoint_id, values["state_hash"], values["message_count"])
 
     def put_after(
-        self, connection: Connection, parent: Found, place: Place, draft: Draft, fence: Fence | None
-    ) -> Answer:
+        self, connection: Connection, parent: Found, place: GraphKey, draft: Draft, fence: Fence | None
+    ) -> PendingResult:
         """Store a graph checkpoint on a server without looking first; see `agentgit.store.threads.append_if_head`."""
         values = self._values(connection, place, draft, parent, parent.seq + 1)
         stored = put_after(connection, values, parent, fence)
@@ -104,7 +104,7 @@ class GraphStore:
         self.newest_known.add(found(SimpleNamespace(**values)))
 
     def _values(
-        self, connection: Connection, place: Place, draft: Draft, parent: Found | None, seq: int
+        self, connection: Connection, place: GraphKey, draft: Draft, parent: Found | None, seq: int
     ) -> dict[str, Any]:
         """Store what a graph checkpoint holds, and give its columns."""
         names, before = _names(place, draft, parent), parent.values if parent else {}
@@ -136,7 +136,7 @@ class GraphStore:
             "state_hash": hash_state({**channels, **spread.digests}),
         }
 
-    def _parent(self, connection: Connection, place: Place, draft: Draft, newest: Found | None) -> Found | None:
+    def _parent(self, connection: Connection, place: GraphKey, draft: Draft, newest: Found | None) -> Found | None:
         """Find what a checkpoint was made from, and refuse what would bring a thread back or leave it behind."""
         parent_id = draft.parent_id
         if newest is not None and newest.place.checkpoint_id == parent_id:
@@ -146,7 +146,7 @@ class GraphStore:
         if parent_id is None:
             root_id = (draft.meta.get("parents") or {}).get("")
             if place.ns and newest is None and root_id:
-                self._must_not_be_gone(connection, Place(place.thread, "", root_id))
+                self._must_not_be_gone(connection, GraphKey(place.thread, "", root_id))
             return None
         at = place._replace(checkpoint_id=parent_id)
         known = at in self.seen  # asked first: what is on its way may arrive between the two
@@ -157,18 +157,18 @@ class GraphStore:
             return self.find(connection, at._replace(thread=draft.parent_thread))
         return parent
 
-    def _must_not_be_gone(self, connection: Connection, place: Place) -> None:
+    def _must_not_be_gone(self, connection: Connection, place: GraphKey) -> None:
         if place in self.seen and IS_THERE.first(connection, self._key(place)) is None:
             refuse_gone(place)
 
-    def refuse(self, connection: Connection, place: Place) -> None:
+    def refuse(self, connection: Connection, place: GraphKey) -> None:
         """Drop the writes that came before a graph checkpoint which was refused, and let no more in."""
         self.seen.add(place)
         if IS_THERE.first(connection, self._key(place)) is None:
             DROP_WRITES.run(connection, self._key(place))
 
     def put_writes(
-        self, connection: Connection, place: Place, task: Task, writes: Sequence[tuple[int, str, Body]]
+        self, connection: Connection, place: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
     ) -> None:
         """Store what a task wrote; storing it again changes nothing, except that negative indexes replace.
 
@@ -223,7 +223,7 @@ class GraphStore:
             Conflict: the target thread exists.
             Corrupt: the pending writes cannot be read.
         """
-        head, place = self.snapshot(connection, source, checkpoint_id), Place(source, "", checkpoint_id)
+        head, place = self.snapshot(connection, source, checkpoint_id), GraphKey(source, "", checkpoint_id)
         fork.copy(connection, self.tenant_id, place, target, pending_writes.unpack(pending, "/".join(place)))
         return head
 
@@ -245,11 +245,11 @@ class GraphStore:
 
     # -- reading
 
-    def find(self, connection: Connection, place: Place) -> Found | None:
+    def find(self, connection: Connection, place: GraphKey) -> Found | None:
         """Read one graph checkpoint, or None."""
         return self.finding(connection, place)()
 
-    def finding(self, connection: Connection, place: Place) -> Callable[[], Found | None]:
+    def finding(self, connection: Connection, place: GraphKey) -> Callable[[], Found | None]:
         """Ask for one graph checkpoint; give what tells it, or None."""
         asked = ONE.ask(connection, self._key(place))
         return lambda: found(row) if (row := asked.first()) is not None else None
@@ -267,7 +267,7 @@ class GraphStore:
             space = self._space(thread, ns)
             newest, asked = NEWEST.ask(connection, space), WRITES_OF_NEWEST.ask(connection, space)
         else:
-            key = self._key(Place(thread, ns, checkpoint_id))
+            key = self._key(GraphKey(thread, ns, checkpoint_id))
             newest, asked = ONE.ask(connection, key), WRITES.ask(connection, key)
         row, rows = newest.first(), asked.all()
         if row is None:
@@ -295,7 +295,7 @@ class GraphStore:
     def page(
         self,
         connection: Connection,
-        scope: Scope,
+        scope: GraphScope,
         *,
         before: str | None = None,
         after: Found | None = None,
@@ -320,7 +320,7 @@ class GraphStore:
         mark = None
         if scope.thread is not None and scope.ns is not None:
             # In one namespace the order is that in which they came, also where a clock went back.
-            mark = self.find(connection, Place(scope.thread, scope.ns, before)) if before else None
+            mark = self.find(connection, GraphKey(scope.thread, scope.ns, before)) if before else None
             query = query.order_by(c.seq.desc())
             query = query.where(c.seq < after.seq) if after else query
         else:
@@ -334,11 +334,11 @@ class GraphStore:
             query = query.where(c.seq < mark.seq if mark else c.checkpoint_id < before)
         return [found(row) for row in row_codes.authentic(connection, GRAPH_CHECKPOINT, connection.execute(query))]
 
-    def writes(self, connection: Connection, place: Place) -> list[Pending]:
+    def writes(self, connection: Connection, place: GraphKey) -> list[Pending]:
         """Read the pending writes of a graph checkpoint, by task path, task and index."""
         return pending(WRITES.all(connection, self._key(place)))
 
-    def pending(self, connection: Connection, place: Place) -> bytes:
+    def pending(self, connection: Connection, place: GraphKey) -> bytes:
         """Read what waits at a graph checkpoint now, as a checkpoint keeps it.
 
         See `agentgit.store.threads.pending_writes`.
@@ -356,7 +356,7 @@ class GraphStore:
         Raises:
             NotFound: the thread has no such graph checkpoint.
         """
-        row = ONE.first(connection, self._key(Place(thread, "", checkpoint_id)))
+        row = ONE.first(connection, self._key(GraphKey(thread, "", checkpoint_id)))
         if row is None:
             raise _missing(thread, checkpoint_id)
         return _head(row)
@@ -421,7 +421,7 @@ class GraphStore:
         return [show_message(leaves[key]) for key in hashes]
 
     def _expect(self, connection: Connection, thread: str, checkpoint_id: str) -> Found:
-        at = self.find(connection, Place(thread, "", checkpoint_id))
+        at = self.find(connection, GraphKey(thread, "", checkpoint_id))
         if at is None:
             raise _missing(thread, checkpoint_id)
         return at
@@ -429,11 +429,11 @@ class GraphStore:
     def _space(self, thread: str, ns: str) -> dict[str, Any]:
         return {"tenant_id": self.tenant_id, "thread_id": thread, "ns": ns}
 
-    def _key(self, place: Place) -> dict[str, Any]:
+    def _key(self, place: GraphKey) -> dict[str, Any]:
         return {**self._space(place.thread, place.ns), "checkpoint_id": place.checkpoint_id}
 
 
-def _names(place: Place, draft: Draft, parent: Found | None) -> Sequence[str]:
+def _names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence[str]:
     """List the channels that have a value, also those whose value is spread; of a subgraph's nobody sees the state."""
     if place.ns or not (draft.folds or (parent and parent.folded)):
         return draft.names

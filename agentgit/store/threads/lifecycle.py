@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, delete, exists, func, select
 
 from agentgit.errors import Conflict
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.ancestry import ancestors
@@ -23,7 +23,7 @@ DELTA_COUNTERS = "counters_since_delta_snapshot"
 
 
 # The lock is what a collection of values waits for: what is about to be copied must not be collected.
-_ANY = Prepared(
+_ANY = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.seq)
     .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
     .limit(1)

@@ -17,9 +17,9 @@ from sqlalchemy import Connection, bindparam, select
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.chunks import HASH_BYTES, split_hashes
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, Place, where
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey, where
 from agentgit.values import from_json
 
 NO_WRITES = b"[]"
@@ -54,7 +54,7 @@ class PendingAt(NamedTuple):
         return [{**place, **write} for write in self.writes]
 
 
-def read(connection: Connection, tenant_id: int, place: Place) -> bytes:
+def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
     """Read what waits at a graph checkpoint of the whole graph now, in the form in which a checkpoint keeps it.
 
     Args:
@@ -73,7 +73,7 @@ def read(connection: Connection, tenant_id: int, place: Place) -> bytes:
     return pack(found)
 
 
-def below(connection: Connection, tenant_id: int, place: Place) -> dict[str, str]:
+def below(connection: Connection, tenant_id: int, place: GraphKey) -> dict[str, str]:
     """Find where the subgraphs of a graph checkpoint stand: the id of the newest checkpoint of each namespace.
 
     Args:
@@ -195,7 +195,7 @@ def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
     return [TaskWrites(id, ns, writes) for (ns, id), writes in found.items()]
 
 
-_BELOW = Prepared(
+_BELOW = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
     .where(*where(GRAPH_CHECKPOINT, "tenant_id", "thread_id"), GRAPH_CHECKPOINT.c.root_id == bindparam("root_id"))
     .order_by(GRAPH_CHECKPOINT.c.seq)

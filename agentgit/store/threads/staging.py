@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, exists, func, select
 
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import KEY, Place
+from agentgit.store.threads.graph_rows import KEY, GraphKey
 from agentgit.store.threads.lifecycle import OF_SESSIONS
 
 IMPORTED = "imported"
@@ -51,7 +51,7 @@ def held(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str,
     return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
 
 
-def count_writes(connection: Connection, tenant_id: int, place: Place) -> int:
+def count_writes(connection: Connection, tenant_id: int, place: GraphKey) -> int:
     """Count the pending writes of a graph checkpoint."""
     query = select(func.count()).select_from(GRAPH_WRITE).where(*_at(tenant_id, place))
     return int(connection.execute(query).scalar_one())
@@ -121,6 +121,6 @@ def _ends(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]
     return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}
 
 
-def _at(tenant_id: int, place: Place) -> Sequence[Any]:
+def _at(tenant_id: int, place: GraphKey) -> Sequence[Any]:
     values = (tenant_id, *place)
     return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY, values, strict=True)]

@@ -16,7 +16,7 @@ from agentgit.sessions.stats import Tokens, added
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import MESSAGE_MSGPACK, MESSAGES, show_message
-from agentgit.store.threads.graph_rows import Found, Place
+from agentgit.store.threads.graph_rows import Found, GraphKey
 
 KEY = "usage"
 UNKNOWN = "unknown"
@@ -46,7 +46,7 @@ def read(header: Mapping[str, Any]) -> dict[str, Tokens]:
 def of_put(
     connection: Connection,
     content: Content,
-    place: Place,
+    place: GraphKey,
     name: str | None,
     fresh: Mapping[str, Encoded],
     parent: Found | None,

@@ -10,26 +10,26 @@ from typing import NoReturn
 
 from agentgit.errors import Conflict
 from agentgit.store.objects.lru import Recent
-from agentgit.store.threads.graph_rows import Found, Place
+from agentgit.store.threads.graph_rows import Found, GraphKey
 
 REMEMBERED = 100_000
 
 
-class Seen:
+class SeenCheckpoints:
     """The graph checkpoints that this program knows to have been stored, as far as it remembers them."""
 
     def __init__(self) -> None:
         self._places: Recent[bytes, bool] = Recent(REMEMBERED, lambda _: 1)
 
-    def add(self, place: Place) -> None:
+    def add(self, place: GraphKey) -> None:
         """Remember that a graph checkpoint is stored: after the transaction that stored it, never inside of it."""
         self._places.add([(_key(place), True)])
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: GraphKey) -> bool:
         return self._places.get(_key(place)) is not None
 
 
-def refuse_gone(place: Place) -> NoReturn:
+def refuse_gone(place: GraphKey) -> NoReturn:
     """Refuse to build on a graph checkpoint that was stored and is there no more.
 
     Raises:
@@ -41,7 +41,7 @@ def refuse_gone(place: Place) -> NoReturn:
     )
 
 
-def refuse_second_run(place: Place, parent_id: str | None, newest: Found | None) -> None:
+def refuse_second_run(place: GraphKey, parent_id: str | None, newest: Found | None) -> None:
     """Refuse a checkpoint that would leave the newest one of its thread behind without anybody asking for it.
 
     Args:
@@ -61,5 +61,5 @@ def refuse_second_run(place: Place, parent_id: str | None, newest: Found | None)
         )
 
 
-def _key(place: Place) -> bytes:
+def _key(place: GraphKey) -> bytes:
     return "\0".join(place).encode(errors="surrogatepass")

@@ -17,7 +17,7 @@ from agentgit.effects.report import GROUPS, NEWER
 from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.explorations import MARK
-from agentgit.store.records.journal import Part as TrackPart
+from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Found, Segment, expect_whole
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BRANCH as BRANCH_ROW
@@ -25,7 +25,7 @@ from agentgit.store.sql.tables import CHECKPOINT as POINT
 from agentgit.store.sql.tables import GRAPH_WRITE, OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import INTERRUPT, Place
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.transfer import export_records as records
 from agentgit.store.transfer.export_states import StateWriter
 from agentgit.store.transfer.export_values import ValueWriter, Write
@@ -352,7 +352,7 @@ class _Path(_Export):
             return point is None
         if point.pending is not None:
             return any(one.values(INTERRUPT) for one in pending_writes.tasks(point.pending, f"checkpoint {point.id}"))
-        at = Place(point.thread_id, "", point.graph_checkpoint_id)
+        at = GraphKey(point.thread_id, "", point.graph_checkpoint_id)
         return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, at))
 
     def _others(self, own: Mapping[int, Row[Any]]) -> list[Row[Any]]:

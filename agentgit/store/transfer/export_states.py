@@ -14,7 +14,7 @@ from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import fork, pending_writes
 from agentgit.store.threads.ancestry import ancestors
-from agentgit.store.threads.graph_rows import Place, found
+from agentgit.store.threads.graph_rows import GraphKey, found
 from agentgit.store.transfer import export_records
 from agentgit.store.transfer.export_values import ValueWriter, Write
 
@@ -85,7 +85,7 @@ class StateWriter:
     def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
         """Return what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
-        return fork.rows_of(self.connection, self.tenant_id, Place(thread, "", checkpoint_id), pending)
+        return fork.rows_of(self.connection, self.tenant_id, GraphKey(thread, "", checkpoint_id), pending)
 
     def _below_points(self, points: Sequence[Any], written: set[tuple[str, str]]) -> None:
         """Write what subgraphs had saved when these checkpoints were made, where it is not written otherwise."""

@@ -35,7 +35,7 @@ MUCH, AT_MOST = 2**30, 100
 """A tree that unpacks to more than `MUCH` bytes may have `AT_MOST` as many as the contents in the export."""
 
 
-class Item(NamedTuple):
+class TreeItem(NamedTuple):
     """What stands at a path: a file by the hash of its contents, a link by its target, or with neither a directory."""
 
     mode: int
@@ -60,18 +60,18 @@ class Keeps(Protocol):
     def tree(self, id: int, base: int | None) -> None:
         """Begin a tree: that of another number, or an empty one, with the changes that come."""
 
-    def change(self, path: bytes, item: Item | None) -> None:
+    def change(self, path: bytes, item: TreeItem | None) -> None:
         """Put something at a path, or take away what stands there."""
 
     def left(self, path: bytes, why: str | None) -> None:
         """Take note that the tree leaves out what stands at a path, and why; None if it does not any more."""
 
 
-class Tree:
+class FileTree:
     """The paths of one tree, such that every system can have them beside each other."""
 
     def __init__(self) -> None:
-        self._items: dict[bytes, Item] = {}
+        self._items: dict[bytes, TreeItem] = {}
         self._used: Counter[bytes] = Counter()  # for each path and directory, how many items are there and below
         self._spelled: dict[str, bytes] = {}
         self._touched: set[bytes] = set()
@@ -80,7 +80,7 @@ class Tree:
         """Begin with the changes that lead to the next tree."""
         self._touched.clear()
 
-    def change(self, path: bytes, item: Item | None) -> Item | None:
+    def change(self, path: bytes, item: TreeItem | None) -> TreeItem | None:
         """Put something at a path, or take away what stands there; give what stood there.
 
         Raises:
@@ -97,7 +97,7 @@ class Tree:
             self._count(path, 1)
         return before
 
-    def problem(self, path: bytes, item: Item) -> str:
+    def problem(self, path: bytes, item: TreeItem) -> str:
         """Say why something cannot stand at a path beside the others; nothing if it can."""
         before = self._remove(path)
         try:
@@ -115,13 +115,13 @@ class Tree:
         """Take back what was just put at a path."""
         self._remove(path)
 
-    def _remove(self, path: bytes) -> Item | None:
+    def _remove(self, path: bytes) -> TreeItem | None:
         before = self._items.pop(path, None)
         if before is not None:
             self._count(path, -1)
         return before
 
-    def _problem(self, path: bytes, item: Item) -> str:
+    def _problem(self, path: bytes, item: TreeItem) -> str:
         if len(self._items) >= MOST_PATHS:
             return f"is one of more than {MOST_PATHS} of one tree"
         if item.link is not None and (why := link_problem(path, item.link)):
@@ -165,7 +165,7 @@ class FileChecker:
         self._open: Record | None = None
         self._hash = sha256()
         self._size = self._parts = 0
-        self._tree: Tree | None = None
+        self._tree: FileTree | None = None
         self._last = 0
         self._unpacked = 0
 
@@ -237,7 +237,7 @@ class FileChecker:
             raise ValueError("is not the next tree, or does not begin with the one before it")
         self._last = record["id"]
         if record["base"] is None or self._tree is None:
-            self._tree, self._unpacked = Tree(), 0
+            self._tree, self._unpacked = FileTree(), 0
             self._left.clear()
         self._tree.begin()
         self._has_paths = False
@@ -271,7 +271,7 @@ class FileChecker:
         """
         if self._tree is None:
             raise ValueError("is of no tree")
-        item = None if record["mode"] is None else Item(record["mode"], record["file"], record["link"])
+        item = None if record["mode"] is None else TreeItem(record["mode"], record["file"], record["link"])
         if item is None and (record["file"] is not None or record["link"] is not None):
             raise ValueError("has no mode")
         if item is not None and item.file is not None and (item.link is not None or item.file not in self._sizes):
@@ -286,7 +286,7 @@ class FileChecker:
         if self._keeps is not None:
             self._keeps.change(record["path"], item)
 
-    def _weight(self, item: Item | None) -> int:
+    def _weight(self, item: TreeItem | None) -> int:
         return self._sizes[item.file] if item is not None and item.file is not None else 0
 
     def snapshot(self, record: Record) -> None:

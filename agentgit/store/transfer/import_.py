@@ -31,7 +31,7 @@ from agentgit.store.store import Store
 from agentgit.store.transfer.export_values import AT_ONCE
 from agentgit.store.transfer.file_trees import Keeps
 from agentgit.store.transfer.import_check import Checker
-from agentgit.store.transfer.import_rows import Rows, new_ids
+from agentgit.store.transfer.import_rows import ImportedRows, new_ids
 from agentgit.store.transfer.import_values import ListItems
 from agentgit.store.transfer.lines import damaged, read
 from agentgit.store.transfer.records import checked, expect_header
@@ -133,7 +133,7 @@ class Import:
         return self.store.database.write(lambda c: self._store(c, whole, files), durable=True)
 
     def _store(self, connection: Connection, whole: Checker, files: Mapping[int, FilesAt] | None) -> int:
-        rows = Rows(
+        rows = ImportedRows(
             tenant_id=self.store.tenant_id,
             user_id=self.user_id,
             session_id=new_id(),
@@ -146,7 +146,7 @@ class Import:
         row = rows.session(whole.session, self._name(connection, whole.session["name"]))
         row_codes.add(connection, SESSION, row)
         # Of its own, because the memory of another one would tell of lists that are not stored if this is rolled back.
-        values = _Values(Blobs(self.store.tenant_id, self.store.compression), connection)
+        values = _ValueImport(Blobs(self.store.tenant_id, self.store.compression), connection)
         tables = _Tables(connection, rows)
         checker = Checker()
         for kind, record in records(self.stream, checker):
@@ -185,7 +185,7 @@ def _changed() -> Corrupt:
     return Corrupt("The export was changed while it was read. Nothing was imported. Import it once more.")
 
 
-class _Values:
+class _ValueImport:
     """Stores values, some at a time."""
 
     def __init__(self, blobs: Blobs, connection: Connection) -> None:
@@ -211,7 +211,7 @@ class _Values:
 class _Tables:
     """Stores rows, some of one table at a time."""
 
-    def __init__(self, connection: Connection, rows: Rows) -> None:
+    def __init__(self, connection: Connection, rows: ImportedRows) -> None:
         self.connection = connection
         self._make: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             kind: getattr(rows, kind) for kind in TABLES

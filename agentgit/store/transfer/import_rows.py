@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class ImportedRows:
     """Makes the rows of one imported session.
 
     Args:

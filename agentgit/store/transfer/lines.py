@@ -46,7 +46,7 @@ class Sealer:
         return body + _tail(self._chain)
 
 
-class Line(NamedTuple):
+class ExportLine(NamedTuple):
     """A line of an export: its number, its record, and the hash that it ends with."""
 
     number: int
@@ -54,7 +54,7 @@ class Line(NamedTuple):
     hash: bytes
 
 
-def read(stream: BinaryIO) -> Iterator[Line]:
+def read(stream: BinaryIO) -> Iterator[ExportLine]:
     """Return the lines of an export, each checked against its hash.
 
     Args:
@@ -76,7 +76,7 @@ def read(stream: BinaryIO) -> Iterator[Line]:
         chain = sha256(chain + body).digest()
         if line[-_TAIL:] != _tail(chain):
             raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
-        yield Line(number, _record(number, body), chain)
+        yield ExportLine(number, _record(number, body), chain)
 
 
 def damaged(number: int, what: str) -> Corrupt:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from agentgit.errors import NotAllowed
 from agentgit.web.api.answers import Answer, Me
-from agentgit.web.api.asking import Body, Caller, Credential, failures
+from agentgit.web.api.asking import Caller, Credential, RequestBody, failures
 from agentgit.web.authentication import Accounts
 from agentgit.web.problems import Unknown, status_of
 from agentgit.web.security import closed_line, log_in
@@ -18,7 +18,7 @@ from agentgit.web.site import site_of
 router = APIRouter(tags=["account"])
 
 
-class Login(Body):
+class Login(RequestBody):
     """A name and a password."""
 
     name: str = Field(min_length=1, max_length=300)

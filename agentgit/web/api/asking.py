@@ -73,7 +73,7 @@ def caller_of(request: Request, credential: Credential) -> Repository:
 Caller = Annotated[Repository, Depends(caller_of)]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """What is sent; what it does not know is refused, so that no slip of the pen is taken for a default."""
 
     model_config = ConfigDict(extra="forbid")

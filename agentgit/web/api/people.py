@@ -13,7 +13,7 @@ from agentgit.auth import User
 from agentgit.auth.keys import ApiKey
 from agentgit.values import portable
 from agentgit.web.api.answers import Answer, Erased
-from agentgit.web.api.asking import Body, Caller, Id, failures
+from agentgit.web.api.asking import Caller, Id, RequestBody, failures
 from agentgit.web.api.sharing import Seconds, lasting
 
 router = APIRouter(tags=["people"])
@@ -38,7 +38,7 @@ class Users(BaseModel):
     items: list[UserAnswer]
 
 
-class NewUser(Body):
+class NewUser(RequestBody):
     """A user to be made."""
 
     name: str = Field(min_length=1, max_length=200)
@@ -46,7 +46,7 @@ class NewUser(Body):
     is_admin: bool = False
 
 
-class Change(Body):
+class Change(RequestBody):
     """What is to be different about a user; what is left out stays."""
 
     password: str | None = PASSWORD
@@ -73,7 +73,7 @@ class Keys(BaseModel):
     items: list[Key]
 
 
-class NewKey(Body):
+class NewKey(RequestBody):
     """A key to be made."""
 
     name: str = Field(min_length=1, max_length=200)

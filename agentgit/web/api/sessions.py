@@ -16,7 +16,7 @@ from agentgit.repository import Repository
 from agentgit.sessions import ExternalSession
 from agentgit.web.api import answers, outcomes
 from agentgit.web.api.answers import Answer
-from agentgit.web.api.asking import After, Body, BranchName, Caller, Id, Limit, Offset, Place, failures, part
+from agentgit.web.api.asking import After, BranchName, Caller, Id, Limit, Offset, Place, RequestBody, failures, part
 
 router = APIRouter(tags=["sessions"])
 
@@ -26,14 +26,14 @@ IN_MEMORY = 1_000_000
 CHUNK = 64 * 1024
 
 
-class NewSession(Body):
+class NewSession(RequestBody):
     """A session to be made."""
 
     name: str = Field(min_length=1, max_length=200)
     template: str | int | None = Field(None, description="The checkpoint that it begins as, like `support-42@main#3`.")
 
 
-class NewTag(Body):
+class NewTag(RequestBody):
     """A tag to be given."""
 
     ref: str = Field(min_length=1, max_length=300)

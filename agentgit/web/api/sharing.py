@@ -14,7 +14,7 @@ from agentgit.render import records
 from agentgit.values import portable
 from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
-from agentgit.web.api.asking import Body, Caller, Id, failures
+from agentgit.web.api.asking import Caller, Id, RequestBody, failures
 
 router = APIRouter(tags=["sharing"])
 
@@ -58,7 +58,7 @@ class Links(BaseModel):
     items: list[Link]
 
 
-class Share(Body):
+class Share(RequestBody):
     """A role to be given."""
 
     user: str = Field(min_length=1, max_length=300, description="Their name.")
@@ -66,14 +66,14 @@ class Share(Body):
     expires_in: Seconds = None
 
 
-class NewLink(Body):
+class NewLink(RequestBody):
     """A link to be made."""
 
     role: Literal["viewer", "forker", "editor"] = "viewer"
     expires_in: Seconds = 7 * 86_400
 
 
-class Join(Body):
+class Join(RequestBody):
     """A link to be used."""
 
     token: str = Field(min_length=1, max_length=300)

@@ -10,7 +10,7 @@ from pydantic import Field
 from agentgit.render import records
 from agentgit.web.api import answers, outcomes
 from agentgit.web.api.answers import Answer
-from agentgit.web.api.asking import Body, BranchName, Caller, Id, Place, failures
+from agentgit.web.api.asking import BranchName, Caller, Id, Place, RequestBody, failures
 
 router = APIRouter(tags=["world"])
 
@@ -20,7 +20,7 @@ OnTrouble = Literal["stop", "continue"]
 REF = Field(min_length=1, max_length=300, description="A checkpoint: like `main#3`, `HEAD~1`, a name, a tag, an id.")
 
 
-class Rollback(Body):
+class Rollback(RequestBody):
     """A rollback to be done; see `Repository.rollback`."""
 
     to: str = REF
@@ -38,7 +38,7 @@ class Rollback(Body):
     )
 
 
-class Rewind(Body):
+class Rewind(RequestBody):
     """Files to be brought back; see `Repository.rewind_files`."""
 
     to: str = REF
@@ -46,7 +46,7 @@ class Rewind(Body):
     force: bool = False
 
 
-class Switch(Body):
+class Switch(RequestBody):
     """A switch to be done; see `Repository.switch`."""
 
     branch: str = Field(min_length=1, max_length=300)
@@ -55,13 +55,13 @@ class Switch(Body):
     on_error: OnTrouble = "stop"
 
 
-class Resume(Body):
+class Resume(RequestBody):
     """How to go on."""
 
     force: bool = Field(False, description="True to give up what still cannot be done.")
 
 
-class Resolve(Body):
+class Resolve(RequestBody):
     """What a person saw."""
 
     outcome: Literal["happened", "did_not_happen"]

@@ -21,7 +21,7 @@ UNREADABLE = object()
 
 
 @dataclass(frozen=True)
-class Place(Generic[Look]):
+class DirectoryEntry(Generic[Look]):
     """One name in an open directory.
 
     Args:

@@ -14,11 +14,11 @@ from functools import partial
 
 from agentgit.workspace.disk.atomic_file import FOLDER, regular, remove_empty, set_mode, told, write
 from agentgit.workspace.disk.contents import CHUNK, Data, parts
-from agentgit.workspace.disk.directory_entry import Place
+from agentgit.workspace.disk.directory_entry import DirectoryEntry
 from agentgit.workspace.disk.move_aside import Aside
 from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, WRITABLE, Permits
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY
-from agentgit.workspace.trees import Entry, digest, digest_of
+from agentgit.workspace.trees import TreeEntry, digest, digest_of
 
 
 class Disk:
@@ -34,7 +34,7 @@ class Disk:
         self._root, self._aside, self._permits = root, Aside(aside), permits
         self.created: list[bytes] = []
 
-    def look(self, path: bytes) -> Entry | None:
+    def look(self, path: bytes) -> TreeEntry | None:
         """Return what stands at a path; something that is no file, link or directory has no `oid`."""
         with told(path), self._parent(path) as parent:
             folder, name = os.path.split(path)
@@ -60,7 +60,7 @@ class Disk:
                 return opened[0].read() if opened[1].st_size <= most else None
         return b""
 
-    def put(self, path: bytes, entry: Entry, data: Data, seen: Entry | None) -> bool:
+    def put(self, path: bytes, entry: TreeEntry, data: Data, seen: TreeEntry | None) -> bool:
         """Put a file or a link at a path in one step. A file is always a new one: other names of the old one keep it.
 
         Args:
@@ -87,12 +87,12 @@ class Disk:
             set_mode(parent, os.path.basename(path), mode)
             self._permits.forget(path)
 
-    def unlink(self, path: bytes, seen: Entry) -> bool:
+    def unlink(self, path: bytes, seen: TreeEntry) -> bool:
         """Remove the file or the link that was seen at a path; return False if something else stands there by now."""
         with told(path), self._place(path) as place:
             return place is None or place.take_away(seen)
 
-    def recover(self, path: bytes, *known: Entry) -> bytes | None:
+    def recover(self, path: bytes, *known: TreeEntry) -> bytes | None:
         """Clear away what a process left that was killed while it changed a path; see `Place.recover`."""
         with told(path), self._place(path) as place:
             return None if place is None else place.recover(*known)
@@ -137,7 +137,7 @@ class Disk:
         """Return what this restore moved aside: the path of each file that it had, and where it is now."""
         return self._aside.moved()
 
-    def _look(self, folder: bytes, parent: int, name: bytes) -> Entry | None:
+    def _look(self, folder: bytes, parent: int, name: bytes) -> TreeEntry | None:
         """Return what stands at a name of an open directory.
 
         Args:
@@ -149,34 +149,34 @@ class Disk:
         try:
             found = os.lstat(name, dir_fd=parent)
             if stat.S_ISLNK(found.st_mode):
-                return Entry(stat.S_IFLNK | 0o777, digest(os.readlink(name, dir_fd=parent)))
+                return TreeEntry(stat.S_IFLNK | 0o777, digest(os.readlink(name, dir_fd=parent)))
             before = self._permits.before(path) or found
-            return self._hashed(path, parent, before) if stat.S_ISREG(found.st_mode) else Entry(before.st_mode)
+            return self._hashed(path, parent, before) if stat.S_ISREG(found.st_mode) else TreeEntry(before.st_mode)
         except FileNotFoundError:
             return None
         except PermissionError:  # nobody knows what is in it; it is neither what was there nor what is wanted
-            return Entry(before.st_mode)
+            return TreeEntry(before.st_mode)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EINVAL):  # a file became a link since, or a link a file
                 return self._look(folder, parent, name)
             raise
 
-    def _hashed(self, path: bytes, parent: int, before: os.stat_result) -> Entry:
+    def _hashed(self, path: bytes, parent: int, before: os.stat_result) -> TreeEntry:
         bits = 0 if before.st_mode & READABLE else READABLE
         with self._permits.lent(path, bits), regular(parent, os.path.basename(path)) as opened:
             if opened is None:
-                return Entry(stat.S_IFIFO)
+                return TreeEntry(stat.S_IFIFO)
             file, found = opened
             mode = before.st_mode if found.st_ino == before.st_ino else found.st_mode
-            return Entry(mode, digest_of(iter(partial(file.read, CHUNK), b""), found.st_size))
+            return TreeEntry(mode, digest_of(iter(partial(file.read, CHUNK), b""), found.st_size))
 
     @contextmanager
-    def _place(self, path: bytes, *, must: bool = False) -> Iterator[Place[Entry | None] | None]:
+    def _place(self, path: bytes, *, must: bool = False) -> Iterator[DirectoryEntry[TreeEntry | None] | None]:
         """Open the directory that a path is in to change it, and give the place of its name there."""
         with self._parent(path, must=must, change=True) as parent:
             folder, name = os.path.split(path)
             look = partial(self._look, folder)
-            yield None if parent is None else Place(parent, name, path, look, None, self._aside)
+            yield None if parent is None else DirectoryEntry(parent, name, path, look, None, self._aside)
 
     @contextmanager
     def _parent(self, path: bytes, *, must: bool = False, change: bool = False) -> Iterator[int | None]:

@@ -17,7 +17,7 @@ O_PATH: int | None = getattr(os, "O_PATH", None)
 """Opens what may not be read, without following a link; a system without it gives no permissions here."""
 
 
-class Journal(Protocol):
+class PermissionJournal(Protocol):
     """Where it is written down which bits were given."""
 
     def permit(self, path: bytes, mode: int, inode: int) -> None:
@@ -38,7 +38,7 @@ class Permits:
         journal: where they are written down.
     """
 
-    def __init__(self, root: bytes, journal: Journal) -> None:
+    def __init__(self, root: bytes, journal: PermissionJournal) -> None:
         self._root, self._journal = root, journal
         self._held: dict[bytes, os.stat_result] = {}
 

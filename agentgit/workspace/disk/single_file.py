@@ -19,7 +19,7 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import shown
 from agentgit.workspace.disk.atomic_file import FOLDER, regular, remove_empty, told, write
 from agentgit.workspace.disk.contents import CHUNK
-from agentgit.workspace.disk.directory_entry import Place
+from agentgit.workspace.disk.directory_entry import DirectoryEntry
 from agentgit.workspace.disk.move_aside import Aside
 from agentgit.workspace.locations import expect_in_place
 
@@ -33,7 +33,7 @@ Keep = Callable[[bytes, bytes], None]
 
 
 @dataclass(frozen=True)
-class State:
+class FileState:
     """What stands at a path.
 
     Args:
@@ -51,7 +51,7 @@ class State:
     target: bytes = b""
 
 
-class Files:
+class SingleFiles:
     """The files of one directory.
 
     Args:
@@ -93,7 +93,7 @@ class Files:
         parents = [path[:end] for end, byte in enumerate(path) if byte == ord("/")]
         return [parent for parent in parents if not os.path.lexists(os.path.join(self.root, parent))]
 
-    def look(self, path: bytes, keep: Keep | None = None) -> State:
+    def look(self, path: bytes, keep: Keep | None = None) -> FileState:
         """Return what stands at a path.
 
         Args:
@@ -105,12 +105,12 @@ class Files:
         """
         with told(path), self._parent(path) as parent:
             if parent is None:
-                return State(ABSENT)
+                return FileState(ABSENT)
             if parent < 0:
-                return State(OTHER)
+                return FileState(OTHER)
             return _look(parent, os.path.basename(path), keep)
 
-    def put(self, path: bytes, state: State, read: Callable[[bytes], bytes], seen: State) -> bool:
+    def put(self, path: bytes, state: FileState, read: Callable[[bytes], bytes], seen: FileState) -> bool:
         """Put something at a path, in one step: whoever reads the file sees either what was there or what comes.
 
         Args:
@@ -138,13 +138,13 @@ class Files:
             parts = map(read, state.parts)
             return place.put(lambda name: write(parent, name, parts, state.mode, state.owner), state, seen)
 
-    def recover(self, path: bytes, *known: State) -> bytes | None:
+    def recover(self, path: bytes, *known: FileState) -> bytes | None:
         """Clear away what a process left that was killed while it changed a path; see `Place.recover`."""
         with told(path), self._parent(path) as parent:
             return None if parent is None or parent < 0 else self._place(parent, path).recover(*known)
 
-    def _place(self, parent: int, path: bytes) -> Place[State]:
-        return Place(parent, os.path.basename(path), path, _look, State(ABSENT), self._aside)
+    def _place(self, parent: int, path: bytes) -> DirectoryEntry[FileState]:
+        return DirectoryEntry(parent, os.path.basename(path), path, _look, FileState(ABSENT), self._aside)
 
     def remove_folders(self, paths: Iterable[bytes]) -> list[bytes]:
         """Remove those directories that are empty; give those that are gone.
@@ -194,23 +194,23 @@ def _open_folder(parent: int, name: bytes, *, make: bool) -> int | None:
         raise
 
 
-def _look(parent: int, name: bytes, keep: Keep | None = None) -> State:
+def _look(parent: int, name: bytes, keep: Keep | None = None) -> FileState:
     try:
         found = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:
-        return State(ABSENT)
+        return FileState(ABSENT)
     if stat.S_ISLNK(found.st_mode):
-        return State(LINK, target=os.readlink(name, dir_fd=parent))
+        return FileState(LINK, target=os.readlink(name, dir_fd=parent))
     if not stat.S_ISREG(found.st_mode):
-        return State(OTHER)
+        return FileState(OTHER)
     parts = []
     with regular(parent, name) as opened:
         if opened is None:
-            return State(OTHER)
+            return FileState(OTHER)
         file, found = opened
         while data := file.read(CHUNK):
             parts.append(sha256(data).digest())
             if keep:
                 keep(parts[-1], data)
     owner = (found.st_uid, found.st_gid) if os.geteuid() == 0 else (0, 0)
-    return State(FILE, stat.S_IMODE(found.st_mode), owner, tuple(parts))
+    return FileState(FILE, stat.S_IMODE(found.st_mode), owner, tuple(parts))

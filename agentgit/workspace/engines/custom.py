@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, Unavailable
-from agentgit.workspace.catalog import Catalog, Row
+from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engines.files import Target
 from agentgit.workspace.environment import Environment
 from agentgit.workspace.restore import Progress
@@ -78,7 +78,7 @@ class Own:
         """It does not tell what it leaves out."""
         return ()
 
-    def plan(self, target: Row, paths: Paths, since: Row | None = None) -> RestorePlan:
+    def plan(self, target: CatalogRow, paths: Paths, since: CatalogRow | None = None) -> RestorePlan:
         """Not known."""
         self._refuse("plan_restore")
 
@@ -86,7 +86,7 @@ class Own:
         """Not known."""
         self._refuse("changed")
 
-    def diff(self, a: Row | None, b: Row | None, paths: Paths) -> WorkspaceDiff:
+    def diff(self, a: CatalogRow | None, b: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
         """Not known."""
         self._refuse("diff")
 

@@ -16,7 +16,7 @@ from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.values import shown
 from agentgit.workspace.disk.atomic_file import flush
 from agentgit.workspace.disk.contents import IN_MEMORY, Data, Large, parts
-from agentgit.workspace.trees import Change, Entry, Written, digest_of
+from agentgit.workspace.trees import TreeChange, TreeEntry, WrittenTree, digest_of
 
 FILES, INDEX = b"files", "tree.json"
 """What is in the directory of a snapshot: the copies, and what stands at each path with its real permission bits."""
@@ -46,7 +46,7 @@ class Copies:
         with _told(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def write(self, key: str, base: str | None, changes: Iterable[Written]) -> None:
+    def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
         """Keep a snapshot: that of another key, with changes; see `Trees.write`."""
         known = self.tree(base) if base is not None else {}
         new = self._folder / f"{UNFINISHED}{key}"
@@ -64,7 +64,7 @@ class Copies:
                 shutil.rmtree(new, ignore_errors=True)
                 raise
 
-    def tree(self, key: str) -> dict[bytes, Entry]:
+    def tree(self, key: str) -> dict[bytes, TreeEntry]:
         """Return all that stands in a snapshot.
 
         Raises:
@@ -81,7 +81,7 @@ class Copies:
         except OSError as error:
             raise Unavailable(f"{path} cannot be read: {error.strerror}. Give the permission.") from error
 
-    def directories(self, key: str) -> dict[bytes, Entry]:
+    def directories(self, key: str) -> dict[bytes, TreeEntry]:
         """Give the directories that a snapshot names.
 
         Raises:
@@ -89,7 +89,7 @@ class Copies:
         """
         return {path: entry for path, entry in self.tree(key).items() if entry.is_directory}
 
-    def differences(self, before: str, after: str) -> dict[bytes, Change]:
+    def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
         """Return the paths at which two snapshots differ.
 
         Raises:
@@ -97,12 +97,12 @@ class Copies:
         """
         one, other = self.tree(before), self.tree(after)
         return {
-            path: Change(one.get(path), other.get(path))
+            path: TreeChange(one.get(path), other.get(path))
             for path in one.keys() | other.keys()
             if one.get(path) != other.get(path)
         }
 
-    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
+    def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
         """Read files and links of a snapshot, one after the other; each comes with its contents.
 
         Raises:
@@ -143,7 +143,7 @@ class _Writing:
         known: what stands in that one.
     """
 
-    def __init__(self, new: bytes, old: bytes | None, known: dict[bytes, Entry]) -> None:
+    def __init__(self, new: bytes, old: bytes | None, known: dict[bytes, TreeEntry]) -> None:
         self._new, self._old = new, old
         self._index = dict(known)
         self._copies = {entry.oid: path for path, entry in known.items() if stat.S_ISREG(entry.mode)}
@@ -154,7 +154,7 @@ class _Writing:
         """The directories that were made, with that of all copies."""
         return [os.path.join(self._new, path) for path in self._made]
 
-    def write(self, changes: Iterable[Written]) -> dict[bytes, Entry]:
+    def write(self, changes: Iterable[WrittenTree]) -> dict[bytes, TreeEntry]:
         """Put everything there; give what stands in it."""
         for path, entry in self._index.items():
             self._place(path, entry)
@@ -165,7 +165,7 @@ class _Writing:
                 self._place(path, entry_now, data)
         return self._index
 
-    def _place(self, path: bytes, entry: Entry, data: Data | None = None) -> None:
+    def _place(self, path: bytes, entry: TreeEntry, data: Data | None = None) -> None:
         at = self._new + b"/" + path
         self._make_folder(path if entry.is_directory else os.path.dirname(path))
         if entry.is_directory:
@@ -232,12 +232,12 @@ def _last_links(folder: Path) -> int:
     return sum(one.st_size for one in found if one.st_nlink == 1)
 
 
-def _packed(tree: dict[bytes, Entry]) -> bytes:
+def _packed(tree: dict[bytes, TreeEntry]) -> bytes:
     return orjson.dumps([(path.decode("latin-1"), entry.mode, entry.oid) for path, entry in tree.items()])
 
 
-def _unpacked(data: bytes) -> dict[bytes, Entry]:
-    return {path.encode("latin-1"): Entry(mode, oid) for path, mode, oid in orjson.loads(data)}
+def _unpacked(data: bytes) -> dict[bytes, TreeEntry]:
+    return {path.encode("latin-1"): TreeEntry(mode, oid) for path, mode, oid in orjson.loads(data)}
 
 
 @contextmanager

@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 from agentgit.errors import WorkspaceChanged
 from agentgit.values import shown
-from agentgit.workspace.catalog import Catalog, Restoring, Row
+from agentgit.workspace.catalog import Catalog, CatalogRow, Restoring
 from agentgit.workspace.diff import Read, Sides, compared, contents_of, differs
 from agentgit.workspace.disk.contents import IN_MEMORY
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
 from agentgit.workspace.locations import expect_in_place
-from agentgit.workspace.restore import Outcome, Progress, Restore, limited
-from agentgit.workspace.restore_plan import Planner, Steps
+from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, limited
+from agentgit.workspace.restore_plan import RestorePlanner, RestoreSteps
 from agentgit.workspace.scan.excluded import Left, above, compare, left_of
 from agentgit.workspace.scan.excluded_report import Named, in_the_way, is_among
-from agentgit.workspace.scan.ignore import GIT, Rules
-from agentgit.workspace.scan.index import PLAIN_DIRECTORY, Known, Seen, Skipped, stamp_of, within
+from agentgit.workspace.scan.ignore import GIT, IgnoreRules
+from agentgit.workspace.scan.index import PLAIN_DIRECTORY, Known, SeenFiles, Skipped, stamp_of, within
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE, Scan
-from agentgit.workspace.trees import Change, Entry, Trees, Written
+from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, WrittenTree
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 Paths = Iterable[bytes] | None
@@ -52,7 +52,7 @@ class Target:
         expected: what its caller knows to stand in the workspace; None is whatever does.
     """
 
-    row: Row
+    row: CatalogRow
     paths: tuple[bytes, ...] | None = None
     expected: Expected | None = None
 
@@ -67,7 +67,7 @@ class Looked(NamedTuple):
     """
 
     known: Known
-    changes: dict[bytes, Entry | None]
+    changes: dict[bytes, TreeEntry | None]
     left: Left
 
 
@@ -89,7 +89,7 @@ class Files:
         self._root, self._storage = os.fsencode(root), os.fsencode(storage)
         self._trees, self._catalog = trees, catalog
         self._patterns, self._most = patterns, max_file_size
-        self._planner = Planner(self._root, trees, catalog, patterns)
+        self._planner = RestorePlanner(self._root, trees, catalog, patterns)
         self._known: Known | None = None
 
     def snapshot(
@@ -116,7 +116,7 @@ class Files:
         self._known = known
         return snapshot
 
-    def adopt(self, source: Files, row: Row, made: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
+    def adopt(self, source: Files, row: CatalogRow, made: Callable[[int], FileCheckpoint]) -> FileCheckpoint:
         """Copy a snapshot of another workspace into the storage of this one."""
         entries = source._trees.tree(row.tree)
         snapshot = made(sum(not entry.is_directory for entry in entries.values()))
@@ -125,7 +125,7 @@ class Files:
         return snapshot
 
     def put(
-        self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[Written], left: Left | None = None
+        self, snapshot: FileCheckpoint, base: str | None, changes: Iterable[WrittenTree], left: Left | None = None
     ) -> str:
         """Store a snapshot of files that did not stand here; give the key of its tree.
 
@@ -140,11 +140,11 @@ class Files:
         self._catalog.add(snapshot, key, left)
         return key
 
-    def _written(self, tree: str, entries: Mapping[bytes, Entry]) -> Iterator[Written]:
+    def _written(self, tree: str, entries: Mapping[bytes, TreeEntry]) -> Iterator[WrittenTree]:
         """Iterate over a part of a snapshot as it is put into another one."""
-        yield from (Written(path, entry) for path, entry in sorted(entries.items()) if entry.is_directory)
+        yield from (WrittenTree(path, entry) for path, entry in sorted(entries.items()) if entry.is_directory)
         files = [(path, entry) for path, entry in sorted(entries.items()) if not entry.is_directory]
-        yield from (Written(*one) for one in self._trees.contents(tree, files))
+        yield from (WrittenTree(*one) for one in self._trees.contents(tree, files))
 
     def restore(self, target: Target, safety: Callable[[int], FileCheckpoint], progress: Progress | None) -> Restored:
         """Go to a snapshot, after a safety snapshot of what stands now.
@@ -170,7 +170,7 @@ class Files:
         Permits(self._root, self._catalog).recover()
         return [self._run(one, None, again=True) for one in self._catalog.unfinished()]
 
-    def plan(self, target: Row, paths: Paths, since: Row | None = None) -> RestorePlan:
+    def plan(self, target: CatalogRow, paths: Paths, since: CatalogRow | None = None) -> RestorePlan:
         """Return what a restore would do.
 
         Args:
@@ -180,7 +180,9 @@ class Files:
         """
         now = self._unwritten()
         differences = self._differences_to_now(target.tree, now)
-        changes = self._limited({path: Change(after, before) for path, (before, after) in differences.items()}, paths)
+        changes = self._limited(
+            {path: TreeChange(after, before) for path, (before, after) in differences.items()}, paths
+        )
         steps = self._planner.steps(target.snapshot.id, target.tree, changes, now.left)
         stands = self._planner.standing(steps, now.left)
         put = [path for path, (_, after) in steps.changes.items() if _leaf(after) and path not in stands]
@@ -195,7 +197,7 @@ class Files:
         """Return the paths of the files that changed since they were last saved or restored."""
         return self._files_among(self._unwritten())
 
-    def diff(self, a: Row | None, b: Row | None, paths: Paths) -> WorkspaceDiff:
+    def diff(self, a: CatalogRow | None, b: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
         """Return how two snapshots differ; None for the second is the workspace as it is now."""
         first = a.tree if a else None
         then = self._catalog.left(a.snapshot.id) if a else {}
@@ -236,7 +238,7 @@ class Files:
 
     def _scan(self, known: Known, permits: Permits, paths: Paths) -> Scan:
         expect_in_place(self._root)
-        rules, outside = Rules(self._root, self._patterns), self._outside()
+        rules, outside = IgnoreRules(self._root, self._patterns), self._outside()
         settings = repr((GIT, self._patterns, self._most, outside))
         places = (self._root, known, permits, self._storage, rules, self._most)
         return Scan(*places, settings=settings, paths=paths, outside=outside)
@@ -249,7 +251,7 @@ class Files:
         """Return the absolute paths that are not to be touched, wherever they are."""
         return (self._storage, *(os.path.join(self._root, os.fsencode(path)) for path in self._catalog.left_out()))
 
-    def _limited(self, differences: Mapping[bytes, Change], paths: Paths) -> dict[bytes, Change]:
+    def _limited(self, differences: Mapping[bytes, TreeChange], paths: Paths) -> dict[bytes, TreeChange]:
         """Return the differences at some paths, without those paths that are left out now and were not always."""
         outside = {os.path.relpath(path, self._root) for path in self._outside()}
         return {path: change for path, change in limited(differences, paths).items() if path not in outside}
@@ -311,14 +313,14 @@ class Files:
         now = {path: one for path, one in now.items() if path not in moved}
         return self._told(restoring, disk, outcome, self._planner.said(steps, now, restoring.paths))
 
-    def _arrive(self, restoring: Restoring, differences: dict[bytes, Change], steps: Steps) -> None:
+    def _arrive(self, restoring: Restoring, differences: dict[bytes, TreeChange], steps: RestoreSteps) -> None:
         """Take note that the files are as in a snapshot, but for those that stay although it does not have them."""
         known, key = self._catalog.known(self._known), restoring.target
         if steps.stays:
             key = secrets.token_hex(8)
             filled = {one for path in steps.stays for one in above(path)}
             named = self._trees.directories(restoring.target)
-            away = [Written(path, None) for path in filled if named.get(path) == Entry(PLAIN_DIRECTORY)]
+            away = [WrittenTree(path, None) for path in filled if named.get(path) == TreeEntry(PLAIN_DIRECTORY)]
             stays = self._written(restoring.before, steps.stays)
             self._trees.write(key, restoring.target, chain(away, stays))
         arrived = {path: change for path, change in differences.items() if path not in steps.stays}
@@ -334,7 +336,7 @@ class Files:
         self._catalog.enter(None, known)
         self._known = known
 
-    def _told(self, restoring: Restoring, disk: Disk, outcome: Outcome, said: Named) -> Restored:
+    def _told(self, restoring: Restoring, disk: Disk, outcome: RestoreOutcome, said: Named) -> Restored:
         return Restored(
             id=restoring.snapshot,
             safety=restoring.safety,
@@ -349,9 +351,9 @@ class Files:
             left=said.left,
         )
 
-    def _between(self, a: str | None, b: str) -> dict[bytes, Change]:
+    def _between(self, a: str | None, b: str) -> dict[bytes, TreeChange]:
         if a is None:
-            return {path: Change(None, entry) for path, entry in self._trees.tree(b).items()}
+            return {path: TreeChange(None, entry) for path, entry in self._trees.tree(b).items()}
         return self._trees.differences(a, b)
 
     def _unwritten(self) -> Looked:
@@ -367,7 +369,7 @@ class Files:
         files = [path for path, entry in now.changes.items() if path in now.known.files or _leaf(entry)]
         return _texts(chain(files, *compare(self._left(now.known), now.left, self._root)))
 
-    def _files_since(self, since: Row, now: Looked) -> tuple[str, ...]:
+    def _files_since(self, since: CatalogRow, now: Looked) -> tuple[str, ...]:
         """Name the files that are not as in a snapshot, and what differs of that which it left out."""
         found = self._limited(self._differences_to_now(since.tree, now), None)
         files = [path for path, (before, after) in found.items() if _leaf(before) or _leaf(after)]
@@ -377,20 +379,20 @@ class Files:
         imported = {path for path, one in then.items() if not one.stood_here}
         return _texts(path for path in chain(files, *compare(then, now.left, self._root)) if path not in imported)
 
-    def _differences_to_now(self, a: str | None, now: Looked) -> dict[bytes, Change]:
+    def _differences_to_now(self, a: str | None, now: Looked) -> dict[bytes, TreeChange]:
         """Return how the workspace differs from a snapshot."""
         known = now.known
         if known.key is None:  # this workspace has never been looked at; the snapshot is of another one
-            found = {path: Change(entry, None) for path, entry in (self._trees.tree(a) if a else {}).items()}
+            found = {path: TreeChange(entry, None) for path, entry in (self._trees.tree(a) if a else {}).items()}
         else:
             found = self._between(a, known.key)
         entries = {path: seen.entry for path, seen in known.files.items()} | known.directories()
         for path, entry in now.changes.items():
             before = found[path].before if path in found else entries.get(path) if a else None
-            found[path] = Change(before, entry)
+            found[path] = TreeChange(before, entry)
         return {path: change for path, change in found.items() if change.before != change.after}
 
-    def _read(self, entries: Iterable[tuple[bytes, Entry]]) -> Generator[Read, None, None]:
+    def _read(self, entries: Iterable[tuple[bytes, TreeEntry]]) -> Generator[Read, None, None]:
         """Read files of the workspace, in the same way."""
         with Permits(self._root, self._catalog) as permits:
             disk = Disk(self._root, b"", permits)
@@ -398,35 +400,35 @@ class Files:
                 yield path, disk.read(path, IN_MEMORY)
 
 
-def _arrived(known: Known, key: str, differences: dict[bytes, Change], named: dict[bytes, Entry]) -> None:
+def _arrived(known: Known, key: str, differences: dict[bytes, TreeChange], named: dict[bytes, TreeEntry]) -> None:
     """Bring what is known to a snapshot that was restored; what was touched is to be looked at again."""
     for path, (_, after) in differences.items():
         known.dirty.add(path)
         known.files.pop(path, None)
         if after is not None and not after.is_directory:
-            known.files[path] = Seen(after, None)
+            known.files[path] = SeenFiles(after, None)
     folders = set(named)
     for path in [*known.files, *named]:
         while (path := path.rpartition(b"/")[0]) and path not in folders:
             folders.add(path)
     known.dirty |= folders ^ known.folders.keys()
-    modes = {path: named.get(path, Entry(PLAIN_DIRECTORY)) for path in folders}
-    before, known.folders = known.folders, {b"": Seen(Entry(PLAIN_DIRECTORY), None)}
+    modes = {path: named.get(path, TreeEntry(PLAIN_DIRECTORY)) for path in folders}
+    before, known.folders = known.folders, {b"": SeenFiles(TreeEntry(PLAIN_DIRECTORY), None)}
     for path, entry in modes.items():
         seen = before.get(path)
-        known.folders[path] = seen if seen and seen.entry == entry else Seen(entry, None)
+        known.folders[path] = seen if seen and seen.entry == entry else SeenFiles(entry, None)
     known.key = key
     known.dirty.add(b"")
 
 
-def _counted(changes: Iterator[Written], most: int, progress: Progress | None) -> Iterator[Written]:
+def _counted(changes: Iterator[WrittenTree], most: int, progress: Progress | None) -> Iterator[WrittenTree]:
     for number, change in enumerate(changes, 1):
         yield change
         if progress:
             progress(min(number, most), most)
 
 
-def _leaf(entry: Entry | None) -> bool:
+def _leaf(entry: TreeEntry | None) -> bool:
     return entry is not None and not entry.is_directory
 
 

@@ -22,7 +22,7 @@ from agentgit.errors import Corrupt, NotFound, Unavailable
 from agentgit.values import shown
 from agentgit.workspace.disk.atomic_file import flush
 from agentgit.workspace.disk.contents import IN_MEMORY, Data, gather, parts
-from agentgit.workspace.trees import PLAIN_MODES, Change, Entry, Written, digest_of
+from agentgit.workspace.trees import PLAIN_MODES, TreeChange, TreeEntry, WrittenTree, digest_of
 
 REFS = "refs/agentgit/"
 
@@ -71,7 +71,7 @@ class GitTrees:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             self._run("init", "--bare", "--quiet", "--template=", folder)
 
-    def write(self, key: str, base: str | None, changes: Iterable[Written]) -> None:
+    def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:
         """See `Trees.write`."""
         odd = dict(self._odd_of(base)) if base else {}
         tree = self._tree_of(base) if base else NOTHING
@@ -100,7 +100,7 @@ class GitTrees:
             flush(*(os.path.join(self._folder, name) for name in ("objects/pack", REFS)))
         self._remember(key, out.split()[2].decode() if b" tree " in out else NOTHING, odd)
 
-    def tree(self, key: str) -> dict[bytes, Entry]:
+    def tree(self, key: str) -> dict[bytes, TreeEntry]:
         """See `Trees.tree`."""
         odd, found = self._odd_of(key), self.directories(key)
         for line in _parts(self._run("ls-tree", "-r", "-z", self._tree_of(key))):
@@ -109,29 +109,29 @@ class GitTrees:
             found[path] = _file(path, mode, oid, odd)
         return found
 
-    def directories(self, key: str) -> dict[bytes, Entry]:
+    def directories(self, key: str) -> dict[bytes, TreeEntry]:
         """See `Trees.directories`."""
-        return {path: Entry(mode) for path, mode in self._odd_of(key).items() if stat.S_ISDIR(mode)}
+        return {path: TreeEntry(mode) for path, mode in self._odd_of(key).items() if stat.S_ISDIR(mode)}
 
-    def differences(self, before: str, after: str) -> dict[bytes, Change]:
+    def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
         """See `Trees.differences`."""
         if before == after:
             return {}
         old, new = self._odd_of(before), self._odd_of(after)
-        found: dict[bytes, Change] = {}
+        found: dict[bytes, TreeChange] = {}
         raw = _parts(
             self._run("diff-tree", "-r", "-z", "--raw", "--no-renames", self._tree_of(before), self._tree_of(after))
         )
         for about, path in zip(raw[::2], raw[1::2], strict=True):
             modes_and_oids = about.decode().lstrip(":").split()
-            found[path] = Change(
+            found[path] = TreeChange(
                 _entry(path, modes_and_oids[0], modes_and_oids[2], old),
                 _entry(path, modes_and_oids[1], modes_and_oids[3], new),
             )
         self._differing_modes(before, old, new, found)
         return {path: change for path, change in found.items() if change.before != change.after}
 
-    def contents(self, key: str, entries: Iterable[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry, Data]]:
+    def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
         """See `Trees.contents`."""
         wanted = list(entries)
         if not wanted:
@@ -203,21 +203,21 @@ class GitTrees:
                 path.unlink(missing_ok=True)
 
     def _differing_modes(
-        self, key: str, old: dict[bytes, int], new: dict[bytes, int], found: dict[bytes, Change]
+        self, key: str, old: dict[bytes, int], new: dict[bytes, int], found: dict[bytes, TreeChange]
     ) -> None:
         """Add what only `odd` tells: directories, and files whose bytes are the same."""
         others = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
-        tree: dict[bytes, Entry] | None = None
+        tree: dict[bytes, TreeEntry] | None = None
         for path in others:
             was, now = old.get(path), new.get(path)
             if any(mode is not None and stat.S_ISDIR(mode) for mode in (was, now)):
-                known = found.get(path, Change(None, None))
-                found[path] = Change(_directory(was) or known.before, _directory(now) or known.after)
+                known = found.get(path, TreeChange(None, None))
+                found[path] = TreeChange(_directory(was) or known.before, _directory(now) or known.after)
             elif path not in found:
                 tree = self.tree(key) if tree is None else tree
                 same = tree[path]
                 executable = stat.S_IFREG | (0o755 if same.mode & 0o100 else 0o644)
-                found[path] = Change(same, Entry(now or executable, same.oid))
+                found[path] = TreeChange(same, TreeEntry(now or executable, same.oid))
 
     def _odd_of(self, key: str) -> dict[bytes, int]:
         if key not in self._odd:
@@ -285,7 +285,7 @@ def _isolated(folder: str) -> dict[str, str]:
     }
 
 
-def _send(to: IO[bytes], key: str, tree: str, changes: Iterable[Written], odd: dict[bytes, int]) -> None:
+def _send(to: IO[bytes], key: str, tree: str, changes: Iterable[WrittenTree], odd: dict[bytes, int]) -> None:
     """Send a commit: the tree to begin with, what changed, the odd modes; and ask which tree that made."""
     to.write(f"commit {REFS}{key}\ncommitter agentgit <agentgit> 0 +0000\ndata 0\n".encode())
     if tree != NOTHING:
@@ -311,29 +311,29 @@ def _quoted(path: bytes) -> bytes:
     return b'"files/%s"' % path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
 
 
-def _git_mode(entry: Entry) -> bytes:
+def _git_mode(entry: TreeEntry) -> bytes:
     return b"120000" if entry.is_link else b"100755" if entry.mode & 0o100 else b"100644"
 
 
-def _entry(path: bytes, mode: str, oid: str, odd: dict[bytes, int]) -> Entry | None:
+def _entry(path: bytes, mode: str, oid: str, odd: dict[bytes, int]) -> TreeEntry | None:
     return None if set(mode) == {"0"} else _file(path, mode, oid, odd)
 
 
-def _file(path: bytes, mode: str, oid: str, odd: dict[bytes, int]) -> Entry:
+def _file(path: bytes, mode: str, oid: str, odd: dict[bytes, int]) -> TreeEntry:
     if mode == LINK:
-        return Entry(stat.S_IFLNK | 0o777, oid)
-    return Entry(odd.get(path, stat.S_IFREG | int(mode[-3:], 8)), oid)
+        return TreeEntry(stat.S_IFLNK | 0o777, oid)
+    return TreeEntry(odd.get(path, stat.S_IFREG | int(mode[-3:], 8)), oid)
 
 
-def _directory(mode: int | None) -> Entry | None:
-    return Entry(mode) if mode is not None and stat.S_ISDIR(mode) else None
+def _directory(mode: int | None) -> TreeEntry | None:
+    return TreeEntry(mode) if mode is not None and stat.S_ISDIR(mode) else None
 
 
 def _parts(out: bytes) -> list[bytes]:
     return out.split(b"\0")[:-1]
 
 
-def _read(out: IO[bytes], key: str, path: bytes, entry: Entry, folder: str) -> Data:
+def _read(out: IO[bytes], key: str, path: bytes, entry: TreeEntry, folder: str) -> Data:
     header = out.readline().split()
     size = int(header[2]) if len(header) == 3 else 0
     data = gather(out.read, size, folder)

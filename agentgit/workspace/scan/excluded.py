@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from agentgit.workspace.scan.index import Skipped, within
-from agentgit.workspace.trees import Change, Entry
+from agentgit.workspace.trees import TreeChange, TreeEntry
 
 UNKNOWN = "the snapshot does not record what it left out, so this may have been there"
 """Why a file stays that an old snapshot does not have."""
@@ -20,7 +20,7 @@ UNKNOWN = "the snapshot does not record what it left out, so this may have been 
 UNRECORDED = "this snapshot is older than the record of what is left out; what of that is missing cannot be told"
 
 
-class LeftOut(NamedTuple):
+class ExcludedPaths(NamedTuple):
     """Something that a snapshot does not hold, as it stood when the snapshot was taken.
 
     Args:
@@ -40,16 +40,16 @@ class LeftOut(NamedTuple):
         """True unless an import brought the record: then nobody here knows how it looked."""
         return self.mode != 0
 
-    def is_like(self, other: LeftOut) -> bool:
+    def is_like(self, other: ExcludedPaths) -> bool:
         """Return whether it still looks the same, as far as that is known; the reason does not matter."""
         return not (self.stood_here and other.stood_here) or self[1:] == other[1:]
 
 
-Left = Mapping[bytes, LeftOut]
+Left = Mapping[bytes, ExcludedPaths]
 """What is left out, by path. Of an excluded directory there is only its own path."""
 
 
-def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, LeftOut]:
+def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, ExcludedPaths]:
     """Return what is left out of the workspace.
 
     Args:
@@ -63,7 +63,7 @@ def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict
     }
 
 
-def look(root: bytes, path: bytes) -> LeftOut | None:
+def look(root: bytes, path: bytes) -> ExcludedPaths | None:
     """Return how something looks now; None if nothing is there. No link is followed inside the workspace.
 
     Args:
@@ -85,8 +85,8 @@ def look(root: bytes, path: bytes) -> LeftOut | None:
     return _looking("", found.st_mode, found.st_size, found.st_mtime_ns)
 
 
-def _looking(why: str, mode: int, size: int, mtime: int) -> LeftOut:
-    return LeftOut(why, mode, 0, 0) if stat.S_ISDIR(mode) else LeftOut(why, mode, size, mtime)
+def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPaths:
+    return ExcludedPaths(why, mode, 0, 0) if stat.S_ISDIR(mode) else ExcludedPaths(why, mode, size, mtime)
 
 
 def packed(left: Left) -> tuple[str, bytes]:
@@ -96,14 +96,14 @@ def packed(left: Left) -> tuple[str, bytes]:
     return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)
 
 
-def unpacked(data: bytes) -> dict[bytes, LeftOut]:
+def unpacked(data: bytes) -> dict[bytes, ExcludedPaths]:
     """Read what `packed` gave."""
-    return {path.encode("latin-1"): LeftOut(*values) for path, *values in json.loads(zlib.decompress(data))}
+    return {path.encode("latin-1"): ExcludedPaths(*values) for path, *values in json.loads(zlib.decompress(data))}
 
 
 def staying(
-    changes: Mapping[bytes, Change], then: Left | None, target: Callable[[], Mapping[bytes, Entry]]
-) -> dict[bytes, Entry]:
+    changes: Mapping[bytes, TreeChange], then: Left | None, target: Callable[[], Mapping[bytes, TreeEntry]]
+) -> dict[bytes, TreeEntry]:
     """Return what a restore must not remove, because the snapshot left it out or may have done so.
 
     Args:
@@ -116,13 +116,13 @@ def staying(
         return {}
     if then is not None:
         return {path: entry for path, entry in gone.items() if within(path, then) is not None}
-    free = no_room({path: Change(None, entry) for path, entry in target().items()})
+    free = no_room({path: TreeChange(None, entry) for path, entry in target().items()})
     files = {path for path, entry in gone.items() if not entry.is_directory and not free(path)}
     stays = files | {one for path in files for one in above(path)}
     return {path: entry for path, entry in gone.items() if path in stays and not free(path)}
 
 
-def no_room(changes: Mapping[bytes, Change]) -> Callable[[bytes], bool]:
+def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
     """Return a function that tells where a snapshot cannot have left out a file: above and below what it has.
 
     Args:

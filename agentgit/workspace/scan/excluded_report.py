@@ -7,9 +7,9 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from agentgit.workspace.scan.excluded import UNKNOWN, UNRECORDED, Left, LeftOut, compare
+from agentgit.workspace.scan.excluded import UNKNOWN, UNRECORDED, ExcludedPaths, Left, compare
 from agentgit.workspace.scan.index import Skipped, within
-from agentgit.workspace.trees import Change
+from agentgit.workspace.trees import TreeChange
 
 Pairs = tuple[tuple[str, str], ...]
 """Paths, each with the reason."""
@@ -56,7 +56,7 @@ def of_left_out(
     return Named(_pairs(missing), _pairs({path: why for path, why in left.items() if among(path)}))
 
 
-def in_the_way(now: Mapping[bytes, LeftOut | Skipped], changes: Mapping[bytes, Change]) -> Iterator[bytes]:
+def in_the_way(now: Mapping[bytes, ExcludedPaths | Skipped], changes: Mapping[bytes, TreeChange]) -> Iterator[bytes]:
     """Iterate over what is left out now and stands where a restore puts something else: it is moved aside.
 
     Args:
@@ -70,7 +70,7 @@ def in_the_way(now: Mapping[bytes, LeftOut | Skipped], changes: Mapping[bytes, C
         while path := os.path.dirname(path):
             folders.add(path)
     for path, one in now.items():
-        mode = one.mode if isinstance(one, LeftOut) else one.stamp[4]
+        mode = one.mode if isinstance(one, ExcludedPaths) else one.stamp[4]
         if within(path, files) is not None or (path in folders and not stat.S_ISDIR(mode)):
             yield path
 

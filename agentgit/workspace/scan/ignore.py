@@ -20,7 +20,7 @@ MOST = 1_000_000
 """The greatest size of a `.gitignore` file that is read, in bytes."""
 
 
-class Rules:
+class IgnoreRules:
     """The rules of one workspace, as they stand when they are first asked.
 
     Args:

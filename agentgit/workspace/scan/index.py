@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from agentgit.workspace.trees import Entry
+from agentgit.workspace.trees import TreeEntry
 
 Stamp = tuple[int, int, int, int, int]
 """Times of modification and of change in nanoseconds, size, inode, mode: while they stay, so does the content."""
@@ -22,7 +22,7 @@ RECENT, RECENT_COARSE = 20_000_000, 2_000_000_000
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
 
-class Seen(NamedTuple):
+class SeenFiles(NamedTuple):
     """A captured file, link or directory.
 
     Args:
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
         stamp: how it looked; None if it may have changed since without looking otherwise.
     """
 
-    entry: Entry
+    entry: TreeEntry
     stamp: Stamp | None
 
 
@@ -57,8 +57,8 @@ class Known:
 
     key: str | None = None
     settings: str = ""
-    files: dict[bytes, Seen] = field(default_factory=dict)
-    folders: dict[bytes, Seen] = field(default_factory=dict)
+    files: dict[bytes, SeenFiles] = field(default_factory=dict)
+    folders: dict[bytes, SeenFiles] = field(default_factory=dict)
     skipped: dict[bytes, Skipped] = field(default_factory=dict)
     dirty: set[bytes] = field(default_factory=set)
     generation: str = ""
@@ -73,7 +73,7 @@ class Known:
             dirty=set(self.dirty),
         )
 
-    def directories(self) -> dict[bytes, Entry]:
+    def directories(self) -> dict[bytes, TreeEntry]:
         """Give those directories that a snapshot must name: with nothing captured below, or with odd modes."""
         parents = {path.rpartition(b"/")[0] for path in self.files}
         parents |= {path.rpartition(b"/")[0] for path in self.folders}

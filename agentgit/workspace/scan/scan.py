@@ -16,9 +16,9 @@ from agentgit.errors import Unavailable
 from agentgit.values import shown
 from agentgit.workspace.disk.contents import CHUNK, IN_MEMORY, Data, gather, parts
 from agentgit.workspace.disk.permissions import READABLE, SEARCHABLE, Permits
-from agentgit.workspace.scan.ignore import NAME, Rules
-from agentgit.workspace.scan.index import Known, Seen, Skipped, Stamp, mode_of, settled, stamp_of, within
-from agentgit.workspace.trees import Entry, Written, digest, digest_of
+from agentgit.workspace.scan.ignore import NAME, IgnoreRules
+from agentgit.workspace.scan.index import Known, SeenFiles, Skipped, Stamp, mode_of, settled, stamp_of, within
+from agentgit.workspace.trees import TreeEntry, WrittenTree, digest, digest_of
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 
@@ -64,7 +64,7 @@ class Scan:
         known: Known,
         permits: Permits,
         spool: bytes,
-        rules: Rules,
+        rules: IgnoreRules,
         max_file_size: int,
         *,
         settings: str = "",
@@ -74,7 +74,7 @@ class Scan:
         self._at, self._permits, self._spool = root + b"/", permits, spool
         self._known, self._rules, self._most, self._outside = known, rules, max_file_size, frozenset(outside)
         self._paths = None if paths is None else tuple(paths)
-        self._named: dict[bytes, Entry] | None = None
+        self._named: dict[bytes, TreeEntry] | None = None
         self._changed: dict[bytes, None] = {}
         self._gone: dict[bytes, None] = {}
         self._moved: set[bytes] = set()
@@ -86,23 +86,23 @@ class Scan:
         """How many files `changes` reads."""
         return len(self._changed)
 
-    def changes(self) -> Iterator[Written]:
+    def changes(self) -> Iterator[WrittenTree]:
         """Return what is gone, then what is new or different, then directories."""
         if not (self._moved or self._changed or self._gone):
             return
         named = self._name()
         away = [path for path in self._gone if path not in self._changed]
         self.files_changed += len(away)
-        yield from (Written(path, None) for path in away)
+        yield from (WrittenTree(path, None) for path in away)
         folders = self._known.folders
-        yield from (Written(p, None) for p in named if p not in folders and p not in self._changed)
+        yield from (WrittenTree(p, None) for p in named if p not in folders and p not in self._changed)
         for path in sorted(self._changed):
             yield from self._looked_at(path)
         now = self._known.directories()
-        yield from (Written(path, None) for path in named.keys() - now.keys() if path in folders)
-        yield from (Written(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
+        yield from (WrittenTree(path, None) for path in named.keys() - now.keys() if path in folders)
+        yield from (WrittenTree(path, now[path]) for path in sorted(now) if now[path] != named.get(path))
 
-    def _name(self) -> dict[bytes, Entry]:
+    def _name(self) -> dict[bytes, TreeEntry]:
         """Return the directories that were named before anything that is known was changed."""
         if self._named is None:
             self._named = self._known.directories()
@@ -231,7 +231,7 @@ class Scan:
                 continue
             self._enter(folder, stamp)
             whole = self._within(folder)
-            known.folders[folder] = Seen(Entry(stamp[4]), settled(stamp) if whole else None)
+            known.folders[folder] = SeenFiles(TreeEntry(stamp[4]), settled(stamp) if whole else None)
             known.dirty.add(folder)
             for path, found in self._names(folder):
                 if path in known.files or path in known.folders or path in self._changed:
@@ -283,7 +283,7 @@ class Scan:
         self._known.skipped[path] = Skipped(why, stamp)
         self._known.dirty.add(path)
 
-    def _looked_at(self, path: bytes) -> Iterator[Written]:
+    def _looked_at(self, path: bytes) -> Iterator[WrittenTree]:
         """Read one file or link, and give it if it is not what is known."""
         known = self._known.files.get(path)
         now = time.time_ns()
@@ -292,13 +292,13 @@ class Scan:
         if stamp is None:
             if self._known.files.pop(path, None) or path in self._gone:
                 self.files_changed += 1
-                yield Written(path, None)
+                yield WrittenTree(path, None)
             return
-        entry = Entry(mode_of(stamp), oid)
-        self._known.files[path] = Seen(entry, settled(stamp, now))
+        entry = TreeEntry(mode_of(stamp), oid)
+        self._known.files[path] = SeenFiles(entry, settled(stamp, now))
         if known is None or known.entry != entry:
             self.files_changed += 1
-            yield Written(path, entry, data)
+            yield WrittenTree(path, entry, data)
 
     def _read(self, path: bytes, known: str) -> Contents:
         """Read one file or link; if it cannot be read, leave it out."""

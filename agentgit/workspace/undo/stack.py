@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
 from agentgit.values import shown
-from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, Files, State
-from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, Entry, Rows
+from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
+from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
 
 CHANGED = "it was changed meanwhile"
 
@@ -148,8 +148,8 @@ class UndoStack:
     ) -> None:
         if max_snapshots < 1:
             raise InvalidInput(f"max_snapshots={max_snapshots}; an undo stack keeps at least one.")
-        self._files = Files(workspace_dir, Path(storage_dir) / "aside")
-        self._rows = Rows(Path(storage_dir) / "undo.db")
+        self._files = SingleFiles(workspace_dir, Path(storage_dir) / "aside")
+        self._rows = UndoStorage(Path(storage_dir) / "undo.db")
         self._max_snapshots = max_snapshots
         self._whole = whole
         self._thread, self._is_inside = threading.RLock(), False
@@ -265,7 +265,7 @@ class UndoStack:
                 raise NotFound(f"There is no undo {id} to take back; `safety` lists those that there are.")
             return self._swap(entry, UNDO) if entry else Undone()
 
-    def _swap(self, entry: Entry, onto: str) -> Undone:
+    def _swap(self, entry: StoredEntry, onto: str) -> Undone:
         """Keep on the other stack what stands at the places of an entry, then do what the entry says."""
         with self._rows.writing():
             if entry.whole is not None:
@@ -288,7 +288,7 @@ class UndoStack:
                 return done if counts else Undone()
         return Undone()
 
-    def _recover(self, entry: Entry, kept: Entry) -> Undone:
+    def _recover(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
         """Clear away what a process left that was killed in an undo; what somebody else wrote then is kept."""
         left = []
         for path, wanted in entry.states.items():
@@ -297,7 +297,7 @@ class UndoStack:
                 left.append((os.fsdecode(path), f"{CHANGED}; that is now at {os.fsdecode(to)}"))
         return Undone(left=tuple(left))
 
-    def _go_on(self, entry: Entry, kept: Entry) -> Undone:
+    def _go_on(self, entry: StoredEntry, kept: StoredEntry) -> Undone:
         """Do what an entry says where it is not done yet, and take it off its stack.
 
         Raises:
@@ -328,7 +328,7 @@ class UndoStack:
         left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(done, name, ())]
         return Undone(wholes=(id,), left=tuple(left))
 
-    def _put(self, path: bytes, wanted: State, known: State) -> Undone:
+    def _put(self, path: bytes, wanted: FileState, known: FileState) -> Undone:
         """Make a file what it was, if what stands there is what we know of."""
         name, now = os.fsdecode(path), self._files.look(path)
         if now == wanted:
@@ -384,6 +384,6 @@ def _several(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathL
     return paths
 
 
-def _value(entry: Entry) -> UndoEntry:
+def _value(entry: StoredEntry) -> UndoEntry:
     at = datetime.fromtimestamp(entry.created_at, UTC)
     return UndoEntry(entry.id, entry.label, at, tuple(map(os.fsdecode, entry.states)), entry.whole)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgit.errors import Corrupt, Unavailable
-from agentgit.workspace.disk.single_file import State
+from agentgit.workspace.disk.single_file import FileState
 from agentgit.workspace.lock import exclusive
 from agentgit.workspace.values import plain
 
@@ -55,7 +55,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredEntry:
     """What files were at one moment.
 
     Args:
@@ -70,11 +70,11 @@ class Entry:
     label: str
     created_at: float
     whole: str | None
-    states: Mapping[bytes, State]
+    states: Mapping[bytes, FileState]
     folders: Sequence[bytes]
 
 
-class Rows:
+class UndoStorage:
     """The rows of an undo stack. Its user makes sure that only one thread of one process uses it at a time.
 
     Args:
@@ -134,7 +134,7 @@ class Rows:
         self,
         stack: str,
         label: str,
-        states: Mapping[bytes, State],
+        states: Mapping[bytes, FileState],
         folders: Sequence[bytes] = (),
         whole: str | None = None,
     ) -> int:
@@ -151,7 +151,7 @@ class Rows:
             row = (stack, plain(label), time.time(), whole)
             id = self._db.execute("INSERT INTO entry (stack, label, created_at, whole) VALUES (?,?,?,?)", row).lastrowid
             assert id is not None  # noqa: S101 - an insert has one
-            kinds = [*states.items(), *((path, State(FOLDER)) for path in folders)]
+            kinds = [*states.items(), *((path, FileState(FOLDER)) for path in folders)]
             self._db.executemany(
                 "INSERT INTO state VALUES (?,?,?,?,?,?,?)",
                 [(id, path, one.kind, one.mode, *one.owner, one.target) for path, one in kinds],
@@ -162,7 +162,7 @@ class Rows:
             )
             return id
 
-    def list(self, *stacks: str) -> Sequence[Entry]:
+    def list(self, *stacks: str) -> Sequence[StoredEntry]:
         """Return the entries of some stacks, oldest first."""
         return [entry for id in self.ids(*stacks) if (entry := self.get(id))]
 
@@ -171,12 +171,12 @@ class Rows:
         query = "SELECT id FROM entry WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY id"
         return [row[0] for row in self._all(query, json.dumps(stacks))]
 
-    def newest(self, stack: str) -> Entry | None:
+    def newest(self, stack: str) -> StoredEntry | None:
         """Return the newest entry of a stack; None if it is empty."""
         ids = self.ids(stack)
         return self.get(ids[-1]) if ids else None
 
-    def get(self, id: int) -> Entry | None:
+    def get(self, id: int) -> StoredEntry | None:
         """Return one entry of any stack."""
         rows = self._all("SELECT * FROM entry WHERE id = ?", id)
         return self._entry(rows[0]) if rows else None
@@ -248,7 +248,7 @@ class Rows:
         """An entry is not being undone any more, and stays where it is."""
         self._run("DELETE FROM pending WHERE entry = ?", entry)
 
-    def pending(self) -> tuple[Entry, Entry] | None:
+    def pending(self) -> tuple[StoredEntry, StoredEntry] | None:
         """Return the entry whose undo was broken off, and what stood before; None if there is none."""
         rows = self._all("SELECT entry, kept FROM pending")
         if not rows:
@@ -258,12 +258,12 @@ class Rows:
 
     # -- SQLite
 
-    def _entry(self, row: Sequence[Any]) -> Entry:
+    def _entry(self, row: Sequence[Any]) -> StoredEntry:
         id, _, label, created_at, whole = row
         parts: dict[bytes, list[bytes]] = {}
         for path, hash in self._all("SELECT path, hash FROM part WHERE entry = ? ORDER BY path, number", id):
             parts.setdefault(path, []).append(hash)
-        states: dict[bytes, State] = {}
+        states: dict[bytes, FileState] = {}
         folders = []
         for path, kind, mode, uid, gid, target in self._all(
             "SELECT path, kind, mode, uid, gid, target FROM state WHERE entry = ? ORDER BY rowid", id
@@ -271,8 +271,8 @@ class Rows:
             if kind == FOLDER:
                 folders.append(path)
             else:
-                states[path] = State(kind, mode, (uid, gid), tuple(parts.get(path, ())), target)
-        return Entry(id, label, created_at, whole, states, folders)
+                states[path] = FileState(kind, mode, (uid, gid), tuple(parts.get(path, ())), target)
+        return StoredEntry(id, label, created_at, whole, states, folders)
 
     def _all(self, query: str, *values: Any) -> Sequence[Any]:
         with _told(self._path):

@@ -39,7 +39,7 @@ from sqlalchemy.types import TypeDecorator
 
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.store.sql.columns import Payload, SafeText, SealedText
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import InClear
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
@@ -114,7 +114,7 @@ class Cells:
     def __init__(self, connection: Connection, query: Any, given: Mapping[str, Any] | None = None) -> None:
         columns = list(query.selected_columns)
         dialect = connection.dialect
-        self._statement = _prepared(query) if given is not None else Prepared(query)
+        self._statement = _prepared(query) if given is not None else CompiledStatement(query)
         self._connection, self._given = connection, given
         self._table: Any = getattr(columns[0], "table", None)
         self._columns = [_Cell.of(column, self._table, dialect) for column in columns]
@@ -246,8 +246,8 @@ def suspicious(table: Table, *, is_sqlite: bool) -> Any:
 
 
 @cache
-def _prepared(query: Any) -> Prepared:
-    return Prepared(query)
+def _prepared(query: Any) -> CompiledStatement:
+    return CompiledStatement(query)
 
 
 def _suspicions(column: Any, is_sqlite: bool) -> list[Any]:

@@ -18,10 +18,10 @@ from agentgit.sessions.maintenance import Checked, Finding, Progress
 from agentgit.store.maintenance.fsck.cells import Cells, any_text, suspicious
 from agentgit.store.maintenance.fsck.heads import check_heads
 from agentgit.store.maintenance.fsck.rights import check_rights
-from agentgit.store.maintenance.fsck.rows import Rows
+from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.states import check_pending, check_states
 from agentgit.store.maintenance.fsck.trail import check_outbox, check_trail
-from agentgit.store.maintenance.fsck.values import RESTORE, Report, check_values
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.fsck.world import check_world
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.sql import row_codes
@@ -81,7 +81,7 @@ def _check(connection: Connection, store: Store, level: int, report: _Counting) 
         report.attempt("the database", lambda: check_heads(connection, store, report))
 
 
-def _check_cells(connection: Connection, store: Store, report: Report) -> None:
+def _check_cells(connection: Connection, store: Store, report: FsckReport) -> None:
     """Check that each cell of each table holds what its column is for."""
     for table in METADATA.sorted_tables:
         query = suspicious(table, is_sqlite=store.database.is_sqlite)
@@ -91,7 +91,7 @@ def _check_cells(connection: Connection, store: Store, report: Report) -> None:
                     report.add(one.name, what, RESTORE)
 
 
-def _check_macs(connection: Connection, store: Store, report: Report) -> None:
+def _check_macs(connection: Connection, store: Store, report: FsckReport) -> None:
     """Check that the rows of an encrypted database are as somebody with a key wrote them."""
     seal = store.database.seal
     if seal is None:
@@ -103,21 +103,21 @@ def _check_macs(connection: Connection, store: Store, report: Report) -> None:
                     report.add(one.name, "it was changed by somebody without the key", RESTORE)
 
 
-def _check_stored(connection: Connection, store: Store, level: int, report: Report) -> None:
+def _check_stored(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the values, and the graph checkpoints and writes that hold them."""
     there = check_values(connection, store, report, hashes=level >= HASHES)
     check_states(connection, store.tenant_id, there, report, hashes=level >= HASHES)
     check_pending(connection, store.tenant_id, there, report)
 
 
-def _check_rows(connection: Connection, store: Store, level: int, report: Report) -> None:
+def _check_rows(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the rows of sessions, what tools did, and who may."""
-    check = Rows(connection, store, report, hashes=level >= HASHES)
+    check = RowCheck(connection, store, report, hashes=level >= HASHES)
     for part in (check.check, lambda: check_world(check), lambda: check_rights(check)):
         report.attempt("the database", part)
 
 
-def _check_trail(connection: Connection, store: Store, level: int, report: Report) -> None:
+def _check_trail(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the audit trail, and what is to be sent of it."""
     check_trail(connection, store.tenant_id, report, hashes=level >= HASHES)
     check_outbox(connection, store.tenant_id, report)
@@ -144,7 +144,7 @@ def _count(connection: Connection, tenant_id: int, tables: Sequence[Table] = TAB
     return sum(int(connection.execute(query).scalar_one()) for query in counts)
 
 
-class _Counting(Report):
+class _Counting(FsckReport):
     """Takes what is found, and tells how far it is."""
 
     def __init__(self, progress: Progress | None) -> None:

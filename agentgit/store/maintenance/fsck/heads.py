@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from agentgit.store.maintenance.fsck.values import RESTORE, Report, rows
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack
 from agentgit.store.objects.content import Body, Part
 from agentgit.store.records.sessions import Found
@@ -14,7 +14,7 @@ from agentgit.store.threads.graph_rows import Found as At
 from agentgit.store.threads.graph_rows import hash_state
 
 
-def check_heads(connection: Connection, store: Store, report: Report) -> None:
+def check_heads(connection: Connection, store: Store, report: FsckReport) -> None:
     """Make the state at the end of each branch, and compare its hash with what is recorded."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
     for branch in rows(
@@ -23,7 +23,7 @@ def check_heads(connection: Connection, store: Store, report: Report) -> None:
         report.attempt(f"internal_session {branch.id}", lambda one=branch: _check(connection, store, one, report))  # type: ignore[misc]  # mypy cannot infer it
 
 
-def _check(connection: Connection, store: Store, branch: Found, report: Report) -> None:
+def _check(connection: Connection, store: Store, branch: Found, report: FsckReport) -> None:
     name = f"internal_session {branch.id}"
     newest = store.graphs.newest(connection, branch.thread_id)
     heads = store.checkpoints.find(connection, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []

@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from agentgit.auth.roles import ROLES
 from agentgit.auth.scopes import SCOPES
-from agentgit.store.maintenance.fsck.rows import Rows
+from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.values import rows
 from agentgit.store.records.members import BY_NAME
 from agentgit.store.sql.tables import API_KEY, SESSION_LINK, SESSION_MEMBER, WEBHOOK
@@ -14,7 +14,7 @@ from agentgit.store.sql.tables import API_KEY, SESSION_LINK, SESSION_MEMBER, WEB
 REVOKE = "It gives nobody a right; delete the row."
 
 
-def check_rights(check: Rows) -> None:
+def check_rights(check: RowCheck) -> None:
     """Check the API keys, the webhooks, the members and links of sessions."""
     for row in check.read(API_KEY.c.id, API_KEY.c.user_id, API_KEY.c.scope):
         check.refers(f"api_key {row.id}", "user", row.user_id, check.users, REVOKE)
@@ -28,7 +28,7 @@ def check_rights(check: Rows) -> None:
         check.refers(f"webhook {row.id}", "session", row.external_session_id, check.current)
 
 
-def _sharing(check: Rows) -> None:
+def _sharing(check: RowCheck) -> None:
     """Check the links of sessions, and the members, each of whom came by name or by a link of that session."""
     links = {BY_NAME: 0}
     for row in check.read(SESSION_LINK.c.id, SESSION_LINK.c.external_session_id, SESSION_LINK.c.role):

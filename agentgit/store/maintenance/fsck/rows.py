@@ -10,10 +10,10 @@ from sqlalchemy import Connection, and_, func, select
 from agentgit.effects.invocation import REDO
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING
 from agentgit.store.maintenance.erasure import erased_users
-from agentgit.store.maintenance.fsck.values import RESTORE, Report, rows
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
 from agentgit.store.search.index import CALL, MESSAGE, NAMED
 from agentgit.store.sql.columns import UTCDateTime
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
     BRANCH,
     CHECKPOINT,
@@ -51,7 +51,7 @@ class Spot(NamedTuple):
     position: int
 
 
-class Rows:
+class RowCheck:
     """One check of the rows of a tenant. It keeps the ids of what it has seen, for those that refer to them.
 
     Args:
@@ -61,7 +61,7 @@ class Rows:
         hashes: True to also compare what rows say of states, and to read their JSON.
     """
 
-    def __init__(self, connection: Connection, store: Store, report: Report, *, hashes: bool) -> None:
+    def __init__(self, connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> None:
         self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
         self.users = self.ids(USER)
         self.authors = self.users | set(erased_users(connection, store.tenant_id))
@@ -80,7 +80,7 @@ class Rows:
         query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
         if where is not None:
             query = query.where(where).group_by(columns[0])
-        for page in Prepared(query).pages(self.connection, raw=True):
+        for page in CompiledStatement(query).pages(self.connection, raw=True):
             yield from page
 
     def ids(self, table: Any) -> set[int]:

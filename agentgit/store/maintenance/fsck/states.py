@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.fsck.cells import shown
-from agentgit.store.maintenance.fsck.values import RESTORE, Report, missing_from, raw_rows, rows
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, missing_from, raw_rows, rows
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.chunks import HASH_BYTES, split_hashes
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
@@ -47,7 +47,9 @@ def _shape(names_json: bytes) -> Shape:
     return Shape(frozenset(named), end, tuple((name + b"\0", at) for name, at in shown))
 
 
-def check_states(connection: Connection, tenant_id: int, there: set[bytes], report: Report, *, hashes: bool) -> None:
+def check_states(
+    connection: Connection, tenant_id: int, there: set[bytes], report: FsckReport, *, hashes: bool
+) -> None:
     """Check the graph checkpoints and the pending writes.
 
     Args:
@@ -69,7 +71,7 @@ def check_states(connection: Connection, tenant_id: int, there: set[bytes], repo
         check.write(key, value)
 
 
-def check_pending(connection: Connection, tenant_id: int, there: set[bytes], report: Report) -> None:
+def check_pending(connection: Connection, tenant_id: int, there: set[bytes], report: FsckReport) -> None:
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of subgraphs below them.
 
     Args:
@@ -100,7 +102,7 @@ def check_pending(connection: Connection, tenant_id: int, there: set[bytes], rep
 class _States:
     """One check of the states of a tenant."""
 
-    def __init__(self, there: set[bytes], report: Report) -> None:
+    def __init__(self, there: set[bytes], report: FsckReport) -> None:
         self.there = there
         self.report = report
 
@@ -167,7 +169,7 @@ class _States:
         self.report.add(f"graph_checkpoint {'/'.join(place)}", what, RESTORE)
 
 
-def _check_ways(connection: Connection, tenant_id: int, report: Report) -> None:
+def _check_ways(connection: Connection, tenant_id: int, report: FsckReport) -> None:
     """Find graph checkpoints whose way back leads to themselves.
 
     What was made later has a greater `seq`, so only where a parent's is not smaller there can be a circle.

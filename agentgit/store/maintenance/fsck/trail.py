@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Table, select
 from agentgit.sessions.events import NOWHERE, Tip
 from agentgit.store.audit.trail import hash_of
 from agentgit.store.maintenance.fsck.cells import Cells, Read, readable
-from agentgit.store.maintenance.fsck.values import RESTORE, Report, rows
+from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, rows
 from agentgit.store.objects.chunks import HASH_BYTES
 from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, SESSION, WEBHOOK, WEBHOOK_DELIVERY
 from agentgit.values import as_object
@@ -31,7 +31,7 @@ class Ends(NamedTuple):
 
 
 def check_trail(
-    connection: Connection, tenant_id: int, report: Report, known: Collection[Tip] = (), *, hashes: bool
+    connection: Connection, tenant_id: int, report: FsckReport, known: Collection[Tip] = (), *, hashes: bool
 ) -> Ends:
     """Check every chain of a tenant; give their ends.
 
@@ -71,7 +71,7 @@ class _Chains:
     """
 
     def __init__(
-        self, report: Report, erased: Collection[int], *, hashes: bool, wanted: Collection[tuple[int, int]]
+        self, report: FsckReport, erased: Collection[int], *, hashes: bool, wanted: Collection[tuple[int, int]]
     ) -> None:
         self.report, self.erased, self.hashes, self.wanted = report, erased, hashes, wanted
         self.told: set[Tip] = set()
@@ -142,7 +142,7 @@ def _end_of(erasure: Any) -> Tip:
 
 
 def _check_known(
-    known: Collection[Tip], met: Mapping[tuple[int, int], str], erased: Mapping[int, Tip], report: Report
+    known: Collection[Tip], met: Mapping[tuple[int, int], str], erased: Mapping[int, Tip], report: FsckReport
 ) -> None:
     """Check that the trails lead through the ends that were known; of an erased one only its last is known for sure."""
     for tip in known:
@@ -154,7 +154,7 @@ def _check_known(
 
 
 def _check_erased(
-    connection: Connection, tenant_id: int, gone: Collection[int], erased: Collection[int], report: Report
+    connection: Connection, tenant_id: int, gone: Collection[int], erased: Collection[int], report: FsckReport
 ) -> None:
     """Check that the trail tells of each erasure, and that what was erased is gone."""
     for session_id in gone:
@@ -171,7 +171,7 @@ def _columns(table: Table, connection: Connection) -> list[Any]:
     return [readable(column, is_sqlite=connection.dialect.name == "sqlite") for column in table.c]
 
 
-def check_outbox(connection: Connection, tenant_id: int, report: Report) -> None:
+def check_outbox(connection: Connection, tenant_id: int, report: FsckReport) -> None:
     """Check that what is to be sent has a webhook and an event."""
     hooks = {row.id for row in rows(connection, select(WEBHOOK.c.id).where(WEBHOOK.c.tenant_id == tenant_id), report)}
     query = (

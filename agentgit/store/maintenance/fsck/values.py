@@ -16,7 +16,7 @@ from agentgit.store.objects.blobs import FULL, RECORD, continued, link_of, unpac
 from agentgit.store.objects.chunks import CHUNK, HASH_BYTES, split_hashes
 from agentgit.store.objects.compression import CHUNKED, RAW, ZLIB, ZSTD, unpacked
 from agentgit.store.objects.list_hashing import walk
-from agentgit.store.sql.compiled_statement import Prepared
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import as_given, seal_of
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.store import Store
@@ -24,7 +24,7 @@ from agentgit.store.store import Store
 RESTORE = "Restore the database from a copy."
 
 
-class Report(Protocol):
+class FsckReport(Protocol):
     """Takes what is found."""
 
     def add(self, row: str, what: str, todo: str) -> None:
@@ -37,7 +37,7 @@ class Report(Protocol):
         """Look at something; that it raises is a finding."""
 
 
-def rows(connection: Connection, query: Any, report: Report, *, counted: bool = True) -> Iterator[Any]:
+def rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
     """Read many rows a part at a time, and count them; what is wrong with their cells is told. See `Cells`."""
     for page in Cells(connection, query).pages():
         for one in page:
@@ -48,14 +48,14 @@ def rows(connection: Connection, query: Any, report: Report, *, counted: bool = 
         report.did(len(page) if counted else 0)
 
 
-def raw_rows(connection: Connection, query: Any, report: Report) -> Iterator[Any]:
+def raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
     """Read many rows as the driver gives them, and count them; see `Prepared.pages`."""
-    for page in Prepared(query).pages(connection, raw=True):
+    for page in CompiledStatement(query).pages(connection, raw=True):
         yield from page
         report.did(len(page))
 
 
-def check_values(connection: Connection, store: Store, report: Report, *, hashes: bool) -> set[bytes]:
+def check_values(connection: Connection, store: Store, report: FsckReport, *, hashes: bool) -> set[bytes]:
     """Check the values; give the hashes of those that are stored.
 
     Args:
@@ -65,9 +65,9 @@ def check_values(connection: Connection, store: Store, report: Report, *, hashes
         hashes: True to also unpack each value and hash it.
     """
     mine = BLOB.c.tenant_id == store.tenant_id
-    pages = Prepared(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
+    pages = CompiledStatement(select(BLOB.c.hash).where(mine)).pages(connection, raw=True)
     there = {key for page in pages for (key,) in page}
-    check = _Values(connection, store, there, report, hashes=hashes)
+    check = _ValueCheck(connection, store, there, report, hashes=hashes)
     data: ColumnElement[Any] = BLOB.c.data
     seal = seal_of(connection)
     # Only what refers to other values is read; of a sealed one also the rest, because it has to open.
@@ -87,11 +87,11 @@ def check_values(connection: Connection, store: Store, report: Report, *, hashes
     return there
 
 
-class _Values:
+class _ValueCheck:
     """One check of the values of a tenant."""
 
     def __init__(
-        self, connection: Connection, store: Store, there: set[bytes], report: Report, *, hashes: bool
+        self, connection: Connection, store: Store, there: set[bytes], report: FsckReport, *, hashes: bool
     ) -> None:
         self.connection, self.there, self.report, self.hashes = connection, there, report, hashes
         self.blobs = store.graphs.content.blobs

@@ -11,7 +11,7 @@ from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.invocation import FAILED, MOVES, PAUSED, REVERSED
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.sessions import operation
-from agentgit.store.maintenance.fsck.rows import Rows
+from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.values import RESTORE
 from agentgit.store.records.journal import LAST_LOGGED, LOGGED
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
@@ -23,7 +23,7 @@ OPERATION_KINDS = (ROLLBACK, SWITCH, "fork")
 OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
 
 
-def check_world(check: Rows) -> None:
+def check_world(check: RowCheck) -> None:
     """Check the tool invocations, the operations and the world log."""
     _calls(check)
     _operations(check)
@@ -32,7 +32,7 @@ def check_world(check: Rows) -> None:
     _seen(check)
 
 
-def _calls(check: Rows) -> None:
+def _calls(check: RowCheck) -> None:
     """Check the tool invocations: their branch, what they replay, and their words."""
     columns = ("id", "external_session_id", "internal_session_id", "status", "effect", "kind", "replay_of")
     content = ("args", "result", "answers") if check.hashes else ()
@@ -47,7 +47,7 @@ def _calls(check: Rows) -> None:
             check.json(name, args=row.args, result=row.result, answers=row.answers)
 
 
-def _operations(check: Rows) -> None:
+def _operations(check: RowCheck) -> None:
     """Check the operations: their session, branches, the checkpoint that they lead to, and the calls of their steps."""
     columns = ("id", "external_session_id", "user_id", "kind", "status", "source_id", "target_id", "request", "report")
     for row in check.read(*(OPERATION.c[name] for name in columns), OPERATION.c.internal_session_id):
@@ -73,7 +73,7 @@ def _steps(request: bytes) -> list[int]:
         return []
 
 
-def _log(check: Rows) -> None:
+def _log(check: RowCheck) -> None:
     """Check the world log: the session, the call and the operation of each entry."""
     columns = ("external_session_id", "seq", "invocation_id", "action", "operation_id")
     for row in check.read(*(WORLD_LOG.c[name] for name in columns)):
@@ -84,7 +84,7 @@ def _log(check: Rows) -> None:
         check.one_of(name, "action", row.action, LOGGED)
 
 
-def _told_last(check: Rows) -> None:
+def _told_last(check: RowCheck) -> None:
     """Compare the status of each call with what the world log told last of it: they are written in one transaction."""
     key = (WORLD_LOG.c.tenant_id, WORLD_LOG.c.external_session_id, WORLD_LOG.c.invocation_id)
     mine = WORLD_LOG.c.tenant_id == check.store.tenant_id
@@ -104,7 +104,7 @@ def _told_last(check: Rows) -> None:
             check.report.add(f"tool_invocation {id}", said, RESTORE)
 
 
-def _seen(check: Rows) -> None:
+def _seen(check: RowCheck) -> None:
     """Check that no branch has seen more of the world log than there is."""
     last = select(func.max(WORLD_LOG.c.seq)).where(
         WORLD_LOG.c.tenant_id == BRANCH.c.tenant_id, WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id
