@@ -40,7 +40,7 @@ class LogVerbs:
             which: `name`, `since`, `until`, `tag`, `author`, `auto` and `which`, as `Repository.log` takes them.
 
         Raises:
-            InvalidInput, NotFound: as there.
+            InvalidInput, NotFound: as `Repository.log`.
         """
         agent = self._finder
         return agent.repository.log(agent._session_id, agent.branch_id, **which)
@@ -55,7 +55,7 @@ class LogVerbs:
             after: the `next` of the page before; None for the first one.
 
         Raises:
-            InvalidInput, Corrupt: as there.
+            InvalidInput, Corrupt: as `Repository.search`.
         """
         agent = self._finder
         return agent.repository.search(
@@ -75,7 +75,7 @@ class LogVerbs:
             description: a sentence about it.
 
         Raises:
-            InvalidInput, Conflict, NotFound, Ambiguous: as there.
+            InvalidInput, Conflict, NotFound, Ambiguous: as `Repository.tag`.
         """
         agent = self._finder
         return agent.repository.tag(ref, name, agent._session_id, branch=agent.branch_id, description=description)

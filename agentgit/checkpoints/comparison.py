@@ -28,8 +28,8 @@ class Comparison(Drawn):
         >>> fork, a, b = (Checkpoint(metadata={"reference": name}) for name in ("main#1", "main#2", "retry#2"))
         >>> print(Comparison(fork="main#1", left=diff(fork, a), right=diff(fork, b), between=diff(a, b)))
         main#2 and retry#2 part at main#1 (0 messages and 0 tool calls in common)
-        main#2: as there
-        retry#2: as there
+        main#2: unchanged
+        retry#2: unchanged
     """
 
     fork: str
@@ -55,7 +55,7 @@ class Comparison(Drawn):
         yield "", harmless(self.heading)
         for side in (self.left, self.right):
             name = harmless(side.to_reference or "?")
-            yield "", f"{name}: as there" if side.is_empty else name
+            yield "", f"{name}: unchanged" if side.is_empty else name
             yield from (_below(sign, text) for sign, text in side.parts())
 
     def __str__(self) -> str:

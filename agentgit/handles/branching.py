@@ -226,8 +226,8 @@ class Branching(Verbs):
 
         Args:
             steps: as `undo` takes it.
-            session: as there.
-            branch: as there.
+            session: its name or id; None is the one that moved last.
+            branch: its name or id; None is the current one.
 
         Raises:
             NotFound, InvalidInput: as `undo`.
@@ -289,7 +289,7 @@ class Branching(Verbs):
 
         Args:
             session: as `redo` takes it.
-            branch: as there.
+            branch: its name or id; None is the current one.
 
         Raises:
             NotFound: there is nothing to take back.

@@ -102,8 +102,8 @@ class Across(Verbs):
             >>> retry = agent.fork(name="retry")
             >>> print(repo.compare("main", "retry"))
             main#2 and retry#1 part at main#2 (4 messages and 1 tool call in common)
-            main#2: as there
-            retry#1: as there
+            main#2: unchanged
+            retry#1: unchanged
         """
         comparing = Comparing(self.store)
 
@@ -162,12 +162,12 @@ class Across(Verbs):
             source: as `RollbackAgent.merge` takes it.
             into: the branch that it comes to; None is the current one.
             session: None is the one that moved last.
-            resolve: as there.
-            name: as there.
+            resolve: what to do about values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
+            name: of the checkpoint that is made; None for none.
 
         Raises:
             MergeConflict, Conflict, NotFound, Ambiguous: as `RollbackAgent.merge`.
-            InvalidInput: as there; or no graph was wrapped here for this session: its reducers write what comes.
+            InvalidInput: as `RollbackAgent.merge`; or no graph was wrapped here for this session.
         """
         return self._agent(session, into, EDITOR).merge(source, resolve=resolve, name=name)
 
@@ -193,11 +193,11 @@ class Across(Verbs):
             what: as `RollbackAgent.cherry_pick` takes it.
             onto: the branch that they come to; None is the current one.
             session: None is the one that moved last.
-            name: as there.
+            name: of the checkpoint that is made; None for none.
 
         Raises:
             NotFound, Ambiguous, Conflict: as `RollbackAgent.cherry_pick`.
-            InvalidInput: as there; or no graph was wrapped here for this session: its reducers write what comes.
+            InvalidInput: as `RollbackAgent.merge`; or no graph was wrapped here for this session.
         """
         return self._agent(session, onto, EDITOR).cherry_pick(what, name=name)
 

@@ -397,7 +397,7 @@ class Finds(Verbs):
             ref: as `checkpoint` takes it.
             name: a text of up to 200 characters that is no number, not HEAD, and without # ~ @.
             session: as `checkpoint` takes it.
-            branch: as there.
+            branch: its name or id; None is the current one.
             description: a sentence about it.
 
         Raises:

@@ -83,9 +83,10 @@ class Verbs(Handle):
             session: None is the one that moved last.
             branch: which one would be left; None is the current one.
             tools: as `RollbackAgent.plan_rollback` takes it.
-            files: as there.
-            conversation: as there.
-            replay: as there.
+            files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
+                a safety snapshot.
+            conversation: False to take back only what the tools did and the files, and stay on the branch.
+            replay: how the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: as `RollbackAgent.plan_rollback`.
@@ -118,14 +119,15 @@ class Verbs(Handle):
             session: None is the one that moved last.
             branch: which one is left; None is the current one.
             tools: as `RollbackAgent.rollback` takes it.
-            files: as there.
-            conversation: as there.
-            replay: as there.
-            name: as there.
-            force: as there.
-            on_error: as there.
-            on_drift: as there.
-            request_id: as there.
+            files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
+                a safety snapshot.
+            conversation: False to take back only what the tools did and the files, and stay on the branch.
+            replay: how the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
+            name: of the new branch; None for the next one like `main-2`.
+            force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
+            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+            on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
+            request_id: your own name for this rollback: the same one twice gives the same branch.
 
         Raises:
             RollbackBlocked, RollbackIncomplete, Conflict: as `RollbackAgent.rollback`.
@@ -186,7 +188,7 @@ class Verbs(Handle):
         Args:
             restore_point: as `rewind_files` takes it.
             session: None is the one that moved last.
-            branch: as there.
+            branch: its name or id; None is the current one.
 
         Raises:
             NotFound: as `rewind_files`.
@@ -274,8 +276,8 @@ class Verbs(Handle):
             branch: its name or id.
             session: None is the one that moved last.
             sync: as `RollbackAgent.switch` takes it.
-            force: as there.
-            on_error: as there.
+            force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
+            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
 
         Returns:
             What was done to the world; None without `sync`.

@@ -56,7 +56,7 @@ def side_by_side(value: Comparison) -> str:
     return "".join(
         [
             f"<div><p><b>{html.escape(value.heading)}</b></p>",
-            html.table(heads, [[_content(side, empty="as there") for side in sides]]),
+            html.table(heads, [[_content(side, empty="unchanged") for side in sides]]),
             html.fold("one compared with the other", _content(value.between)),
             "</div>",
         ]

@@ -173,12 +173,12 @@ class Tells(Verbs):
 
         Args:
             session: as `events` takes it.
-            kinds: as there.
-            since: as there.
+            kinds: patterns like `rollback.*`, one or several.
+            since: only events from this time on.
             limit: how many at most.
 
         Raises:
-            InvalidInput, NotFound: as there.
+            InvalidInput, NotFound: as `events`.
         """
         wanted, of = _wanted(kinds, since), self._of(session)
         expect_limit(limit, "events")

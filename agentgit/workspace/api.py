@@ -287,7 +287,7 @@ class Workspace(Base):
 
         Args:
             ref: as `restore` takes it.
-            paths: as there.
+            paths: only these files and folders; None is all.
             since: the snapshot that `changed` is told against; None, or one that is gone, is the last save or restore.
 
         Raises:
