@@ -539,9 +539,7 @@ class ExecutedWorld(TrueWorld):
         super().teardown()
 
 
-DEFAULT = settings(
-    max_examples=20, stateful_step_count=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+DEFAULT = settings(max_examples=20, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck))
 SOAK = settings(DEFAULT, max_examples=25, stateful_step_count=25, print_blob=True)
 
 

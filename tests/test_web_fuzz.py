@@ -29,6 +29,22 @@ CHECKS = [
 
 BASE = "http://localhost/api/v1"
 
+PROXIES = ["10.0.0.0/24", "2001:db8::/64"]
+CONFIGURED = {
+    "by itself": {},
+    "behind proxies": {"trusted_proxies": PROXIES},
+    "behind proxies, for some names": {"trusted_proxies": PROXIES, "hosts": ["localhost", "git.example"]},
+    "with a public URL": {"trusted_proxies": PROXIES, "public_url": "https://git.example"},
+    "with a public URL on a port, below a path": {
+        "trusted_proxies": PROXIES, "public_url": "https://git.example:8443/below/it",
+    },
+    "with a public URL that is not closed": {
+        "trusted_proxies": PROXIES, "public_url": "http://git.example", "insecure": True,
+    },
+    "for some names, not behind a proxy": {"hosts": ["git.example", "[::1]"]},
+}  # fmt: skip
+"""Ways to run the application that change what it does with the headers of a request."""
+
 EXAMPLES = 4
 """So many requests to each operation."""
 
@@ -42,7 +58,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory):
         key = ada.keys.create("fuzz", scopes=("admin",), expires_in=None).secret
     with story(folder, "ada") as repo:
         hostile(repo, folder)
-        yield SimpleNamespace(app=app(repo), key=key, ids=_ids(repo))
+        apps = {name: app(repo, **options) for name, options in CONFIGURED.items()}
+        yield SimpleNamespace(app=app(repo), apps=apps, key=key, ids=_ids(repo))
 
 
 def _ids(repo: agentgit.Repository) -> dict[str, int]:
@@ -89,8 +106,7 @@ def expect_described(asked, operation, mode, examples):
 
     @given(case=operation.as_strategy(mode, path_parameters=ids or None))
     @settings(
-        max_examples=examples, deadline=None, derandomize=True, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )  # fmt: skip
     def ask(case: schemathesis.Case) -> None:
         case.call_and_validate(
@@ -112,31 +128,54 @@ VALUES = st.one_of(
         "", "*", "null", "-1", "0", "9" * 30, "git.example", "localhost", "127.0.0.1", "[::1]", "https://git.example",
         "chunked", "Bearer", "Bearer ", "Basic eDp5", "websocket", "PUT", "bytes=0-", "text/html;q=x", "a" * 8000,
         "__Host-agentgit=x", "for=1.2.3.4;host=evil.example;proto=https", "1.2.3.4, 127.0.0.1",
-        "application/json; charset=utf-7",
+        "application/json; charset=utf-7", "http", "HTTPS", "http, https", "javascript", "git.example:8443",
+        "git.example:99999", "evil.example", "a@b/c?d#e", "//evil.example", "https://[", "[::1", "[::1]:99999",
+        "192.0.2.1:80", "unknown, 10.0.0.1", "10.0.0.1,,", "::ffff:10.0.0.1", "fe80::1%25lo", "2001:db8::1",
+        ",".join(["10.0.0.1"] * 900),
     ]),
     st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\r\n\0").decode("latin-1").strip()),
 )  # fmt: skip
 
+OPEN = ["/login", "/below/it/login", "/healthz", "/readyz", "/static/agentgit.css", "/api/v1/openapi.json"]
 PATHS = [
-    "/", "/login", "/sessions", "/static/app.css", "/api/v1/me", "/api/v1/sessions", "/enter?token=x", "/healthz",
-    "/%2e%2e/",
+    *OPEN, "/", "/sessions", "/static/app.css", "/api/v1/me", "/api/v1/sessions", "/enter?token=x", "/join?token=%00",
+    "/metrics", "/below/it/sessions", "//evil.example/x", "/%2e%2e/",
 ]  # fmt: skip
 
 
+FORWARDED = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
+"""What a trusted proxy says; half of all headers are of these."""
+
+PEERS = ["10.0.0.1", "2001:db8::7", "::ffff:10.0.0.1", "192.0.2.1", "::1", "testclient", ""]
+"""Who connects: three proxies that are trusted where any are, strangers, and what is no address."""
+
+TRUSTED = PEERS[:3]
+
+
+def knock(made, peer, method, path, headers):
+    """Send a request as it comes from an address."""
+    client = TestClient(made, base_url="https://git.example", client=(peer, 50_000), follow_redirects=False)
+    return client.request(method, path, headers=[(name, value.encode("latin-1")) for name, value in headers])
+
+
 @pytest.mark.soak
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("way", CONFIGURED)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE"]), path=st.sampled_from(PATHS),
-    headers=st.lists(st.tuples(st.sampled_from(HEADERS), VALUES), max_size=6),
+    peer=st.sampled_from(PEERS), method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE"]),
+    path=st.sampled_from(PATHS),
+    headers=st.lists(st.tuples(st.sampled_from(FORWARDED) | st.sampled_from(HEADERS), VALUES), max_size=6),
 )  # fmt: skip
-def test_q5_no_header_makes_the_server_fail_or_lets_anybody_in(asked, method, path, headers):
+def test_q5_no_header_makes_the_server_fail_or_lets_anybody_in(asked, way, peer, method, path, headers):
     """Q5: whatever headers come, nobody without a credential is let in, nothing is a failure of ours, and no text of
-    theirs becomes a header, a redirect or markup of the answer."""
-    client = TestClient(asked.app, base_url="https://git.example", follow_redirects=False)
-    raw = [(name, value.encode("latin-1")) for name, value in headers]
-    answer = client.request(method, path, headers=raw)
+    theirs becomes a header, a redirect or markup of the answer; what a stranger says of proxies changes nothing."""
+    answer = knock(asked.apps[way], peer, method, path, headers)
     assert answer.status_code < 500
     assert "chair" not in answer.text
-    assert answer.headers.get("location", "/").startswith(("/", "https://git.example/"))
-    is_open = path in ("/login", "/healthz") or path.startswith("/static")
-    assert answer.status_code != 200 or is_open or method in ("OPTIONS", "HEAD")
+    location = answer.headers.get("location", "/")
+    assert location.startswith(("/", "https://git.example/"))
+    assert not location.startswith("//")
+    assert answer.status_code != 200 or path in OPEN or method in ("OPTIONS", "HEAD")
+    if peer not in TRUSTED and answer.status_code != 431:  # that they are too large holds for all headers
+        plain = knock(asked.apps[way], peer, method, path, [one for one in headers if one[0] not in FORWARDED])
+        assert (plain.status_code, plain.headers.get("location", "/")) == (answer.status_code, location)

@@ -6,12 +6,15 @@ import logging
 import re
 import shutil
 import socket
+import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import jwt
@@ -250,40 +253,64 @@ def test_q4_a_form_that_is_refused_says_in_the_log_what_was_compared(repo, caplo
 
 # -- real proxies
 
+NAME = "git.example.com"
+FILES = {"nginx": SAMPLES / "nginx.conf", "caddy": SAMPLES / "Caddyfile"}
+
+
+def options(text: str) -> list[str]:
+    """Give the options of `agentgit serve` in a text."""
+    [found] = re.findall(r"agentgit\b.* serve ((?:\\\n|[^`\n])*)", text)
+    return found.replace("\\\n", " ").split()
+
+
+def test_q4_the_page_and_the_samples_name_the_same_options():
+    """Q4: whoever copies the command of the page and a sample has what belongs together."""
+    page = (SAMPLES.parent / "web.md").read_text()
+    team = page.partition("## For a team")[2].partition("\n## ")[0]
+    assert options(FILES["nginx"].read_text()) == options(FILES["caddy"].read_text()) == options(team)
+
 
 @contextmanager
-def running(program: str, folder: Path, backend: str) -> Iterator[str]:
-    """Run a proxy with the sample of the docs, by https on a free port; give its address."""
+def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[str]:
+    """Run `agentgit serve` with the options at the head of a sample, on any free port; give where it listens."""
+    command = [sys.executable, "-m", "agentgit", *before, *options(FILES[program].read_text()), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:  # noqa: S603  # our own
+        try:
+            lines = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr)
+            yield next(found[0] for found in lines if found)
+        finally:
+            server.kill()
+
+
+@contextmanager
+def running(program: str, folder: Path, backend: str) -> Iterator[int]:
+    """Run a proxy with its sample of the docs, in which only ports and paths are others; give its port."""
     if (found := shutil.which(program)) is None:
         pytest.skip(f"{program} is not installed: apt-get install {program}")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     certificate, key = certify(folder)
+    sample, config = FILES[program].read_text(), folder / f"{program}.conf"
     if program == "nginx":
-        sample = (SAMPLES / "nginx.conf").read_text()
-        for old, new in {
-            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "git.example.com;": "localhost;",
+        others = {
+            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "http://127.0.0.1:8700": backend,
             "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
-            "http://127.0.0.1:8700": backend,
-        }.items():  # fmt: skip
-            assert old in sample
-            sample = sample.replace(old, new)
+        }  # fmt: skip
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-        http = f"http {{ access_log off; {places} {sample} }}"
-        text = f"daemon off; master_process off; pid {folder}/pid; events {{}} {http}"
-        command = [found, "-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+        around = f"daemon off; master_process off; pid {folder}/pid; events {{}} http {{ access_log off; {places} %s }}"
+        command = [found, "-e", "stderr", "-p", str(folder), "-c", str(config)]
     else:
-        sample = (SAMPLES / "Caddyfile").read_text()
-        for old, new in {
-            "git.example.com {": f"https://localhost:{port} {{\n\ttls {certificate} {key}",
+        others = {
+            "\n" + NAME + " {": f"\n{NAME}:{port} {{\n\ttls {certificate} {key}",
             "127.0.0.1:8700\n}": f"{backend.removeprefix('http://')}\n}}",
-        }.items():  # fmt: skip
-            assert old in sample
-            sample = sample.replace(old, new)
-        text = f"{{\n\tadmin off\n\tauto_https disable_redirects\n}}\n{sample}"
-        command = [found, "run", "--adapter", "caddyfile", "--config", str(folder / f"{program}.conf")]
-    (folder / f"{program}.conf").write_text(text)
+        }  # fmt: skip
+        around = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n%s"
+        command = [found, "run", "--adapter", "caddyfile", "--config", str(config)]
+    for old, new in others.items():
+        assert sample.count(old) == 1
+        sample = sample.replace(old, new)
+    config.write_text(around % sample)
     with subprocess.Popen(command, cwd=folder, env={"HOME": str(folder)}, stderr=subprocess.PIPE) as process:  # noqa: S603
         try:
             for _ in range(600):
@@ -292,20 +319,48 @@ def running(program: str, folder: Path, backend: str) -> Iterator[str]:
                         break
                 assert process.poll() is None, process.stderr.read().decode()
                 time.sleep(0.1)
-            yield f"https://localhost:{port}"
+            yield port
         finally:
             process.kill()
 
 
+class Led(httpx.HTTPTransport):
+    """Leads to a port of this machine whatever is asked for, as a name server and a router do.
+
+    Args:
+        port: where the proxy listens.
+        source: the address of who asks.
+        trust: what its certificate is checked against.
+    """
+
+    def __init__(self, port: int, source: str, trust: ssl.SSLContext) -> None:
+        super().__init__(verify=trust, local_address=source)
+        self._port = port
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, for the name that it is for."""
+        url = request.url.copy_with(host="127.0.0.1", port=self._port)
+        more = {**request.extensions, "sni_hostname": request.url.host}
+        return super().handle_request(
+            httpx.Request(request.method, url, headers=request.headers, stream=request.stream, extensions=more)
+        )
+
+
+def browser(folder: Path, port: int, source: str, address: str = f"https://{NAME}") -> httpx.Client:
+    """Give what asks for an address as a browser does, and comes to the proxy."""
+    led = Led(port, source, ssl.create_default_context(cafile=str(folder / "cert.pem")))
+    return httpx.Client(base_url=address, transport=led, headers={"origin": address}, timeout=60)
+
+
 def certify(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for localhost."""
+    """Make a certificate for the name of the samples."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     made = (
         x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
         .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )  # fmt: skip
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -314,42 +369,81 @@ def certify(folder: Path) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-@pytest.mark.parametrize("program", ["nginx", "caddy"])
-def test_q4_people_and_programs_log_in_through_a_real_proxy(repo, tmp_path, program):
-    """Q4: by the sample of the docs, https on another port than 443: form, API, feed, and who asks."""
-    import ssl
+@pytest.mark.parametrize("program", FILES)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_q4_people_and_programs_log_in_by_the_documented_command(request, tmp_path, kind, program):
+    """Q4: the sample and the command at its head let people in by form, API and feed, and know who asks."""
+    is_file = kind == "sqlite"
+    place = tmp_path / "agentgit.db" if is_file else request.getfixturevalue("postgres_url")
+    shown = str(place) if is_file else place.render_as_string(hide_password=False)
+    with agentgit.open(place) as repo:
+        for name in ("ada", "bob"):
+            repo.users.add(name, PASSWORD)
+        more = ["--accounts"] if is_file else []
+        server = serving_as_documented(program, tmp_path, "--db", shown, "serve", *more)
+        with server as backend, running(program, tmp_path, backend) as port:
+            one, other = (browser(tmp_path, port, source) for source in ("127.0.0.2", "127.0.0.3"))
+            with one, other:
+                entered = log_in(one)
+                assert (entered.status_code, entered.headers["location"]) == (303, "/")
+                assert "__Host-agentgit" in one.cookies
+                assert one.get("/sessions").status_code == 200
+                assert one.post("/login", headers={"origin": f"https://{NAME}:{port}"}).status_code == 403
+                with one.stream("GET", "/api/v1/events/live") as feed:
+                    lines = feed.iter_lines()
+                    assert next(lines).startswith("retry:")
+                    repo.as_user("ada").ensure_session("through the proxy")
+                    assert next(line for line in lines if line.startswith("event: ")) == "event: session.created"
+                key = other.post("/api/v1/login", json={"name": "bob", "password": PASSWORD}).json()["key"]
+                me = other.get("/api/v1/me", headers={"authorization": f"Bearer {key}"}).json()
+                assert me["name"] == "bob"
+                spoofed = [guess(other, {"x-forwarded-for": f"198.51.100.{n}"}, "bob") for n in range(14)]
+                assert (spoofed[:11], set(spoofed)) == ([401] * 11, {401, 429})  # the first pause is of 2 seconds
+                assert guess(one, {}, "bob", PASSWORD) == 201  # from another address, so it arrives
 
-    made = app(repo, trusted_proxies=["127.0.0.1"])
-    with served(made) as backend, running(program, tmp_path, backend) as address:
-        trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
 
-        def browser(source: str) -> httpx.Client:
-            transport = httpx.HTTPTransport(verify=trust, local_address=source)
-            return httpx.Client(base_url=address, transport=transport, headers={"origin": address}, timeout=60)
+@pytest.mark.parametrize("program", FILES)
+def test_q4_without_a_public_url_a_form_comes_from_the_port_that_the_proxy_says(repo, tmp_path, program):
+    """Q4: by the sample, https on another port than 443, the origin of a form is what the proxy passes on."""
+    with served(app(repo, trusted_proxies=["127.0.0.1"])) as backend, running(program, tmp_path, backend) as port:
+        one = browser(tmp_path, port, "127.0.0.2", f"https://{NAME}:{port}")
+        entered = log_in(one)
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        assert "__Host-agentgit" in one.cookies
+        assert one.post("/login", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
+        one.close()
 
-        with browser("127.0.0.2") as one, browser("127.0.0.3") as other:
-            entered = log_in(one)
-            assert (entered.status_code, entered.headers["location"]) == (303, "/")
-            assert "__Host-agentgit" in one.cookies
-            assert one.get("/sessions").status_code == 200
-            assert one.post("/login", headers={"origin": "https://localhost"}).status_code == 403  # another port
-            with one.stream("GET", "/api/v1/events/live") as feed:
-                lines = feed.iter_lines()
-                assert next(lines).startswith("retry:")
-                repo.as_user("ada").ensure_session("through the proxy")
-                assert next(line for line in lines if line.startswith("event: ")) == "event: session.created"
-            key = other.post("/api/v1/login", json={"name": "bob", "password": PASSWORD}).json()["key"]
-            me = other.get("/api/v1/me", headers={"authorization": f"Bearer {key}"}).json()
-            assert me["name"] == "bob"
-            spoofed = [guess(other, {"x-forwarded-for": f"198.51.100.{n}"}, "bob") for n in range(12)]
-            assert spoofed == [401] * 11 + [429]
-            assert guess(one, {}, "bob", PASSWORD) == 201  # from another address, so it arrives
+
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [
+        ({}, True),
+        ({"trusted_proxies": ["127.0.0.1"]}, False),
+        ({"trusted_proxies": ["127.0.0.1"], "host": "localhost"}, False),
+        ({"trusted_proxies": ["127.0.0.1"], "hosts": ["localhost"]}, False),
+        ({"trusted_proxies": iter(["127.0.0.1"]), "hosts": iter([NAME])}, True),
+        ({"trusted_proxies": ["127.0.0.1"], "public_url": f"https://{NAME}"}, True),
+        ({"trusted_proxies": ["127.0.0.1"], "host": "0.0.0.0"}, True),  # noqa: S104  # it is not run
+    ],
+)
+def test_q4_a_server_that_a_proxy_cannot_reach_by_its_name_says_so(repo, monkeypatch, given, answers):
+    """Q4: with a proxy and no name for it, one line at the start says what is answered, and which option to add."""
+    made, said = [], []
+    server = SimpleNamespace(run=lambda listening: listening[0].close())
+    monkeypatch.setattr(server, "Server", lambda app: made.append(app) or server)
+    monkeypatch.setattr(server.signal, "signal", lambda *_: None)
+    server.serve(repo, port=0, accounts=True, say=said.append, **given)
+    told = [line for line in said if "Only localhost names are answered" in line and "--public-url https://" in line]
+    assert len(told) == (not answers)
+    if "trusted_proxies" in given:
+        client = TestClient(made[0], base_url="http://127.0.0.1:8700", client=("127.0.0.1", 50_000))
+        page = client.get("/login", headers={"x-forwarded-host": NAME, "x-forwarded-proto": "https"})
+        assert page.status_code == (200 if answers else 400)
+        assert answers or "--public-url https://NAME" in page.text
 
 
 def test_q4_the_link_is_shown_by_the_public_url(tmp_path):
     """Q4: the link that lets in leads to where browsers find it."""
-    import sys
-
     agentgit.open(tmp_path / "agentgit.db").close()
     command = [
         sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db"),

@@ -89,7 +89,10 @@ class Guard:
         host = name_of(Headers(scope=scope).get("host", ""))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if self.site.hosts is not None and host not in self.site.hosts and path not in BY_ANY_NAME:
-            told = "This server is not called so. Add the name where it is started: agentgit serve --allow-host NAME\n"
+            told = (
+                "This host name is not answered. Add it where the server is started: agentgit serve --allow-host NAME; "
+                "behind a proxy: --public-url https://NAME\n"
+            )
             await PlainTextResponse(told, 400)(scope, receive, answering.send)
             return
         try:

@@ -113,13 +113,13 @@ def serve(
         ACCESS.addHandler(logging.StreamHandler(sys.stdout))
         ACCESS.setLevel(logging.INFO)
         ACCESS.propagate = False
-    names = {*LOOPBACK, *hosts} if is_here else set(hosts) or None
+    names, proxies = {*LOOPBACK, *hosts} if is_here else set(hosts) or None, tuple(trusted_proxies)
     made = app(
         repo,
         link=link,
         hosts=names,
         insecure=insecure,
-        trusted_proxies=trusted_proxies,
+        trusted_proxies=proxies,
         public_url=public_url,
         metrics_token=metrics_token,
     )
@@ -135,6 +135,8 @@ def serve(
     if public_url is not None:
         say(f"It listens at {place}")
     _tell(say, f"{(public_url or place).rstrip('/')}/", link, browser=browser)
+    if proxies and public_url is None and names is not None and names <= LOOPBACK:
+        say("Only localhost names are answered. For the name that browsers use, add: --public-url https://NAME")
     # uvicorn stops in good order at a signal, and then sends it again for whoever called it.
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
