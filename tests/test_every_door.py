@@ -38,7 +38,7 @@ from agentgit.cli.app import app as every_command
 from agentgit.errors import AgentGitError
 from agentgit.mcp.tool_schemas import forms
 from agentgit.mcp.write_tools import WriteTools
-from agentgit.web import Link, app
+from agentgit.web import Link, app, server
 
 ADMIN = "admin"
 SELF = "self"
@@ -332,8 +332,8 @@ def test_d5_every_route_and_page_says_who_may(prepared, tmp_path, monkeypatch, w
         if way == "an application":
             made.append(app(repo))
         elif way == "agentgit serve":
-            server = SimpleNamespace(run=lambda listening: listening[0].close())
-            monkeypatch.setattr(server, "Server", lambda app: made.append(app) or server)
+            stub = SimpleNamespace(run=lambda listening: listening[0].close())
+            monkeypatch.setattr(server, "Server", lambda app: made.append(app) or stub)
             monkeypatch.setattr(server.signal, "signal", lambda *_: None)
             server.serve(repo, port=0, say=lambda _: None, access_log=False)
         else:

@@ -32,7 +32,7 @@ import agentgit
 from agentgit.auth import JWT
 from agentgit.errors import InvalidInput
 from agentgit.store.records import login_attempts
-from agentgit.web import Link, app
+from agentgit.web import Link, app, server
 from agentgit.web.proxies import Proxies, read_ip
 
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
@@ -429,8 +429,8 @@ def test_q4_without_a_public_url_a_form_comes_from_the_port_that_the_proxy_says(
 def test_q4_a_server_that_a_proxy_cannot_reach_by_its_name_says_so(repo, monkeypatch, given, answers):
     """Q4: with a proxy and no name for it, one line at the start says what is answered, and which option to add."""
     made, said = [], []
-    server = SimpleNamespace(run=lambda listening: listening[0].close())
-    monkeypatch.setattr(server, "Server", lambda app: made.append(app) or server)
+    stub = SimpleNamespace(run=lambda listening: listening[0].close())
+    monkeypatch.setattr(server, "Server", lambda app: made.append(app) or stub)
     monkeypatch.setattr(server.signal, "signal", lambda *_: None)
     server.serve(repo, port=0, accounts=True, say=said.append, **given)
     told = [line for line in said if "Only localhost names are answered" in line and "--public-url https://" in line]
