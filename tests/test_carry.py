@@ -20,6 +20,7 @@ from test_delta import delta, joined
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
 from agentgit.sessions.messages import unanswered
+from agentgit.store.maintenance.gc import collect
 from agentgit.store.threads import staging
 
 
@@ -743,7 +744,7 @@ def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch
             agent.merge("retry")
     with repo.store.database.reading() as connection:
         assert len(staging.left(connection, repo.store.tenant_id)) == 1
-    repo.store.database.write(lambda c: repo.store.graphs.collect(c, imports=True))
+    repo.store.database.write(lambda c: collect(c, repo.store.graphs.content.blobs, imports=True))
     with repo.store.database.reading() as connection:
         assert staging.left(connection, repo.store.tenant_id) == []
     agent.merge("retry")
@@ -755,13 +756,13 @@ import os, signal, sys
 import agentgit
 from agentgit.agents.merge.commit import Arriving
 from agentgit.store.threads import staging
-from agentgit.store.records.checkpoints import Checkpoints
+from agentgit.store.records.checkpoints import CheckpointStore
 from test_carry import state_graph
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-points = {"written": (Arriving, "_publish"), "moved": (Checkpoints, "add"), "staged": (staging, "move_new")}
+points = {"written": (Arriving, "_publish"), "moved": (CheckpointStore, "add"), "staged": (staging, "move_new")}
 setattr(*points[sys.argv[2]], die)
 agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main").merge("retry")
 """

@@ -25,6 +25,7 @@ from test_delta import all_seen, chat, delta, said, seen
 import agentgit
 from agentgit import Conflict, Fenced, InvalidInput, NotFound, Unavailable
 from agentgit.effects.effects import effect
+from agentgit.store.maintenance.gc import collect
 
 
 @pytest.fixture
@@ -545,7 +546,9 @@ def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp
             assert ours.metadata["state_hash"] == place.metadata["state_hash"]
             assert [plain(c) for c in ours.tool_invocations] == [plain(c) for c in place.tool_invocations]
             assert {step.action for step in other.plan_rollback(ours, f"point {n}").steps} <= {"keep", "gone"}
-        assert other.store.database.write(lambda c: other.store.graphs.collect(c, dry_run=True)).values == 0
+        assert (
+            other.store.database.write(lambda c: collect(c, other.store.graphs.content.blobs, dry_run=True)).values == 0
+        )
 
 
 @pytest.mark.parametrize("branch", [None, "main"])

@@ -339,7 +339,7 @@ def test_w12_an_export_leaves_the_trail_behind(repo, agent, tmp_path):
 
 KILLED = """
 import os, sys, agentgit
-from agentgit.store.sql import database
+from agentgit.store import database
 repo = agentgit.open(sys.argv[1])
 plain = database.end_notes
 def dying(connection):

@@ -205,7 +205,7 @@ WRITTEN_BETWEEN = """
     from agentgit import Workspace
     from agentgit.workspace.disk import directory_entry, renaming
     work, store, ref, when = sys.argv[1:]
-    hide, call, acted = directory_entry.Place._hide, renaming.system_call, []
+    hide, call, acted = directory_entry.DirectoryEntry._hide, renaming.system_call, []
     def hiding(self, name):
         if self.path == b"d0/0" and not acted:
             acted.append(self.path)
@@ -220,7 +220,7 @@ WRITTEN_BETWEEN = """
         if acted and (arguments[-1] == renaming.EXCHANGE or when == "hidden"):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
-    directory_entry.Place._hide, renaming.system_call = hiding, calling
+    directory_entry.DirectoryEntry._hide, renaming.system_call = hiding, calling
     Workspace(work, store).restore(ref)
 """
 

@@ -73,7 +73,8 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
         Corrupt: the parents form a circle.
 
     Example:
-        >>> index = [Entry("", "1", None), Entry("", "2", "1"), Entry("", "3", "1"), Entry("sub:x", "2", None)]
+        >>> places = [("", "1", None), ("", "2", "1"), ("", "3", "1"), ("sub:x", "2", None)]
+        >>> index = [ThreadEntry(*place) for place in places]
         >>> line = newest_line(index, "3", "t")
         >>> line.roots, line.others, len(line.entries)
         (['1', '3'], frozenset({'2'}), 3)

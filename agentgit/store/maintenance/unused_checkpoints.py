@@ -105,7 +105,7 @@ def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collectio
         asking: the ids of those that wait, or once waited, for an answer.
 
     Example:
-        >>> steps = [Step("", str(n), n, str(n - 1) if n else None) for n in range(9)]
+        >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]
         >>> sorted(id for _, id in needed(steps, {"1", "3", "6"}))
         ['1', '3', '6', '7', '8']
     """

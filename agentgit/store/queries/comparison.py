@@ -214,8 +214,8 @@ def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
         b: the second, root first.
 
     Example:
-        >>> main, retry = Part(branch_id=1, before=0, count=5), Part(branch_id=2, before=3, count=1)
-        >>> shared([main], [Part(branch_id=1, before=0, count=3), retry])
+        >>> main, retry = TrackPart(branch_id=1, before=0, count=5), TrackPart(branch_id=2, before=3, count=1)
+        >>> shared([main], [TrackPart(branch_id=1, before=0, count=3), retry])
         3
     """
     common = 0

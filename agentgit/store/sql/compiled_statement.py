@@ -31,7 +31,7 @@ class CompiledStatement:
 
     Example:
         >>> from sqlalchemy import bindparam, create_engine, literal, select
-        >>> double = Prepared(select((bindparam("n", 0) * 2).label("twice")))
+        >>> double = CompiledStatement(select((bindparam("n", 0) * 2).label("twice")))
         >>> with create_engine("sqlite://").connect() as connection:
         ...     double.first(connection, {"n": 21}).twice
         42

@@ -33,7 +33,7 @@ class IgnoreRules:
 
     Example:
         >>> import tempfile
-        >>> rules = Rules(tempfile.mkdtemp().encode(), ["*.log", "build/"])
+        >>> rules = IgnoreRules(tempfile.mkdtemp().encode(), ["*.log", "build/"])
         >>> rules.ignored(b"deep/a.log"), rules.ignored(b"build", directory=True), rules.ignored(b"build")
         (True, True, False)
     """
