@@ -187,12 +187,12 @@ class Database:
     ) -> Self:
         """Return the same database, limited on PostgreSQL to the rows that row-level security makes visible.
 
-        The result shares connections, bus and locks with this object, and closing it closes them. SQLite has no row-level
-        security.
+        The result shares connections, bus and locks with this object, and closing it closes them. SQLite has no such
+        restriction.
 
         Args:
             tenant_id: The tenant; None for no tenant.
-            user_id: The user whose sessions are visible, or `EVERYBODY` for the sessions of all users; None for nobody's.
+            user_id: The user whose sessions are visible, or `EVERYBODY` for those of all users; None for nobody's.
             tenant_name: The name of a tenant whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}

@@ -218,7 +218,7 @@ def _deleted(connection: Connection, table: Table, *conditions: Any) -> Counter[
 def _trail(
     connection: Connection, tenant_id: int, session_id: int, user_id: int | None, rows: Mapping[str, int]
 ) -> int:
-    """Record the end of a session's trail in the trail of what belongs to no session, then delete the session's trail."""
+    """Record the end of a session's trail where events of no session are recorded, then delete the session's trail."""
     of_session = (AUDIT_EVENT.c.tenant_id == tenant_id, AUDIT_EVENT.c.external_session_id == session_id)
     last = connection.execute(
         select(AUDIT_EVENT).where(*of_session).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
