@@ -183,7 +183,7 @@ class Base(ABC):
             self._collect()
 
     def _collect(self) -> None:
-        """Free space as a side task. If this fails, the requested work is still done, and a later attempt is made."""
+        """Free space as a side task. If this fails, the requested work is still done, and a later call tries again."""
         try:
             self._engine.collect()
         except Exception as error:

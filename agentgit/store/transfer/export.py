@@ -1,4 +1,4 @@
-"""Contents of an export, read from the store: a whole session as it is, or one path of it as a session of one branch."""
+"""Contents of an export, read from the store: a whole session as it is, or one path of it as a one-branch session."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def link(value: Any) -> bytes:
 def link_problem(at: bytes, target: bytes) -> str:
     """Explain why a link cannot be exported: it must not lead out of its workspace, whatever other links there are.
 
-    The link may go up only at its beginning, through directories that no link stands for, and not above the workspace. The
-    directories that it goes down through may be links, but those do not lead out either.
+    The link may go up only at its beginning, through directories that no link stands for, and not above the workspace.
+    The directories that it goes down through may be links, but those do not lead out either.
 
     Args:
         at: The path of the link.

@@ -18,7 +18,7 @@ O_PATH: int | None = getattr(os, "O_PATH", None)
 
 
 class PermissionJournal(Protocol):
-    """A record of the permission bits that were changed."""
+    """A journal of the permission bits that were given."""
 
     def permit(self, path: bytes, mode: int, inode: int) -> None:
         """Note the mode that something had, before it is changed."""
