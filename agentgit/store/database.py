@@ -294,7 +294,7 @@ class Database:
 
     @contextmanager
     def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
-        """Yield a connection that changes nothing.
+        """Yield a read-only connection.
 
         Args:
             one_moment: True if all statements must see the same moment. On SQLite they always do. On PostgreSQL each

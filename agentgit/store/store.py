@@ -48,7 +48,7 @@ class Moment:
     """The current position of a branch.
 
     Args:
-        snapshot: The facts that a checkpoint made here points at.
+        snapshot: The state that a checkpoint made here refers to.
         latest: The newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
         settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
         last: The last message, shown; empty if there is none.
@@ -250,10 +250,10 @@ class Store:
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
     def sure(self, connection: Connection, branch: Found, state_hash: bytes) -> None:
-        """Check that a branch stands where it should.
+        """Check that a branch has the expected state.
 
         Raises:
-            Corrupt: The state of the branch is another one.
+            Corrupt: The branch has another state.
         """
         head = self.graphs.head(connection, branch.thread_id)
         if (head.state_hash if head else b"") != state_hash:

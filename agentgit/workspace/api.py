@@ -124,7 +124,7 @@ class Workspace(Base):
 
     @cached_property
     def undo_stack(self) -> UndoStack:
-        """The files as they were before each call that modified them."""
+        """The undo stack: the files as they were before each call that modified them."""
         expect_in_place(os.fsencode(self._root))
         return UndoStack(self._root, self._undo_dir, whole=WholeSnapshots(self))
 
@@ -230,7 +230,7 @@ class Workspace(Base):
         """Return a snapshot by its id, a beginning of its id, or its name (then the newest); None if there is none.
 
         Raises:
-            Ambiguous: Several ids begin so.
+            Ambiguous: Several ids begin with this text.
         """
         row = self._find(ref)
         return row.snapshot if row else None

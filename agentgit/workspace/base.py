@@ -1,4 +1,4 @@
-"""Base of the verbs of a workspace: its catalog and engine, its lock, what it deletes, and how it names places."""
+"""Base of the verbs of a workspace: its catalog and engine, its lock, pruning, and the naming of places."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Base(ABC):
     @property
     @abstractmethod
     def undo_stack(self) -> UndoStack:
-        """The files as they were before each call that modified them."""
+        """The undo stack: the files as they were before each call that modified them."""
 
     @property
     def _undo_dir(self) -> str:

@@ -36,7 +36,7 @@ def contents_of(
 
 
 class Sides(NamedTuple):
-    """The paths that both sides leave out; None where that is not recorded.
+    """The paths left out on each of two sides; None where that is not recorded.
 
     Args:
         old: The paths left out of the first snapshot.

@@ -1,4 +1,4 @@
-"""The protocol for what takes and restores snapshots. Users may implement it."""
+"""The protocol of an environment that takes and restores snapshots. Users may implement it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Planning of a restore: what it does about the differences from a snapshot, and what it must not touch.
+"""Planning of a restore from the differences between the workspace and a snapshot.
 
-A restore does not touch some paths because they were left out.
+A plan also names what the restore must leave because of what was left out.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class RestorePlanner:
 
 
 def _same_folder(after: TreeEntry | None, now: ExcludedPaths | None) -> bool:
-    """Return whether a directory is wanted where one is left out now: that one keeps its mode, which nobody else has."""
+    """Return whether a directory is wanted where one is left out now.
+
+    The directory that is left out keeps its mode, which nothing else has.
+    """
     return after is not None and after.is_directory and now is not None and stat.S_ISDIR(now.mode)
 
 

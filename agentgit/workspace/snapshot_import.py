@@ -167,10 +167,10 @@ def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, Exc
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Convert an error of the system into advice for the case that files cannot be kept aside.
+    """Convert an operating-system error into advice for files that cannot be kept aside.
 
     Raises:
-        Unavailable: The system reported an error.
+        Unavailable: The operating system reported an error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Snapshots as paths and what stands there, and the protocol of what keeps snapshots.
+"""Snapshots as paths with what stands there, and the protocol of the stores that keep them.
 
 Paths are bytes, relative to the workspace, with `/` between their parts, as the system has them. Any name can be kept.
 """
@@ -64,8 +64,8 @@ class TreeChange(NamedTuple):
 class Trees(Protocol):
     """A store of snapshots, each under a key. It knows files, and nothing of the workspace that they came from.
 
-    A directory has an entry of its own only where its files do not say it all: if nothing below it is captured, or if its
-    permission bits are not 0755. One process at a time writes or collects; any number may read.
+    A directory has an entry of its own only where its files do not say it all: if nothing below it is captured, or if
+    its permission bits are not 0755. One process at a time writes or collects; any number may read.
     """
 
     def write(self, key: str, base: str | None, changes: Iterable[WrittenTree]) -> None:

@@ -17,7 +17,7 @@ UNDO = "undo"
 
 
 def plain(text: str) -> str:
-    r"""Return a text that can be stored and printed. What is not Unicode, as in some names of files, becomes `\udcff`."""
+    r"""Return a text that can be stored and printed. What is not Unicode, as in some file names, becomes `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -124,8 +124,8 @@ class RestorePlan:
         to_id: The id of the snapshot.
         restore: Paths of files that would be written.
         delete: Paths of files that would be deleted.
-        changed: Paths of files that changed since they were last saved or restored, so that they are in no snapshot yet;
-            or since the snapshot that was asked about.
+        changed: Paths of files that changed since they were last saved or restored, so that they are in no snapshot
+            yet; or since the snapshot that was asked about.
         aside: Paths that no snapshot holds and that stand in the way; they would be moved to the storage.
         missing: Paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
         left: Paths that the snapshot left out, or may have left out, and that changed or came since, each with the
@@ -163,7 +163,7 @@ class Restored:
         deleted: Paths of files and links that were deleted.
         created_directories: Paths of directories that were created.
         deleted_directories: Paths of directories that were deleted.
-        moved_aside: What was in no snapshot and stood in the way: its path, and where it is now.
+        moved_aside: Items that were in no snapshot and stood in the way: the path of each, and where it is now.
         skipped: All paths that are left out now, each with the reason; they were not touched.
         conflicts: Paths that somebody changed meanwhile, each with the reason; they were left as they are.
         missing: Paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.

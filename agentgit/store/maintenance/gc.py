@@ -42,7 +42,7 @@ class Collected(NamedTuple):
         values: The number of rows of the table blob.
         bytes: Their stored size.
         writes: The number of writes whose checkpoint never came or is gone.
-        lists: The number of lists that were rewritten because a list that they continued goes.
+        lists: The number of lists that were rewritten because a list that they continued is deleted.
         steps: The number of graph checkpoints between the checkpoints of branches.
     """
 

@@ -33,7 +33,7 @@ UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 class Judged(NamedTuple):
     """The verdicts on the checkpoints of a session.
 
-    If the bytes of the session are limited, also how many it takes and will take.
+    If the bytes of the session are limited, also how many bytes it takes and will take.
     """
 
     verdicts: Sequence[Verdict]

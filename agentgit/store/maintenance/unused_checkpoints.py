@@ -137,7 +137,7 @@ def _remembered(steps: Sequence[GraphStep], roots: Sequence[GraphStep], kept: Co
 def _new_parents(
     steps: Iterable[GraphStep], kept: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
-    """Yield each kept step whose parent goes, with its nearest ancestor that stays, or None."""
+    """Yield each kept step whose parent is deleted, with its nearest ancestor that is kept, or None."""
     parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
     going = parents.keys() - kept
     heirs: dict[tuple[str, str], str | None] = {}

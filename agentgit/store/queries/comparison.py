@@ -26,7 +26,7 @@ class Rest:
 
     Args:
         state: The values that differ.
-        messages: The messages after the common beginning, shown.
+        messages: The messages after the common beginning, in the form in which they are shown.
         calls: The tool invocations after the common beginning, as dicts.
         pending: The outcomes so far of the tasks of an unfinished step, as dicts.
     """

@@ -386,7 +386,7 @@ class Lookup:
     def _missing(
         self, connection: Connection, reference: references.Reference, path: list[Segment], before: str, after: str = ""
     ) -> Found:
-        """Raise `NotFound` for a place that does not exist, with how many checkpoints there are."""
+        """Raise `NotFound` for a place that does not exist, and state how many checkpoints there are."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)
         raise NotFound(
             f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with repo.log(), or: "

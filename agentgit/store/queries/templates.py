@@ -66,7 +66,9 @@ def begin(
 
 
 def expect_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
-    """Check that a session began from this checkpoint; of an imported one, only the text of the reference is known.
+    """Check that a session began from this checkpoint.
+
+    For an imported session, only the text of the reference is known.
 
     Raises:
         Conflict: The session began otherwise.

@@ -1,4 +1,4 @@
-"""Effects of a session's calls on its world, from columns alone: the marks that a tree shows."""
+"""Effects of a session's calls on its world, read from columns alone: the marks that a tree shows."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from agentgit.values import from_json, to_json
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The facts that a new checkpoint points at.
+    """The state that a new checkpoint refers to.
 
     Args:
         graph_checkpoint_id: LangGraph's checkpoint; None before the first.

@@ -103,7 +103,7 @@ class OperationStore:
         """Check that a piece of work still holds its operation, and keep it so until this transaction ends.
 
         Raises:
-            Conflict: Somebody took the operation over, because they took this piece of work for dead.
+            Conflict: Somebody took the operation over, because they believed this piece of work was dead.
         """
         has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).first()
         if has is None:

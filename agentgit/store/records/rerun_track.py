@@ -35,7 +35,7 @@ class PlacedCall(NamedTuple):
 def place(
     connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
 ) -> None:
-    """Set a track of its own for a branch, in place of the one that it inherits.
+    """Write a branch's own track, in place of the one that it inherits.
 
     Args:
         connection: A connection in a transaction that writes.

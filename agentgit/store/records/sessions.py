@@ -267,7 +267,7 @@ class SessionStore:
             taken: The row that `acquire` returned.
 
         Raises:
-            Conflict: Somebody took the branch over, because they took this run for dead.
+            Conflict: Somebody took the branch over, because they believed this run was dead.
         """
         self.holding(connection, taken)()
 

@@ -134,7 +134,7 @@ class UserStore:
         row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (but or 0), revoked_at=now)
 
     def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
-        """Set another password for a user, and end what `revoke_tokens` ends."""
+        """Change a user's password, and revoke what `revoke_tokens` revokes."""
         self.revoke_tokens(connection, user_id, but)
         self.change(connection, user_id, {"password": stored})
 

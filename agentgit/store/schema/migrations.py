@@ -1,4 +1,4 @@
-"""Access to the migrations, and running them with Alembic. `schema` decides what to run."""
+"""Access to the migrations, and ways to run them with Alembic. `schema` decides what to run."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
 
 
 def _goes(connection: Connection, found: Shape, kept: Shape) -> list[str]:
-    """List the rows and values that exist only in the parts that one shape has and the other lacks."""
+    """List the rows and values that one shape holds and the other has no place for."""
     tables = MetaData()
     tables.reflect(connection, only=[name for name in found if name != WORDS])
     said = []

@@ -52,7 +52,7 @@ NEAR_THE_END = 1_000
 
 
 class Search:
-    """The search in the data of one tenant.
+    """The search over the data of one tenant.
 
     Args:
         tenant_id: The tenant.

@@ -224,7 +224,7 @@ def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] 
 
 
 def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
-    """Return whether a row's code matches its contents. Without a code, it passes where not everything is encrypted."""
+    """Return whether a row's code matches its contents. A row without one passes where not everything is encrypted."""
     if row.mac is None:
         return not seal.is_whole
     # SQLite keeps a text in a column of bytes, too.

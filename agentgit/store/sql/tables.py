@@ -487,7 +487,7 @@ class AuditEventRow(TableRow, table=True):
 
 
 class WebhookRow(TableRow, table=True):
-    """An address to which a user's events are sent. `secret` is the key of the signatures."""
+    """A URL to which a user's events are sent. `secret` is the key of the signatures."""
 
     __tablename__ = "webhook"
 

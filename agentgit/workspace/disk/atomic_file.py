@@ -31,10 +31,10 @@ TO_DO = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPE
 
 @contextmanager
 def told(path: bytes) -> Iterator[None]:
-    """Convert an error of the system into one that names the file.
+    """Convert an operating-system error into one that names the file.
 
     Raises:
-        Unavailable: The system reported an error.
+        Unavailable: The operating system reported an error.
     """
     try:
         yield

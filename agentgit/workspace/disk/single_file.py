@@ -37,7 +37,7 @@ class FileState:
     """The state of a path.
 
     Args:
-        kind: `absent`, `file`, `link`, or `other`: a directory, a socket, a way that leads through a link.
+        kind: `absent`, `file`, `link`, or `other`: a directory, a socket, a path that leads through a link.
         mode: The permission bits of a file.
         owner: The ids of a file's user and group, for a superuser, who alone can give a file away; else zeros.
         parts: The SHA-256 of each `CHUNK` of a file, in order.

@@ -54,7 +54,7 @@ class ContainerRestored:
     """The result of restoring a container.
 
     Args:
-        snapshot: The id of the snapshot from which the container is made now.
+        snapshot: The id of the snapshot that the container is based on now.
         safety: The id of the snapshot that was taken of it before; None if there was no container.
         not_included: Paths in the container that are in no image, so that they are unchanged: volumes, mounts.
         not_kept: Settings of the old container that the engine did not give the new one in the same way.

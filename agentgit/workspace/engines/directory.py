@@ -242,7 +242,7 @@ def _unpacked(data: bytes) -> dict[bytes, TreeEntry]:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Convert an error of the system into one that names the path."""
+    """Convert an operating-system error into one that names the path."""
     try:
         yield
     except OSError as error:

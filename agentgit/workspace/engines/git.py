@@ -354,7 +354,7 @@ def _reason(err: bytes) -> str:
 
 
 def _size(folder: str) -> int:
-    """Return how many bytes a folder takes on the disk."""
+    """Return how much disk space a folder takes, in bytes."""
     return sum(
         os.lstat(os.path.join(parent, name)).st_blocks * 512 for parent, _, names in os.walk(folder) for name in names
     )

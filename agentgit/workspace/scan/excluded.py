@@ -93,7 +93,7 @@ def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPaths:
 
 
 def packed(left: Left) -> tuple[str, bytes]:
-    """Return the record as bytes, and a name by which the same one is found again."""
+    """Return a name by which the same record is found again, and the record as bytes."""
     rows = [(path.decode("latin-1"), *left[path]) for path in sorted(left)]
     plain = json.dumps(rows, separators=(",", ":")).encode()
     return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)

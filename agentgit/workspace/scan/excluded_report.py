@@ -1,4 +1,4 @@
-"""Notes of a plan and a report about paths that a snapshot left out: what is missing, and what stays as it is."""
+"""Paths that a snapshot left out, in a plan and a report: what is missing, and what stays as it is."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ class UndoStorage:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Convert an error of SQLite or of the system into one that names the file."""
+    """Convert an error of SQLite or the operating system into one that names the file."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
