@@ -428,7 +428,7 @@ class Database:
             self._lite.close_idle()
 
     def after_fork(self) -> None:
-        """Replace all connections in a child process, and leave those of its parent alone."""
+        """Set up a child process to use connections of its own; those of its parent are left alone."""
         _writers.clear()
         self._writing = self._one_writer()
         self.bus.after_fork()
