@@ -185,14 +185,15 @@ class Database:
     def bound(
         self, tenant_id: int | None = None, user_id: int | str | None = None, *, tenant_name: str | None = None
     ) -> Self:
-        """Give the same database, whose transactions on PostgreSQL see only what row-level security lets somebody see.
+        """Return the same database, limited on PostgreSQL to the rows that row-level security makes visible.
 
-        It shares connections, bus and locks, and closing it closes them. SQLite has no such wall.
+        The result shares connections, bus and locks with this object, and closing it closes them. SQLite has no such
+        restriction.
 
         Args:
-            tenant_id: the tenant; None is none.
-            user_id: the user whose sessions are seen, `EVERYBODY` for those of all; None is nobody's.
-            tenant_name: how a tenant is called whose id is not known yet.
+            tenant_id: The tenant; None for no tenant.
+            user_id: The user whose sessions are visible, or `EVERYBODY` for those of all users; None for nobody's.
+            tenant_name: The name of a tenant whose id is not known yet.
         """
         settings = {"tenant_id": tenant_id, "user_id": user_id, "tenant_name": tenant_name}
         made = self.apart()
@@ -293,11 +294,11 @@ class Database:
 
     @contextmanager
     def reading(self, *, one_moment: bool = False) -> Iterator[Connection]:
-        """Give a connection that changes nothing.
+        """Yield a read-only connection.
 
         Args:
-            one_moment: True if all its statements must see the same moment. On SQLite they always do; on PostgreSQL
-                each sees what is committed when it begins.
+            one_moment: True if all statements must see the same moment. On SQLite they always do. On PostgreSQL each
+                statement sees what is committed when it begins.
         """
         seen = self._transaction(READING, only_reads=True, one_moment=one_moment)
         with self._entered(Stage(self._place)), seen as connection:
@@ -354,13 +355,13 @@ class Database:
                 self.bus.settle(places, committed=committed)
 
     def shrink(self, *, wipe: bool = False) -> None:
-        """Give the free space of the database back to the file system; writers wait until it is done.
+        """Return the free space of the database to the file system; writers wait until this is done.
 
         Args:
-            wipe: True to look at every table, so that what was deleted is gone from all of them.
+            wipe: True to go through every table, so that deleted data is gone from all of them.
 
         Raises:
-            Unavailable: it should wipe, and somebody holds what was deleted, or the role may not.
+            Unavailable: `wipe` is True, and somebody still holds deleted data or the role may not wipe.
         """
         statements = (_WIPE if wipe else _SHRINK)["sqlite" if self.is_sqlite else "postgresql"]
         warned: list[str] = []
@@ -427,7 +428,7 @@ class Database:
             self._lite.close_idle()
 
     def after_fork(self) -> None:
-        """Give a child connections of its own; those of its parent are left alone."""
+        """Set up a child process to use connections of its own; those of its parent are left alone."""
         _writers.clear()
         self._writing = self._one_writer()
         self.bus.after_fork()
@@ -449,7 +450,7 @@ class Database:
             LOG.warning("A refusal is not in the audit trail: %s", error)
 
     def close(self) -> None:
-        """Give all connections back; whoever uses the object afterwards is refused with `Unavailable`."""
+        """Close all connections. Any later use of the object raises `Unavailable`."""
         self.bus.close()  # first: its callbacks finish what waits for them, and may look here
         self._closed.set()
         if self.leases is not None:

@@ -45,15 +45,15 @@ from agentgit.store.threads.pending_writes import NO_WRITES
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Where a branch stands now.
+    """The current position of a branch.
 
     Args:
-        snapshot: what a checkpoint made here points at.
-        latest: the newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
+        snapshot: The state that a checkpoint made here refers to.
+        latest: The newest graph checkpoint, also where the snapshot had to go back behind an unfinished batch.
         settled: True if nothing waits: no tool call for its result, no interrupt for its answer.
-        last: the last message, shown; nothing if there is none.
-        waiting: the AI message some of whose tool calls have no result, and the results that are there.
-        batch: the number that the next batch of calls has.
+        last: The last message, shown; empty if there is none.
+        waiting: The AI message with tool calls that have no result, and the results that exist.
+        batch: The number of the next batch of calls.
     """
 
     snapshot: Snapshot
@@ -125,7 +125,7 @@ class Store:
 
     @contextmanager
     def at_work(self) -> Iterator[str]:
-        """Give a name for one piece of work, which may take branches and operations until the block ends."""
+        """Yield a name for one piece of work, which may take branches and operations until the block ends."""
         with process_owner.owner() as name:
             try:
                 yield name
@@ -155,7 +155,7 @@ class Store:
         return [*track, *self.journal.waiting(connection, branch.id, len(track))]
 
     def moment(self, connection: Connection, branch: Found) -> Moment:
-        """Look where a branch stands, as `looking`."""
+        """Return where a branch stands, as `looking` does."""
         return self.looking(connection, branch.id, branch.thread_id)(branch)
 
     def looking(self, connection: Connection, branch_id: int, thread_id: str) -> Callable[[Found], Moment]:
@@ -250,10 +250,10 @@ class Store:
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
     def sure(self, connection: Connection, branch: Found, state_hash: bytes) -> None:
-        """Make sure that a branch stands where it should.
+        """Check that a branch has the expected state.
 
         Raises:
-            Corrupt: its state is another one.
+            Corrupt: The branch has another state.
         """
         head = self.graphs.head(connection, branch.thread_id)
         if (head.state_hash if head else b"") != state_hash:

@@ -98,7 +98,7 @@ class Workspace(Base):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `Workspace.of` makes this workspace of again, in another process; JSON-like."""
+        """The settings from which `Workspace.of` makes this workspace again, in another process; JSON-like."""
         return {
             "workspace": self._root,
             "storage": self._storage,
@@ -124,7 +124,7 @@ class Workspace(Base):
 
     @cached_property
     def undo_stack(self) -> UndoStack:
-        """What files were before each call that modified them."""
+        """The undo stack: the files as they were before each call that modified them."""
         expect_in_place(os.fsencode(self._root))
         return UndoStack(self._root, self._undo_dir, whole=WholeSnapshots(self))
 
@@ -227,20 +227,20 @@ class Workspace(Base):
         return [row.snapshot for row in self._catalog.rows(limit=limit)]
 
     def get(self, ref: str) -> FileCheckpoint | None:
-        """Give a snapshot by its id, a beginning of its id, or its name (then the newest); None if there is none.
+        """Return a snapshot by its id, a beginning of its id, or its name (then the newest); None if there is none.
 
         Raises:
-            Ambiguous: several ids begin so.
+            Ambiguous: Several ids begin with this text.
         """
         row = self._find(ref)
         return row.snapshot if row else None
 
     def expect(self, ref: str) -> None:
-        """Make sure that a snapshot could be restored now.
+        """Check that a snapshot could be restored now.
 
         Raises:
-            NotFound: there is no such snapshot.
-            Unavailable: the directory is not there.
+            NotFound: There is no such snapshot.
+            Unavailable: The directory of the workspace does not exist.
         """
         self._row(ref)
         if not os.path.isdir(self._root):
@@ -397,7 +397,7 @@ class Workspace(Base):
         self._listeners[event].append(callback)
 
     def close(self) -> None:
-        """Let go of what is open; the workspace may be used again after."""
+        """Close what is open. The workspace may be used again afterwards."""
         stack: UndoStack | None = self.__dict__.pop("undo_stack", None)
         if stack is not None:
             stack.close()

@@ -1,4 +1,4 @@
-"""What the verbs of a workspace are made of: its catalog and engine, its lock, what goes, and how places are named."""
+"""Base of the verbs of a workspace: its catalog and engine, its lock, pruning, and the naming of places."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Base(ABC):
     @property
     @abstractmethod
     def undo_stack(self) -> UndoStack:
-        """What files were before each call that modified them."""
+        """The undo stack: the files as they were before each call that modified them."""
 
     @property
     def _undo_dir(self) -> str:
@@ -137,7 +137,7 @@ class Base(ABC):
 
     @contextmanager
     def _safety_told(self, wanted: CatalogRow) -> Iterator[None]:
-        """Tell of the safety snapshot that a restore takes, also of one that fails; neither it nor the target goes."""
+        """Report the safety snapshot of a restore, also of one that fails; neither it nor the target is pruned."""
         before = self._catalog.rows(limit=1)
         try:
             yield
@@ -183,7 +183,7 @@ class Base(ABC):
             self._collect()
 
     def _collect(self) -> None:
-        """Give space back by the way: where that fails, what was asked for is done, and a later one tries again."""
+        """Free space as a side task. If this fails, the requested work is still done, and a later call tries again."""
         try:
             self._engine.collect()
         except Exception as error:

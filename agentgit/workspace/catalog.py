@@ -262,7 +262,7 @@ class Catalog:
             ]
 
     def get(self, name: str) -> str:
-        """Give a value by its name; an empty one if there is none."""
+        """Return a value by its name; an empty string if there is none."""
         with self._open() as db:
             found = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
             return found[0] if found else ""
@@ -292,7 +292,7 @@ class Catalog:
         return list(json.loads(self.get(LEFT_OUT) or "[]"))
 
     def close(self) -> None:
-        """Let go of the file; it is opened again when it is needed."""
+        """Close the file; it is opened again when it is needed."""
         with self._lock:
             if self._closing is not None:
                 self._closing()

@@ -1,4 +1,4 @@
-"""How two sets of files differ, as text."""
+"""Differences between two sets of files, as text."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def contents_of(
 
 
 class Sides(NamedTuple):
-    """What was left out on both sides; None where that is not recorded.
+    """The paths left out on each of two sides; None where that is not recorded.
 
     Args:
-        old: in the first snapshot.
-        new: in the second one, or in the workspace.
-        root: the workspace, if the second side is the workspace as it is now.
+        old: The paths left out of the first snapshot.
+        new: The paths left out of the second snapshot, or of the workspace.
+        root: The workspace, if the second side is the workspace as it is now.
     """
 
     old: Left | None

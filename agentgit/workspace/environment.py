@@ -1,4 +1,4 @@
-"""What can take and restore snapshots: the protocol that users may implement."""
+"""The protocol of an environment that takes and restores snapshots. Users may implement it."""
 
 from __future__ import annotations
 

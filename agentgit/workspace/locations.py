@@ -1,4 +1,4 @@
-"""Where a workspace and its storage may be."""
+"""Checks of where a workspace and its storage may be."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def workspace_place(path: str | os.PathLike[str]) -> str:
 
 
 def expect_in_place(root: bytes) -> None:
-    """Make sure that a workspace is still where it was opened.
+    """Check that a workspace is still where it was opened.
 
     Args:
-        root: its real path then.
+        root: The real path of the workspace when it was opened.
 
     Raises:
-        Unavailable: a link stands in its place, or in that of a directory above.
+        Unavailable: A link stands in the place of the workspace, or of a directory above it.
     """
     if (now := os.path.realpath(root)) != root:
         raise Unavailable(

@@ -1,4 +1,4 @@
-"""Which tool calls modify files, and which files: told by the tool's declaration, or by its name and arguments."""
+"""Detection of tool calls that modify files, and of the files, by the tool's declaration or its name and arguments."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ LOOKING = frozenset({"view", "read", "cat", "list"})
 
 @dataclass(frozen=True)
 class Modifies:
-    """What a tool call may modify.
+    """The files that a tool call may modify.
 
     Args:
-        paths: the files, as the call names them.
-        everything: True if that cannot be told, so that the whole workspace counts.
+        paths: The files, as the call names them.
+        everything: True if the files cannot be determined, so that the whole workspace counts.
     """
 
     paths: tuple[str, ...] = ()

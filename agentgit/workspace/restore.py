@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class RestoreOutcome:
-    """What was done, by path."""
+    """The outcome of a restore, by path."""
 
     restored: list[bytes] = field(default_factory=list)
     deleted: list[bytes] = field(default_factory=list)

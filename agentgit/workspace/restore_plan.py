@@ -1,4 +1,7 @@
-"""What a restore does about the differences from a snapshot, and what it must leave because of what was left out."""
+"""Planning of a restore from the differences between the workspace and a snapshot.
+
+A plan also names what the restore must leave because of what was left out.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ Paths = Iterable[bytes] | None
 
 
 class RestoreSteps(NamedTuple):
-    """What a restore does, and what it must not do.
+    """The changes that a restore makes, and those that it must not make.
 
     Args:
-        changes: what it does.
-        stays: what it would remove, and does not because the snapshot left it out or may have done so.
-        closed: what it would do in directories that cannot be read.
-        ignored: what it would remove, and does not because the snapshot's own `.gitignore` files name it.
-        then: what the snapshot left out; None if it does not record that.
-        has: the paths at which the snapshot has something else than what stands now.
+        changes: The changes that it makes.
+        stays: Entries that it does not remove, because the snapshot left them out or may have done so.
+        closed: Paths that it does not change, because they are in directories that cannot be read.
+        ignored: Paths that it does not remove, because the snapshot's own `.gitignore` files name them.
+        then: The paths that the snapshot left out; None if it does not record them.
+        has: The paths at which the snapshot has something else than what stands now.
     """
 
     changes: dict[bytes, TreeChange]
@@ -117,7 +120,10 @@ class RestorePlanner:
 
 
 def _same_folder(after: TreeEntry | None, now: ExcludedPaths | None) -> bool:
-    """Tell whether a directory is wanted where one is left out now: that one keeps its mode, which nobody else has."""
+    """Return whether a directory is wanted where one is left out now.
+
+    The directory that is left out keeps its mode, which nothing else has.
+    """
     return after is not None and after.is_directory and now is not None and stat.S_ISDIR(now.mode)
 
 

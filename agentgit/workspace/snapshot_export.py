@@ -36,14 +36,14 @@ LONGEST_WHY = 200
 
 
 class Sent(NamedTuple):
-    """What became of a snapshot: the number of its tree in the export, or why it has none."""
+    """The outcome for a snapshot: the number of its tree in the export, or the reason why it has none."""
 
     tree: int | None
     why: str | None = None
 
 
 class _At(NamedTuple):
-    """Where a tree is: its storage, what reads that, its key there, and what it left out when it was taken."""
+    """The place of a tree: its storage, what reads that, its key there, and what it left out when it was taken."""
 
     storage: str
     trees: Trees

@@ -22,7 +22,7 @@ from agentgit.workspace.trees import TreeEntry, WrittenTree, digest
 
 
 class _Kept(NamedTuple):
-    """Where the contents of a file are, and how many bytes."""
+    """The place of a file's contents, and their size in bytes."""
 
     start: int
     size: int
@@ -167,10 +167,10 @@ def _following(left: Left, changed: Mapping[str, str | None]) -> dict[bytes, Exc
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Say what to do where files cannot be kept aside.
+    """Convert an operating-system error into advice for files that cannot be kept aside.
 
     Raises:
-        Unavailable: the system said no.
+        Unavailable: The operating system reported an error.
     """
     try:
         yield

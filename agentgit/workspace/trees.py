@@ -1,6 +1,6 @@
-"""What a snapshot is: paths and what stands there; and the protocol of what keeps snapshots.
+"""Snapshots as paths with what stands there, and the protocol of the stores that keep them.
 
-Paths are bytes, relative to the workspace, with `/` between their parts, as the system has them: any name can be kept.
+Paths are bytes, relative to the workspace, with `/` between their parts, as the system has them. Any name can be kept.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PLAIN_MODES = (0o644, 0o755)
 
 
 class TreeEntry(NamedTuple):
-    """What stands at a path.
+    """The entry at a path.
 
     Args:
-        mode: as `os.lstat` gives it: the kind (a regular file, a symbolic link, a directory) and the permission bits.
-        oid: the hash of a file's contents or of a link's target, as `digest` gives it; empty for a directory.
+        mode: The mode from `os.lstat`: the kind (a regular file, a symbolic link, a directory) and the permission bits.
+        oid: The hash of a file's contents or of a link's target, as `digest` returns it; empty for a directory.
     """
 
     mode: int
@@ -62,9 +62,9 @@ class TreeChange(NamedTuple):
 
 
 class Trees(Protocol):
-    """What keeps snapshots, each under a key. It knows files, and nothing of the workspace that they came from.
+    """A store of snapshots, each under a key. It knows files, and nothing of the workspace that they came from.
 
-    A directory is an entry of its own only where its files do not say it all: if nothing below it is captured, or if
+    A directory has an entry of its own only where its files do not say it all: if nothing below it is captured, or if
     its permission bits are not 0755. One process at a time writes or collects; any number may read.
     """
 
@@ -91,10 +91,10 @@ class Trees(Protocol):
         ...
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Give the directories that a snapshot names, at little cost.
+        """Return the directories that a snapshot names, at little cost.
 
         Raises:
-            NotFound: there is none under this key.
+            NotFound: There is no snapshot under this key.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a workspace tells: snapshots, what a restore did, how two snapshots differ. Plain values."""
+"""Plain values that a workspace returns: snapshots, the results of restores, the differences of two snapshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNDO = "undo"
 
 
 def plain(text: str) -> str:
-    r"""Give a text that can be stored and printed: what is no Unicode in it, as in some names of files, is `\udcff`."""
+    r"""Return a text that can be stored and printed. What is not Unicode, as in some file names, becomes `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -68,7 +68,7 @@ class FileCheckpoint:
 
     @property
     def time(self) -> str:
-        """When it was taken, in local time, as `2030-01-31 13:59:00`."""
+        """The local time at which the snapshot was taken, as `2030-01-31 13:59:00`."""
         return self.timestamp.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
     def __str__(self) -> str:
@@ -83,15 +83,15 @@ class FileCheckpoint:
 
 @dataclass(frozen=True)
 class WorkspaceDiff:
-    """How two snapshots differ. A file with a new name is one deleted and one added.
+    """The differences between two snapshots. A file with a new name is one deleted and one added.
 
     Args:
-        from_id: of the first snapshot; None if it is that of no file at all.
-        to_id: of the second; None if it is the workspace as it is now.
-        added_files: paths, sorted.
-        modified_files: paths, sorted: contents, kind or permission bits.
-        deleted_files: paths, sorted.
-        diff_content: as a unified diff; files that are no text, or larger than 8 MiB, are only named, and so are those
+        from_id: The id of the first snapshot; None if it is that of no file at all.
+        to_id: The id of the second snapshot; None if it is the workspace as it is now.
+        added_files: The paths of the added files, sorted.
+        modified_files: The paths of files with other contents, kind or permission bits, sorted.
+        deleted_files: The paths of the deleted files, sorted.
+        diff_content: A unified diff. Files that are not text or are larger than 8 MiB are only named, and so are those
             that a snapshot left out.
     """
 
@@ -118,17 +118,17 @@ class WorkspaceDiff:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What a restore would do, if nothing changed until then.
+    """The changes that a restore would make, if nothing changed until then.
 
     Args:
-        to_id: of the snapshot.
-        restore: paths of files that would be written.
-        delete: paths of files that would go.
-        changed: paths of files that changed since they were last saved or restored, so they are in no snapshot yet; or
-            since the snapshot that was asked about.
-        aside: paths that no snapshot holds and that stand in the way; they would be moved to the storage.
-        missing: paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
-        left: paths that the snapshot left out, or may have left out, and that changed or came since, each with the
+        to_id: The id of the snapshot.
+        restore: Paths of files that would be written.
+        delete: Paths of files that would be deleted.
+        changed: Paths of files that changed since they were last saved or restored, so that they are in no snapshot
+            yet; or since the snapshot that was asked about.
+        aside: Paths that no snapshot holds and that stand in the way; they would be moved to the storage.
+        missing: Paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
+        left: Paths that the snapshot left out, or may have left out, and that changed or came since, each with the
             reason; they would stay as they are.
     """
 
@@ -154,20 +154,20 @@ class RestorePlan:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did.
+    """The result of a restore.
 
     Args:
-        id: of the snapshot that was restored.
-        safety: of the snapshot that holds what stood there before.
-        restored: paths of files and links that were written.
-        deleted: paths of files and links that went.
-        created_directories: paths.
-        deleted_directories: paths.
-        moved_aside: what was in no snapshot and stood in the way: its path, and where it is now.
-        skipped: all paths that are left out now, each with the reason; they were not touched.
-        conflicts: paths that somebody changed meanwhile, each with the reason; they were left as they are.
-        missing: paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
-        left: paths that the snapshot left out, or may have left out, and that changed or came since, each with the
+        id: The id of the snapshot that was restored.
+        safety: The id of the snapshot that holds what stood there before.
+        restored: Paths of files and links that were written.
+        deleted: Paths of files and links that were deleted.
+        created_directories: Paths of directories that were created.
+        deleted_directories: Paths of directories that were deleted.
+        moved_aside: Items that were in no snapshot and stood in the way: the path of each, and where it is now.
+        skipped: All paths that are left out now, each with the reason; they were not touched.
+        conflicts: Paths that somebody changed meanwhile, each with the reason; they were left as they are.
+        missing: Paths that the snapshot left out and that are gone, each with the reason; they cannot be restored.
+        left: Paths that the snapshot left out, or may have left out, and that changed or came since, each with the
             reason; they were not touched.
         everything: True if an environment of the user's own was restored, which does not list files.
     """
@@ -202,7 +202,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Freed:
-    """What `gc` did: how many bytes came back, and how many snapshots are left."""
+    """The result of `gc`: how many bytes were freed, and how many snapshots are left."""
 
     bytes: int
     snapshots: int

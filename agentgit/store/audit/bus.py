@@ -89,7 +89,7 @@ class Bus:
         return list(places.values())
 
     def settle(self, places: Sequence[_Place], *, committed: bool) -> None:
-        """Tell how a transaction ended; what is at the head of its lines and committed goes to the callbacks."""
+        """Record how a transaction ended, and pass the committed events at the head of its lines to the callbacks."""
         slow: list[Subscription] = []
         with self._lock:
             for place in places:
@@ -116,12 +116,12 @@ class Bus:
         return made
 
     def leave(self, one: Subscription) -> None:
-        """Tell a subscription nothing more."""
+        """Remove a subscription, so that it receives nothing more."""
         with self._lock:
             self._subscriptions = [other for other in self._subscriptions if other is not one]
 
     def after_fork(self) -> None:
-        """Tell nobody, in a child: the threads of the callbacks, and who has a place in line, are in its parent."""
+        """Clear all subscriptions and lines in a child process; their threads and transactions are in its parent."""
         self._subscriptions, self._lines, self._lock = [], {}, threading.Lock()
 
     def close(self) -> None:

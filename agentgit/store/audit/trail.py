@@ -124,7 +124,7 @@ def note(
 
 
 def foresee_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
-    """Say that notes of a branch, whose session is locked, come next: the end of its trail comes along with others."""
+    """Prefetch the end of the trail of a branch, whose session is locked, because notes of it come next."""
     _END_OF_BRANCH.foresee(connection, {"tenant": tenant_id, "branch": branch_id})
 
 
@@ -152,7 +152,7 @@ def write_notes(connection: Connection) -> None:
 
 
 class WrittenEvents:
-    """What a transaction added to the trail."""
+    """The events that a transaction added to the trail."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -285,12 +285,12 @@ def _event(row: Any) -> Event:
 
 
 class Whose(NamedTuple):
-    """Which events are read.
+    """A filter for the events to read.
 
     Args:
-        user_id: those of this user's own sessions.
-        shared: and those of these sessions of others.
-        session_id: only those of this session; whoever asks may see it.
+        user_id: The user whose own sessions are read.
+        shared: Sessions of other users that are read as well.
+        session_id: The only session to read; the caller has access to it.
     """
 
     user_id: int

@@ -48,7 +48,7 @@ Which = Select[int]
 
 
 class Gone(NamedTuple):
-    """What went in a transaction: rows by their tables, the values with their size, events of trails."""
+    """The data that a transaction deleted: rows by table, the values with their size, and events of trails."""
 
     rows: Mapping[str, int]
     values: int
@@ -68,15 +68,15 @@ def all_of(store: Store, user_id: int) -> Which:
 
 
 def expect_idle(store: Store, connection: Connection, session_id: int) -> None:
-    """Make sure that nobody works on a session; runs whose process has died are taken back.
+    """Check that nobody works on a session, and recover runs whose process has died.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        session_id: which.
+        store: The store that holds the session.
+        connection: A connection in a transaction that writes.
+        session_id: The session.
 
     Raises:
-        Conflict: somebody does.
+        Conflict: Somebody works on the session.
     """
     store.sessions.lock(connection, session_id)
     for branch in store.sessions.branches(connection, session_id):
@@ -218,7 +218,7 @@ def _deleted(connection: Connection, table: Table, *conditions: Any) -> Counter[
 def _trail(
     connection: Connection, tenant_id: int, session_id: int, user_id: int | None, rows: Mapping[str, int]
 ) -> int:
-    """Say in the trail of what belongs to no session how that of a session ended, and let that go."""
+    """Record the end of a session's trail where events of no session are recorded, then delete the session's trail."""
     of_session = (AUDIT_EVENT.c.tenant_id == tenant_id, AUDIT_EVENT.c.external_session_id == session_id)
     last = connection.execute(
         select(AUDIT_EVENT).where(*of_session).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)

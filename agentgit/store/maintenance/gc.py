@@ -36,14 +36,14 @@ ON_ITS_WAY_SECONDS = 3600
 
 
 class Collected(NamedTuple):
-    """What a collection gave back, or would.
+    """The space that a collection freed, or would free.
 
     Args:
-        values: rows of the table blob.
-        bytes: their stored size.
-        writes: writes whose checkpoint never came or is gone.
-        lists: lists that were written anew because what they continued goes.
-        steps: graph checkpoints between the checkpoints of branches.
+        values: The number of rows of the table blob.
+        bytes: Their stored size.
+        writes: The number of writes whose checkpoint never came or is gone.
+        lists: The number of lists that were rewritten because a list that they continued is deleted.
+        steps: The number of graph checkpoints between the checkpoints of branches.
     """
 
     values: int

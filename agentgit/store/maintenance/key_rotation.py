@@ -103,7 +103,7 @@ class Rotation:
                             yield where, f"its {column} does not open with its key"
 
     def _sign(self, table: Table, seal: Seal, *, off: bool) -> int:
-        """Give all rows of a table a code with the current key, or none; tell how many had another one."""
+        """Sign each row of a table with the current key, or remove its code; return how many rows had another code."""
         keys, wanted, changed = list(table.primary_key), "" if off else seal.keyring.current, 0
 
         def page(connection: Connection) -> tuple[int, Any]:
@@ -157,7 +157,7 @@ def _place(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
 
 
 def _after(keys: Sequence[Column[Any]], last: tuple[Any, ...] | None) -> list[Any]:
-    """Say which rows come after a place, in the order of the primary key; all of them if there is none."""
+    """Build the conditions for the rows after a place, in primary-key order; without a place, for all rows."""
     if last is None:
         return []
     return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last, strict=True)))]

@@ -31,7 +31,10 @@ UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 
 
 class Judged(NamedTuple):
-    """What becomes of the checkpoints of a session; and, if its bytes are limited, how many it takes and will take."""
+    """The verdicts on the checkpoints of a session.
+
+    If the bytes of the session are limited, also how many bytes it takes and will take.
+    """
 
     verdicts: Sequence[Verdict]
     bytes_before: int | None = None

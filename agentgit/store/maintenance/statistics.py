@@ -77,7 +77,7 @@ class Sizes:
         return self._measured((), ())
 
     def without(self, points: Collection[int]) -> int:
-        """Tell how many bytes it would take without some checkpoints, and without the steps that nothing needs then."""
+        """Return the size in bytes without some checkpoints, and without the steps that nothing needs then."""
         spare = find(self._connection, self._store.tenant_id, frozenset(points), self._branches)
         return self._measured(points, {place for one in spare for place in one.gone})
 

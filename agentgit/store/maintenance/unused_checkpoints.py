@@ -39,7 +39,7 @@ class GraphStep(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """What can be done without: which graph checkpoints, and the new parent of those that had one of them."""
+    """Graph checkpoints that nothing needs, and the new parent of each step whose parent is one of them."""
 
     gone: list[GraphKey]
     parents: dict[GraphKey, str | None]
@@ -137,7 +137,7 @@ def _remembered(steps: Sequence[GraphStep], roots: Sequence[GraphStep], kept: Co
 def _new_parents(
     steps: Iterable[GraphStep], kept: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
-    """Give each kept step whose parent goes its nearest ancestor that stays, or none."""
+    """Yield each kept step whose parent is deleted, with its nearest ancestor that is kept, or None."""
     parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
     going = parents.keys() - kept
     heirs: dict[tuple[str, str], str | None] = {}

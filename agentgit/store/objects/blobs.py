@@ -369,7 +369,10 @@ def continued(data: bytes) -> bytes | None:
 
 
 class ListLink(NamedTuple):
-    """How a list continues an earlier one: that one's hash, how many of its items are kept, and its own after them."""
+    """The link from a list to an earlier one that it continues.
+
+    `base` is the hash of the earlier list, `kept` how many of its items are kept, and `own` the items after them.
+    """
 
     base: bytes
     kept: int

@@ -1,4 +1,4 @@
-"""How the bytes of a value are packed. Each row says how its own are, so that kinds may be mixed in one database."""
+"""Packing of the bytes of values. Each row records how its own are packed, so one database can mix several kinds."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ class Compression:
 
 
 def unpacked(codec: int, data: bytes) -> bytes:
-    """Give the bytes of a row back.
+    """Unpack the bytes of a row.
 
     Args:
-        codec: as `Compression.pack` told.
-        data: the packed bytes.
+        codec: The codec that `Compression.pack` returned.
+        data: The packed bytes.
 
     Raises:
-        ValueError: they are damaged.
-        Unavailable: this program lacks what packed them.
+        ValueError: The bytes are damaged.
+        Unavailable: This program lacks what packed them.
     """
     if codec == RAW:
         return data

@@ -1,4 +1,4 @@
-"""What stored values look like without LangGraph: JSON-like, and honest where that is not possible."""
+"""Readable forms of stored values without LangGraph: JSON-like, and honest where that is not possible."""
 
 from __future__ import annotations
 

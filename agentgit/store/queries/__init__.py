@@ -1,1 +1,1 @@
-"""What takes several kinds of records: references, read models, comparison, explorations, templates."""
+"""Queries over several kinds of records: references, read models, comparison, explorations, templates."""

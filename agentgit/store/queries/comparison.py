@@ -1,4 +1,4 @@
-"""What two checkpoints do not share, found by hashes and by columns: what they have in common is never loaded."""
+"""Comparison of two checkpoints by hashes and by columns. What the two have in common is never loaded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agentgit.store.threads.pending_writes import TaskWrites
 
 @dataclass(kw_only=True)
 class Rest:
-    """What a checkpoint has beyond what it shares with another one.
+    """The part of a checkpoint that it does not share with another one.
 
     Args:
-        state: the values that differ.
-        messages: those after the common beginning, shown.
-        calls: the tool invocations after the common beginning, as dicts.
-        pending: what the tasks of an unfinished step have come to, as dicts.
+        state: The values that differ.
+        messages: The messages after the common beginning, in the form in which they are shown.
+        calls: The tool invocations after the common beginning, as dicts.
+        pending: The outcomes so far of the tasks of an unfinished step, as dicts.
     """
 
     state: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a reference means in one database: sessions, branches and checkpoints by name, id or place."""
+"""Resolution of references in one database: sessions, branches and checkpoints by name, id or place."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ class Lookup:
     # -- who may
 
     def stands(self, connection: Connection) -> None:
-        """Make sure that what the principal acts by still holds; of who opened the database itself nothing is asked.
+        """Check that the principal's access still holds; for whoever opened the database itself, nothing is checked.
 
         Raises:
-            NotAllowed: it was revoked, has ended, or its user is disabled.
+            NotAllowed: The access was revoked or has ended, or its user is disabled.
         """
         if self.principal.since is not None and not self.store.users.stands(connection, self.principal):
             raise self.refusal("This access holds no more. Log in again, or ask an admin for a new key.", why="ended")
 
     def expect_scope(self, connection: Connection, scope: str) -> None:
-        """Make sure that the principal still holds, and reaches so far.
+        """Check that the principal's access still holds and covers a scope.
 
         Raises:
-            NotAllowed: it does not.
+            NotAllowed: The access no longer holds, or does not cover the scope.
         """
         self.stands(connection)
         if scope not in self.principal.scopes:
             raise self._narrow(scope, None)
 
     def expect_admin(self, connection: Connection, verb: str) -> None:
-        """Make sure that an admin asks for something that concerns everybody.
+        """Check that the principal is an admin, for a verb that concerns everybody.
 
         Raises:
-            NotAllowed: it is no admin.
+            NotAllowed: The principal is not an admin.
         """
         self.expect_scope(connection, ADMIN)
         if not self.principal.user.is_admin:
@@ -81,16 +81,16 @@ class Lookup:
             )
 
     def admit(self, connection: Connection, session_id: int, needs: Role = VIEWER) -> None:
-        """Make sure that the principal may do something with a session now; for its owner nothing is read.
+        """Check that the principal may do something with a session now; for the session's owner, nothing is read.
 
         Args:
-            connection: of the transaction that does it.
-            session_id: the session.
-            needs: the role that it takes.
+            connection: The connection of the transaction that does it.
+            session_id: The session.
+            needs: The role that is required.
 
         Raises:
-            NotFound: it does not see the session.
-            NotAllowed: it sees it, and may not do that.
+            NotFound: The principal does not see the session.
+            NotAllowed: The principal sees the session, but may not do this.
         """
         self.stands(connection)
         if session_id in self._own:
@@ -386,7 +386,7 @@ class Lookup:
     def _missing(
         self, connection: Connection, reference: references.Reference, path: list[Segment], before: str, after: str = ""
     ) -> Found:
-        """Say that a place is not there, and how many there are."""
+        """Raise `NotFound` for a place that does not exist, and state how many checkpoints there are."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)
         raise NotFound(
             f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with repo.log(), or: "

@@ -133,7 +133,7 @@ class Views:
 
 
 def _pending(row: Found) -> dict[str, Any]:
-    """Tell of a checkpoint in the middle of a step what each of its tasks has come to."""
+    """Return the status of each task of a checkpoint in the middle of a step."""
     tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
     told = [{"task": task.id, "ns": task.ns, "status": task.status, "digest": task.digest()} for task in tasks]
     return {"pending": told} if told else {}

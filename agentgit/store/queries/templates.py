@@ -66,11 +66,13 @@ def begin(
 
 
 def expect_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
-    """Make sure that a session began as this checkpoint was; of an imported one the words for it are all that is known.
+    """Check that a session began from this checkpoint.
+
+    For an imported session, only the text of the reference is known.
 
     Raises:
-        Conflict: it began otherwise.
-        NotFound: it was deleted meanwhile.
+        Conflict: The session began otherwise.
+        NotFound: The session was deleted meanwhile.
     """
     branches = store.sessions.branches(connection, session_id)
     if not branches:

@@ -1,4 +1,4 @@
-"""What the calls of a session did to its world, from columns alone: the marks that a tree shows."""
+"""Effects of a session's calls on its world, read from columns alone: the marks that a tree shows."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, 
 
 
 def marked(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) -> Branch:
-    """Give each call to the checkpoint of its branch that was made next, and what comes after the last to the branch.
+    """Assign each call to the next checkpoint of its branch, and the calls after the last checkpoint to the branch.
 
     Args:
-        branch: with its points.
-        calls: what `marks` gave for it.
-        inherited: how many calls lie before its first one.
+        branch: The branch with its points.
+        calls: The calls of the branch, as `marks` returned them.
+        inherited: The number of calls before the first one of the branch.
     """
     ends = [point.position for point in branch.points]
     counts = [Counter[str]() for _ in range(len(ends) + 1)]

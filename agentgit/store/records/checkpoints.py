@@ -25,15 +25,15 @@ from agentgit.values import from_json, to_json
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a new checkpoint points at.
+    """The state that a new checkpoint refers to.
 
     Args:
         graph_checkpoint_id: LangGraph's checkpoint; None before the first.
-        state_hash: the hash of the state there.
-        position: how many tool invocations lie before it.
-        message_count: how many messages its conversation has.
-        workspace_snapshot_id: the row of its files' snapshot; None if no workspace is attached.
-        pending: the pending writes there, as `agentgit.store.threads.pending_writes` reads them; None if that is not
+        state_hash: The hash of the state there.
+        position: The number of tool invocations before it.
+        message_count: The number of messages in its conversation.
+        workspace_snapshot_id: The row of its files' snapshot; None if no workspace is attached.
+        pending: The pending writes there, as `agentgit.store.threads.pending_writes` reads them; None if they are not
             known.
     """
 
@@ -47,17 +47,17 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """How a new checkpoint is called and why it was made.
+    """The name of a new checkpoint, and why it was made.
 
     Args:
         kind: `before`, `after`, `tools`, `branch` or `named`.
-        user_id: who made it.
-        name: the name a person gave it.
-        description: what a person wrote about it.
-        restore_point: the id of the user message that it belongs to.
-        data: JSON-like data a person kept with it.
-        id: made beforehand, or None.
-        made_at: when it was made, aware UTC; None for now.
+        user_id: The user who made it.
+        name: The name that a person gave it.
+        description: The text that a person wrote about it.
+        restore_point: The id of the user message that it belongs to.
+        data: JSON-like data that a person kept with it.
+        id: An id made beforehand, or None.
+        made_at: The time at which it was made, aware UTC; None for now.
     """
 
     kind: str
@@ -92,7 +92,7 @@ MERGED = "merged"
 
 
 def merged_by(data: bytes | None) -> int | None:
-    """Tell the id of the checkpoint that a merge brought, from the data of the one that it made; None of any other."""
+    """Read the id of the checkpoint that a merge brought from the data of the one that it made; None for any other."""
     facts = from_json(data) if data is not None and MERGED.encode() in data else None
     merged = facts.get(MERGED) if isinstance(facts, dict) else None
     source = merged.get("checkpoint") if isinstance(merged, dict) else None
@@ -128,7 +128,7 @@ class CheckpointStore:
         return checkpoint_id
 
     def foresee(self, connection: Connection, branch_id: int) -> None:
-        """Say that `add` may come next, so that what it reads comes along with what else is asked for."""
+        """Prefetch what `add` reads, together with other queries of the transaction."""
         _LAST_NUMBER.foresee(connection, self._of_branch(branch_id))
 
     def _of_branch(self, branch_id: int) -> dict[str, int]:
@@ -168,7 +168,7 @@ class CheckpointStore:
         return checkpoint_id, last + 1
 
     def complete(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
-        """Give a checkpoint its files, if it has none: those of a template come after it was made."""
+        """Set the files of a checkpoint that has none; the files of a template come after the checkpoint is made."""
         this = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
         has_none = CHECKPOINT.c.workspace_snapshot_id.is_(None)
         row_codes.change(connection, CHECKPOINT, *this, has_none, workspace_snapshot_id=workspace_snapshot_id)

@@ -1,4 +1,4 @@
-"""What stands already: earlier attempts at a call, and the effects that a new call would make a second time."""
+"""Earlier attempts at a call, and the effects that a new call would make a second time."""
 
 from __future__ import annotations
 

@@ -21,15 +21,15 @@ _WHOLE = b"agentgit, nothing is in clear, and every row has its code"
 
 
 def unlock(database: Database, tenant_id: int) -> None:
-    """Make sure that the keys of a tenant are there, and write down the one that is new.
+    """Check that the keys of a tenant are available, and register the one that is new.
 
     Args:
-        database: as it was opened, with keys or without.
-        tenant_id: whose values are read and written with it from now on.
+        database: The database as it was opened, with keys or without.
+        tenant_id: The tenant whose values are read and written with it from now on.
 
     Raises:
-        KeyMissing: a key that values may be sealed with was not given.
-        InvalidInput: a key is another one than it was.
+        KeyMissing: A key that may seal values was not given.
+        InvalidInput: A key is not the same as before.
     """
     seal = database.seal
     if seal is not None:

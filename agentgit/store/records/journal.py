@@ -121,14 +121,14 @@ class Intent:
 
 @dataclass(frozen=True, kw_only=True)
 class CallOutcome:
-    """How a call ended.
+    """The outcome of a call.
 
     Args:
         status: `done`, `failed`, `paused` or `unknown`.
-        result: what it returned, JSON-like.
-        error: what it raised, as text.
-        ended_at: aware UTC; None if that is not known.
-        answers: which of a person's answers it took, JSON-like; None if it asked nothing.
+        result: The value that it returned, JSON-like.
+        error: The error that it raised, as text.
+        ended_at: The time at which it ended, aware UTC; None if that is not known.
+        answers: The answers of a person that it took, JSON-like; None if it asked nothing.
     """
 
     status: str

@@ -117,7 +117,7 @@ class LogStore:
         return None
 
     def _newest(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[Mark, LogPart]]:
-        """Tell of each part what none of it is newer than."""
+        """Pair each part with the newest mark that its checkpoints can have."""
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
         known: dict[int, Mark] = {}
         for some in slices(ids):

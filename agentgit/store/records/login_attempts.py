@@ -1,8 +1,8 @@
-"""Who failed too often to say who they are, counted in the database, so that it holds over all processes.
+"""Limits on failed logins, counted in the database so that they hold across all processes.
 
-An attempt with a password counts before it is looked at, so that a thousand at the same time are a thousand; one that
-succeeds is taken off again. What nobody can guess, keys and tokens, counts when it failed only, so that a good one
-costs no write. What is stored is a hash of the name or the address, and goes after a day.
+An attempt with a password counts before it is checked, so that a thousand at the same time count as a thousand. One
+that succeeds is taken off again. Keys and tokens, which nobody can guess, count only when they fail, so that a good
+one costs no write. The database stores a hash of the name or the address, and deletes it after a day.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FORGOTTEN = timedelta(days=1)
 
 
 class LoginSubject(NamedTuple):
-    """What failures are counted of.
+    """A name or an address whose failures are counted.
 
     Args:
-        hash: of the name or the address.
-        free: how many attempts cost nothing.
+        hash: The hash of the name or the address.
+        free: The number of attempts that cost nothing.
     """
 
     hash: bytes
@@ -85,10 +85,10 @@ class Failures:
         return LoginSubject(hidden(self.tenant_id, kind, value), free)
 
     def expect_free(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
-        """Make sure that an attempt may be looked at; nothing is counted.
+        """Check that an attempt may go ahead, without counting it.
 
         Raises:
-            TooManyAttempts: there were too many before.
+            TooManyAttempts: There were too many attempts before.
         """
         hashes = [subject.hash for subject in subjects]
         mine = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))

@@ -1,4 +1,4 @@
-"""Who a session is shared with, and the links by which others can join it."""
+"""Members of a session, and the links by which others can join it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemberStore:
     def share(
         self, connection: Connection, session_id: int, user: User, role: Role, expires_at: datetime | None, by: int
     ) -> Member:
-        """Give somebody a role in a session, in place of the one that was given by name before."""
+        """Grant a user a role in a session, in place of one that was granted by name before."""
         since = self._put(connection, session_id, user.id, BY_NAME, role, expires_at)
         note(
             connection,

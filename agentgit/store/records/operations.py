@@ -100,10 +100,10 @@ class OperationStore:
         self.leases.keep(owner, Held(OPERATION, self.tenant_id, operation_id))
 
     def hold(self, connection: Connection, operation_id: int, owner: str) -> None:
-        """Make sure that a piece of work still has the operation it took, until this transaction ends.
+        """Check that a piece of work still holds its operation, and keep it so until this transaction ends.
 
         Raises:
-            Conflict: somebody took it over, because they held this one for dead.
+            Conflict: Somebody took the operation over, because they believed this piece of work was dead.
         """
         has = connection.execute(_HELD, {"tenant": self.tenant_id, "operation": operation_id}).first()
         if has is None:

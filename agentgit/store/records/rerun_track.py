@@ -35,14 +35,14 @@ class PlacedCall(NamedTuple):
 def place(
     connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
 ) -> None:
-    """Give a branch a track of its own, instead of the one that it inherits.
+    """Write a branch's own track, in place of the one that it inherits.
 
     Args:
-        connection: in a transaction that writes.
-        journal: the invocations.
-        sessions: the branches.
-        branch_id: a branch that has made no calls but those that ran again.
-        track: its calls in order.
+        connection: A connection in a transaction that writes.
+        journal: The store of the invocations.
+        sessions: The store of the branches.
+        branch_id: A branch that has made no calls except those that ran again.
+        track: The calls of the track, in order.
     """
     ids = [one.row_id for one in track]
     found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]

@@ -63,7 +63,7 @@ class Visible:
         ]
 
     def _expect_authentic(self, connection: Connection, user_id: int) -> None:
-        """Look at all shares of a user: what is joined with them is not read whole."""
+        """Verify all shares of a user, because queries that join them do not read whole rows."""
         if seal_of(connection) is not None:
             shares = select(SESSION_MEMBER).where(
                 SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.user_id == user_id

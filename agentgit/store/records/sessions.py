@@ -260,14 +260,14 @@ class SessionStore:
         )
 
     def hold(self, connection: Connection, taken: Found) -> None:
-        """Make sure that a run still has the branch it took.
+        """Check that a run still holds the branch that it acquired.
 
         Args:
-            connection: any.
-            taken: as `acquire` gave it.
+            connection: Any open connection.
+            taken: The row that `acquire` returned.
 
         Raises:
-            Conflict: somebody took it over, because they held this run for dead.
+            Conflict: Somebody took the branch over, because they believed this run was dead.
         """
         self.holding(connection, taken)()
 
@@ -307,7 +307,7 @@ class SessionStore:
             _SEE.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
 
     def release(self, connection: Connection, branch_id: int, owner: str | None) -> None:
-        """Give a branch back after a run; nothing happens if somebody else has taken it over."""
+        """Release a branch after a run. No-op if somebody else has taken it over."""
         _RELEASE.run(connection, {**self._key(branch_id), "by": owner})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
@@ -375,7 +375,7 @@ class SessionStore:
         return parts[::-1]
 
     def _points(self, connection: Connection, ids: list[int]) -> dict[int, int]:
-        """Look up the numbers of some checkpoints on their branches."""
+        """Read the numbers of some checkpoints on their branches."""
         query = select(*row_codes.columns(connection, CHECKPOINT, "id", "number")).where(
             CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
@@ -446,10 +446,10 @@ def _is_held(row: Any, taken: Found) -> bool:
 
 
 def expect_whole(branch: Found) -> None:
-    """Make sure that a branch is not one whose rollback is half done.
+    """Check that the rollback of a branch is not half done.
 
     Raises:
-        Conflict: it is.
+        Conflict: The rollback is half done.
     """
     if branch.status not in (OPEN, RUNNING):
         raise Conflict(

@@ -28,10 +28,10 @@ class TagStore:
         self.tenant_id = tenant_id
 
     def add(self, connection: Connection, point: Found, name: str, description: str | None, user_id: int) -> Tag:
-        """Give a checkpoint a tag; nothing happens if it has it.
+        """Add a tag to a checkpoint. No-op if the checkpoint has it already.
 
         Raises:
-            Conflict: another checkpoint of the session has it.
+            Conflict: Another checkpoint of the session has the tag.
         """
         known = self.find(connection, point.external_session_id, name)
         if known is None:

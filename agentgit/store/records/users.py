@@ -93,10 +93,10 @@ class UserStore:
         connection.execute(query.with_for_update())
 
     def expect(self, connection: Connection, user_id: int) -> None:
-        """Make sure that a user is there, and stays until the transaction ends.
+        """Check that a user exists, and keep the user until the transaction ends.
 
         Raises:
-            NotAllowed: they were deleted.
+            NotAllowed: The user was deleted.
         """
         if connection.execute(self._this(user_id).with_for_update(read=True, key_share=True)).first() is None:
             raise NotAllowed("This user was deleted, and can make nothing any more.")
@@ -134,7 +134,7 @@ class UserStore:
         row_codes.change(connection, API_KEY, *browsers, API_KEY.c.id != (but or 0), revoked_at=now)
 
     def set_password(self, connection: Connection, user_id: int, stored: str | None, but: int | None = None) -> None:
-        """Give a user another password, and end what `revoke_tokens` ends."""
+        """Change a user's password, and revoke what `revoke_tokens` revokes."""
         self.revoke_tokens(connection, user_id, but)
         self.change(connection, user_id, {"password": stored})
 

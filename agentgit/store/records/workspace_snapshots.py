@@ -1,4 +1,4 @@
-"""Which files a branch had: references to the snapshots of workspaces, whose contents the database does not hold."""
+"""References to the workspace snapshots of a branch's files. The database does not hold the contents."""
 
 from __future__ import annotations
 

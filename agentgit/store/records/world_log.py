@@ -136,7 +136,7 @@ class World:
         return self.journal.own_values(connection, newest)
 
     def _expect_authentic(self, connection: Connection, session_id: int) -> None:
-        """Look at all rows: one that was given another status or session would not be read by the others."""
+        """Verify all rows, because other queries would miss a row that was given another status or session."""
         if seal_of(connection) is None:
             return
         of_session, of_log = (
@@ -232,7 +232,7 @@ class World:
         return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)
 
     def firsts(self, connection: Connection, ids: Iterable[int]) -> set[int]:
-        """Give for each of these invocations its id, or that of the call that it repeats."""
+        """Return the ids of these invocations, and those of the calls that they repeat."""
         wanted = sorted(set(ids))
         found = set(wanted)
         for part in slices(wanted):

@@ -50,14 +50,14 @@ _WALLS = (
 
 
 def include_object(object: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Tell another application's Alembic to leave our tables alone, as `include_object` of its `context.configure`.
+    """Exclude agentgit's tables from another application's Alembic, as `include_object` of its `context.configure`.
 
     Args:
-        object: what it looks at.
-        name: how that is called.
-        kind: `table`, or something else.
+        object: The object that Alembic examines.
+        name: The name of the object.
+        kind: `table`, or another kind.
         reflected: True if it was found in the database.
-        compare_to: what the application's models have of that name.
+        compare_to: The object of that name in the application's models.
 
     Example:
         >>> include_object(None, "audit_event", "table", True, None)
@@ -155,11 +155,11 @@ def shape_at(connection: Connection, revision: str) -> Shape:
 
 
 def differences(found: Shape, wanted: Shape) -> list[str]:
-    """Say in what a shape differs from the one it should be. Indexes that were added are no difference.
+    """List the differences between a shape and the one that it should be. Added indexes are no difference.
 
     Args:
-        found: what is there.
-        wanted: what should be.
+        found: The shape that exists.
+        wanted: The shape that should exist.
 
     Example:
         >>> differences({"tag": {"column name": "TEXT"}}, {"tag": {"column name": "TEXT NOT NULL"}, "blob": {}})

@@ -1,4 +1,4 @@
-"""Where the migrations are, and how Alembic runs them; what to run is decided in `schema`."""
+"""Access to the migrations, and ways to run them with Alembic. `schema` decides what to run."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def revisions() -> list[str]:
 
 
 def known(revision: str) -> str:
-    """Give a revision back if there is one of that name.
+    """Return a revision if there is one of that name.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: There is no such revision.
     """
     if revision != BASE and revision not in revisions():
         raise InvalidInput(

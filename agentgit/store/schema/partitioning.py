@@ -37,7 +37,7 @@ _IS_PLAIN = text("SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(:na
 
 
 class _Table(NamedTuple):
-    """What a table has, as PostgreSQL itself writes it down."""
+    """The parts of a table, as PostgreSQL itself writes them down."""
 
     name: str
     keys: list[Any]
@@ -135,7 +135,7 @@ def _copy(connection: Connection, table: _Table, parts: list[str]) -> None:
 
 
 def _guard(connection: Connection, table: _Table, parts: list[str]) -> None:
-    """Give a table and its parts what keeps hands off: a part is nobody's to see or to change but through its table."""
+    """Protect a table and its parts: nobody can see or change a part except through its table."""
     for _, written in table.triggers:
         # One for each row comes to the parts by itself.
         for place in (table.name, *(parts if "FOR EACH STATEMENT" in written else ())):

@@ -1,4 +1,4 @@
-"""What a role of PostgreSQL may do that does not own the tables: work, and neither change them nor edit the trail."""
+"""Rights of a PostgreSQL role that does not own the tables: it works, but neither changes them nor edits the trail."""
 
 from __future__ import annotations
 

@@ -45,15 +45,16 @@ def _names(connection: Connection) -> set[str]:
 
 
 def check(database: Database, *, deep: bool = False) -> None:
-    """Make sure that this library can work with the database as it is.
+    """Check that this library can work with the database as it is.
 
     Args:
-        database: any.
+        database: Any open database.
         deep: True to compare every table, column, key, index, trigger and policy with what the migrations make. On a
             server this needs the right to make a schema, which is gone again at the end.
 
     Raises:
-        SchemaMismatch: it is older, newer, empty or not agentgit's, or differs; the text says which, and what to do.
+        SchemaMismatch: The schema is older, newer, empty or not agentgit's, or differs. The message says which, and
+            what to do.
     """
     found = current(database)
     _expect_known(database, found)
@@ -119,7 +120,7 @@ def _road(database: Database) -> str:
 
 
 def _others(connection: Connection) -> Any:
-    """Tell whose the tables are, and who asks; None if they are the role's own, or there are none."""
+    """Return the owner of the tables and the current role; None if the role owns the tables or there are none."""
     if connection.dialect.name == "sqlite":
         return None
     return connection.execute(_OTHERS, {"names": sorted(OURS)}).first()
@@ -241,7 +242,7 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
 
 
 def _goes(connection: Connection, found: Shape, kept: Shape) -> list[str]:
-    """Say which rows and values are only in what one shape has and another has not."""
+    """List the rows and values that one shape holds and the other has no place for."""
     tables = MetaData()
     tables.reflect(connection, only=[name for name in found if name != WORDS])
     said = []

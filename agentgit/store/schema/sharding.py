@@ -39,7 +39,7 @@ def spread(kind: str) -> str:
 
 
 def _distributed() -> str:
-    """Give each table to the machines by its tenant, all in the same way; what is referred to comes first."""
+    """Write the SQL that distributes the tables by tenant, all in the same way, with referenced tables first."""
     names = [table.name for table in METADATA.sorted_tables if table.name != "tenant"]
     lines = ["SELECT create_reference_table('tenant');"]
     for name in names:

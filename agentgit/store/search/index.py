@@ -246,7 +246,7 @@ def forget_words(connection: Connection, tenant_id: int) -> None:
 
 
 def text_of_message(value: Leaf) -> Text:
-    """Give what a message is found by: its text, and of a tool's answer the tool's name before it."""
+    """Return the text by which a message is found: its own text, after the tool's name if it is a tool's answer."""
     stored = show_message(value)
     shown = from_stored(stored)
     name = stored["data"].get("name") if shown["role"] == "tool" else None
@@ -255,7 +255,7 @@ def text_of_message(value: Leaf) -> Text:
 
 
 def text_of_call(row: Found) -> Text:
-    """Give what a call is found by: tool and arguments, what it raised, and what it returned if no message says so."""
+    """Return the text by which a call is found: tool and arguments, its error, and its result if no message has it."""
     text = f"{row.tool_name}({plain(from_json(row.args))})"
     if row.tool_call_id is None and row.result is not None:
         text += f" → {plain(from_json(row.result))}"
@@ -265,7 +265,7 @@ def text_of_call(row: Found) -> Text:
 
 
 def text_of_checkpoint(row: Found) -> Text:
-    """Give what a checkpoint is found by: its name, and what a person wrote about it."""
+    """Return the text by which a checkpoint is found: its name, and what a person wrote about it."""
     own = None if row.is_auto else row.description
     return Text(" - ".join(filter(None, (row.name, own))), name=row.name)
 

@@ -52,11 +52,11 @@ NEAR_THE_END = 1_000
 
 
 class Search:
-    """What can be found of one tenant.
+    """The search over the data of one tenant.
 
     Args:
-        tenant_id: whose.
-        graphs: its messages.
+        tenant_id: The tenant.
+        graphs: The store of the tenant's messages.
     """
 
     def __init__(self, tenant_id: int, graphs: GraphStore) -> None:

@@ -1,4 +1,4 @@
-"""What the tables are made of: their MetaData, kinds of columns, and the base of all rows."""
+"""Building blocks of the tables: their MetaData, kinds of columns, and the base of all rows."""
 
 from datetime import UTC, datetime
 from typing import Any, ClassVar

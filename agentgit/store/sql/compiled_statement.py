@@ -167,11 +167,11 @@ class CompiledStatement:
 
 
 class PendingResult:
-    """What a statement found; where it waits to be sent, it is sent when somebody looks.
+    """The result of a statement. If the statement waits to be sent, reading the result sends it.
 
     Args:
-        batch: what it waits in.
-        read: makes a row of what the driver gives.
+        batch: The batch in which the statement waits.
+        read: Makes a row of what the driver returns.
     """
 
     def __init__(self, batch: Batch | None, read: Convert = tuple) -> None:

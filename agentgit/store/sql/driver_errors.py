@@ -1,4 +1,4 @@
-"""What the failures of a database's driver mean, and what to do next."""
+"""Meanings of the failures of a database driver, and what to do next."""
 
 from __future__ import annotations
 

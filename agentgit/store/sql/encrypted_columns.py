@@ -1,4 +1,4 @@
-"""What lies in the sealed columns: the tables as they are stored, and which key each value has."""
+"""Contents of the sealed columns: the tables as they are stored, and the key of each value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sealed_columns() -> Mapping[str, Sequence[str]]:
 
 
 def of_tenant(table: Table, tenant_id: int) -> list[Any]:
-    """Say which rows of a table are meant. Lists are hashes, which the database itself follows."""
+    """Return the conditions for the rows of a tenant. Lists are left out: the database itself follows their hashes."""
     mine = [table.c.tenant_id == tenant_id]
     return [*mine, table.c.type != LIST] if table.name == BLOB.name else mine
 

@@ -159,7 +159,7 @@ def missing(name: str) -> KeyMissing:
 
 
 def key_of(data: bytes) -> str | None:
-    """Tell with which key a value is sealed, also from the first 40 bytes of it; None if it is plain.
+    """Return the name of the key that seals a value, also from its first 40 bytes; None if the value is plain.
 
     Example:
         >>> key_of(b"{}") is None

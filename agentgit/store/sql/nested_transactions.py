@@ -21,11 +21,11 @@ WAITING_SECONDS = 600
 
 @dataclass
 class Stage:
-    """How far a transaction has come.
+    """The progress of a transaction.
 
     Args:
-        place: the database.
-        writes: True if others that write wait for it.
+        place: The database.
+        writes: True if other writers wait for it.
         committing: True if its commit is on its way; None if it writes nothing that a commit stores.
         is_open: False as soon as it has ended.
     """

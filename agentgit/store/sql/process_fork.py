@@ -1,6 +1,6 @@
-"""What becomes of open databases when their process forks: the child uses no connection of its parent.
+"""Handling of open databases when their process forks: the child uses no connection of its parent.
 
-SQLite's own advice is to carry no connection over a fork, and two processes on one socket of a server would read each
+SQLite advises against carrying a connection over a fork, and two processes on one socket of a server would read each
 other's answers.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Forked(Protocol):
-    """What has connections."""
+    """An object that has connections."""
 
     def before_fork(self) -> None:
         """Close what a child must not have."""
@@ -25,7 +25,7 @@ _open: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def remember(one: Forked) -> None:
-    """Tell it of each fork, as long as it is in use."""
+    """Notify an object of each fork, as long as it is in use."""
     _open.add(one)
 
 

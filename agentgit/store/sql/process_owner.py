@@ -1,4 +1,4 @@
-"""Who works on a branch or an operation: a piece of work in a process, which may have died since."""
+"""Owners of branches and operations: pieces of work in a process, which may have died since."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = "ended"
 
 @contextmanager
 def owner() -> Iterator[str]:
-    """Give a name for one piece of work, which counts as alive until the block ends or the process dies.
+    """Yield a name for one piece of work, which counts as alive until the block ends or the process dies.
 
     Example:
         >>> with owner() as name:

@@ -32,17 +32,17 @@ UNCOVERED: Mapping[str, frozenset[str]] = {
 
 
 def tables() -> list[Table]:
-    """Give the tables whose rows have a code."""
+    """Return the tables whose rows have a code."""
     return [table for table in METADATA.sorted_tables if "mac" in table.c]
 
 
 def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a new row with its code; without keys, and in other tables, there is none.
+    """Return a new row with its code. Without keys, and in other tables, a row has no code.
 
     Args:
-        connection: of the database where it is stored.
-        table: which.
-        row: all columns that are not None.
+        connection: A connection to the database that stores the row.
+        table: The table.
+        row: All columns that are not None.
     """
     if "mac" not in table.c:
         return dict(row)
@@ -224,7 +224,7 @@ def first(connection: Connection, table: Table, query: Select[Any]) -> Row[Any] 
 
 
 def is_authentic(seal: Seal, table: Table, row: Any) -> bool:
-    """Tell whether a row has the code of what it says; without one it is as good where not everything is encrypted."""
+    """Return whether a row's code matches its contents. A row without one passes where not everything is encrypted."""
     if row.mac is None:
         return not seal.is_whole
     # SQLite keeps a text in a column of bytes, too.

@@ -58,7 +58,7 @@ def _begin(connection: Connection) -> None:
 
 @contextmanager
 def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> Iterator[Connection]:
-    """Give a connection in a transaction with these settings, of a kind that `Batch` knows."""
+    """Yield a connection in a transaction with these settings, of a kind that `Batch` knows."""
     with engine.connect() as connection, connection.execution_options(**{_BATCHED: True}).begin():
         batch = Batch(connection, settings, **kind)
         try:

@@ -46,7 +46,7 @@ class Lite:
 
     @contextmanager
     def transaction(self, mode: str) -> Iterator[Connection]:
-        """Give a connection inside of a transaction, which is committed, or taken back if the block raises."""
+        """Yield a connection in a transaction that is committed, or rolled back if the block raises."""
         connection = self._take()
         try:
             raw: Any = connection.connection.dbapi_connection

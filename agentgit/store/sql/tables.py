@@ -30,7 +30,10 @@ class TenantRow(TableRow, table=True):
 
 
 class UserRow(TableRow, table=True):
-    """Who owns sessions and makes checkpoints. `password` is argon2's own text; without one nobody logs in by it."""
+    """A user, who owns sessions and makes checkpoints.
+
+    `password` is argon2's own text. A user without one cannot log in by password.
+    """
 
     __tablename__ = "user"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
@@ -66,7 +69,7 @@ class ApiKeyRow(TableRow, table=True):
 
 
 class LoginFailureRow(TableRow, table=True):
-    """How often somebody failed to say who they are. `subject` is a hash of the name or the address that it was."""
+    """The failed logins for one name or address. `subject` is a hash of it."""
 
     __tablename__ = "login_failure"
     __table_args__ = (Index(None, "tenant_id", "forget_at"),)
@@ -79,7 +82,10 @@ class LoginFailureRow(TableRow, table=True):
 
 
 class ErasedNameRow(TableRow, table=True):
-    """When the last user of a name was erased: tokens from before are nobody's. `hash` is of the name."""
+    """The time at which the last user of a name was erased.
+
+    Tokens from before belong to nobody. `hash` is of the name.
+    """
 
     __tablename__ = "erased_name"
 
@@ -89,7 +95,7 @@ class ErasedNameRow(TableRow, table=True):
 
 
 class ExternalSessionRow(TableRow, table=True):
-    """What a person calls a session. `current_branch_id` moves."""
+    """A session, as a person names it. `current_branch_id` moves."""
 
     __tablename__ = "external_session"
     __table_args__ = (
@@ -394,9 +400,10 @@ class OperationRow(TableRow, table=True):
 
 
 class GraphCheckpointRow(TableRow, table=True):
-    """What LangGraph saves at every super-step. `seq` counts the checkpoints of a thread's namespace as they came.
+    """A checkpoint that LangGraph saves at every super-step.
 
-    `root_id` is the checkpoint of the whole graph that a subgraph's checkpoint belongs to.
+    `seq` counts the checkpoints of a thread's namespace as they came. `root_id` is the checkpoint of the whole graph to
+    which a subgraph's checkpoint belongs.
     """
 
     __tablename__ = "graph_checkpoint"
@@ -480,7 +487,7 @@ class AuditEventRow(TableRow, table=True):
 
 
 class WebhookRow(TableRow, table=True):
-    """Where a user's events are sent. `secret` is the key of the signatures."""
+    """A URL to which a user's events are sent. `secret` is the key of the signatures."""
 
     __tablename__ = "webhook"
 

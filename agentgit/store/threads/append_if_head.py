@@ -42,7 +42,7 @@ class Newest:
         self._known.add([((found.place.thread, found.place.ns), found)])
 
     def parent(self, thread: str, ns: str, checkpoint_id: str | None) -> Found | None:
-        """Give the one that was the newest of a namespace, if it has this id."""
+        """Return the graph checkpoint last seen as the newest of a namespace, if it has this id."""
         found = self._known.get((thread, ns))
         return found if found is not None and found.place.checkpoint_id == checkpoint_id else None
 

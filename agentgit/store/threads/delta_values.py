@@ -29,12 +29,12 @@ LIVE_BYTES = 128 * 2**20
 
 @dataclass
 class Spread:
-    """What the spread values of one graph checkpoint come to.
+    """The spread values of one graph checkpoint.
 
     Args:
-        made: those that were made of their writes.
-        digests: what stands for the others.
-        names: all of them, also those that the parent has already.
+        made: The values that were made of their writes.
+        digests: The digests that stand for the others.
+        names: The names of all of them, also of those that the parent has already.
     """
 
     made: dict[str, Made] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Spread:
 
     @property
     def encoded(self) -> dict[str, Encoded]:
-        """How those that were made are stored."""
+        """The values that were made, as they are stored."""
         return {name: made.encoded for name, made in self.made.items()}
 
     def header(self, stored: Container[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _HIDDEN = ("__", "branch:", "join:")
 
 
 class GraphKey(NamedTuple):
-    """Where a graph checkpoint is: its thread, its namespace (empty for the whole graph), its id."""
+    """The place of a graph checkpoint: its thread, its namespace (empty for the whole graph), and its id."""
 
     thread: str
     ns: str
@@ -38,7 +38,7 @@ class GraphKey(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a checkpoint of agentgit keeps of a graph checkpoint."""
+    """The part of a graph checkpoint that a checkpoint of agentgit keeps."""
 
     checkpoint_id: str
     state_hash: bytes
@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
     @property
     def digests(self) -> Mapping[str, bytes]:
-        """What stands for the values that are not known."""
+        """The digests that stand for the values that are not known."""
         return {name: bytes.fromhex(digest) for name, digest in self.header.get("digests", {}).items()}
 
 
@@ -90,14 +90,14 @@ class Pending(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Who writes: a task of a graph checkpoint, and its path, which orders the tasks of a step."""
+    """The task of a graph checkpoint that makes a write, and its path, which orders the tasks of a step."""
 
     id: str
     path: str = ""
 
 
 class GraphScope(NamedTuple):
-    """Which graph checkpoints to list; None means any."""
+    """A filter for the graph checkpoints to list; None means any."""
 
     thread: str | None = None
     ns: str | None = None

@@ -1,4 +1,4 @@
-"""What is done to whole threads: copy, delete, prune. Values stay where they are; only rows come and go."""
+"""Operations on whole threads: copy, delete, prune. Values stay where they are; only rows come and go."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
 
 
 def _rename(connection: Connection, tenant_id: int, head: Found) -> None:
-    """Give the graph checkpoint at which a thread stands a new id, and tell those of its subgraphs."""
+    """Assign a new id to the graph checkpoint at which a thread stands, and record it in those of its subgraphs."""
     place, new = head.place, later_id()
     mine = (GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == place.thread)
     nested = select(GRAPH_CHECKPOINT).where(*mine, GRAPH_CHECKPOINT.c.root_id == place.checkpoint_id)

@@ -1,9 +1,9 @@
-"""What waits at a graph checkpoint, kept with a checkpoint of agentgit.
+"""Pending writes at a graph checkpoint, kept with a checkpoint of agentgit.
 
-LangGraph goes on writing to the same graph checkpoint while its step is not finished: each answer, each task that ends
-and each new question adds or replaces a pending write there, and a subgraph that paused saves newer checkpoints below
-it. So a checkpoint that is made in between notes which writes there were and where each subgraph stood. Values are
-named by hash; `agentgit.store.maintenance.gc` keeps what is named here.
+LangGraph keeps writing to the same graph checkpoint until its step is finished. Each answer, each task that ends and
+each new question adds or replaces a pending write there, and a paused subgraph saves newer checkpoints below it. A
+checkpoint that is made in between therefore records which writes there were and where each subgraph stood. Values are
+named by hash; `agentgit.store.maintenance.gc` keeps the values that are named here.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _WRITE = ("task_id", "idx", "task_path", "channel", "value")
 
 
 class PendingAt(NamedTuple):
-    """What waits at one graph checkpoint: that of the whole graph, or that of a subgraph below it.
+    """The pending writes at one graph checkpoint, of the whole graph or of a subgraph below it.
 
     Args:
-        ns: its namespace.
-        checkpoint_id: its id.
-        writes: the pending writes, as rows without their place.
+        ns: The namespace of the graph checkpoint.
+        checkpoint_id: The id of the graph checkpoint.
+        writes: The pending writes, as rows without their place.
     """
 
     ns: str
@@ -143,12 +143,12 @@ def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
 
 
 class TaskWrites(NamedTuple):
-    """What one task of a step has written until now.
+    """The writes of one task of a step until now.
 
     Args:
-        id: of the task.
-        ns: the namespace of its graph; empty for the whole graph.
-        writes: its pending writes.
+        id: The id of the task.
+        ns: The namespace of its graph; empty for the whole graph.
+        writes: Its pending writes.
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""What models have used: counted when a graph checkpoint is stored, from the messages that are new in it.
+"""Token usage of models, counted from the new messages when a graph checkpoint is stored.
 
-The header of each graph checkpoint has the sum for the way that led to it, as `usage`: a fork takes it along, and what
-a branch used itself is what its newest one has more than its first. What a message says is counted once, however often
-it is saved, and stays counted when the message is deleted or summed up.
+The header of each graph checkpoint holds the sum for the way that led to it, as `usage`. A fork takes the sum along.
+The usage of a branch itself is what its newest checkpoint has more than its first. The usage that a message reports is
+counted once, however often the message is saved, and stays counted when the message is deleted or summed up.
 """
 
 from __future__ import annotations

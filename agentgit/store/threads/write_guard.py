@@ -1,4 +1,4 @@
-"""What a late or second writer of a thread must not do: bring it back after it was deleted, or move on beside another.
+"""Guards against a late or second writer, which must not bring back a deleted thread or move on beside another writer.
 
 A run that continues the newest checkpoint expects that nobody else moved its thread meanwhile. See
 `docs/decisions/0010-two-runs-on-one-thread.md` for what counts as such a run.

@@ -1,4 +1,4 @@
-"""What a branch says of itself beside its columns, as an export carries it: only what is known, with other ids."""
+"""Metadata of a branch beside its columns, as an export carries it: only known entries, with other ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an export holds, read from the store: a whole session as it is, or one path of it as a session of one branch."""
+"""Contents of an export, read from the store: a whole session as it is, or one path of it as a one-branch session."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ NOT_ON_THE_PATH = "it was made on another branch or later, and stands in the wor
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What is to be exported.
+    """The part of a session to export.
 
     Args:
-        session: its row.
-        branch: the row of the branch; None for the whole session.
-        point: the row of the checkpoint where it ends; None for the head of the branch.
-        pending: the checkpoints of the session whose pending writes are to be written.
+        session: The row of the session.
+        branch: The row of the branch; None for the whole session.
+        point: The row of the checkpoint where the export ends; None for the head of the branch.
+        pending: The checkpoints of the session whose pending writes are written.
     """
 
     session: Found
@@ -59,12 +59,12 @@ class Cut:
 
     @property
     def of(self) -> str:
-        """What kind of thing it is."""
+        """The kind of thing that is exported."""
         return SESSION if self.branch is None else BRANCH if self.point is None else CHECKPOINT
 
     @property
     def place(self) -> str | None:
-        """How a person calls it within the session; None if it is the session itself."""
+        """The name that a person uses for it within the session; None if it is the session itself."""
         if self.branch is None or self.point is None:
             return self.branch.name if self.branch is not None else None
         return f"{self.point.branch_name}#{self.point.number}"
@@ -99,7 +99,7 @@ def keeping(store: Store, connection: Connection, session_id: int) -> frozenset[
 
 
 class Sends(Protocol):
-    """What writes the files of snapshots into an export."""
+    """A writer of the files of snapshots into an export."""
 
     def send(self, settings: Mapping[str, Any], snapshot: str) -> tuple[int | None, str | None]:
         """Write a snapshot, unless that was done before; give the number of its tree, or why it has none."""
@@ -307,7 +307,7 @@ class _Path(_Export):
         return {ids[row.id]: row for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(ids)))}
 
     def _ways(self, line: Sequence[Segment]) -> list[tuple[str, str]]:
-        """Tell through which threads the path goes, and at which graph checkpoint each is left."""
+        """List the threads that the path goes through, each with the graph checkpoint at which the path leaves it."""
         left = [*self._left(line).values(), *([self.cut.point] if self.cut.point is not None else [])]
         return [(row.thread_id, row.graph_checkpoint_id) for row in left if row.graph_checkpoint_id is not None]
 

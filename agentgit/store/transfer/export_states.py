@@ -167,7 +167,7 @@ class StateWriter:
         return c.tenant_id == self.tenant_id, c.thread_id == thread, of
 
     def _linked(self, rows: States, ways: Iterable[tuple[str, str]]) -> States:
-        """Give the first graph checkpoint of a thread the parent back that it had where it was copied from."""
+        """Restore the parent of a thread's first graph checkpoint, as it was where the checkpoint was copied from."""
         return [self._with_parent(row, ways) if row["parent_id"] is None and not row["ns"] else row for row in rows]
 
     def _with_parent(self, row: Mapping[str, Any], ways: Iterable[tuple[str, str]]) -> Mapping[str, Any]:

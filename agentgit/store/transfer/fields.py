@@ -1,6 +1,6 @@
-"""What a field of a record may hold. Each check gives the value as it is stored, or raises ValueError.
+"""Checks of the fields of a record. Each check returns the value as it is stored, or raises ValueError.
 
-Times become times, hashes become bytes, and what is any JSON becomes the bytes of that JSON.
+Times become times, hashes become bytes, and any JSON becomes the bytes of that JSON.
 """
 
 from __future__ import annotations

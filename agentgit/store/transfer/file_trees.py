@@ -36,7 +36,7 @@ MUCH, AT_MOST = 2**30, 100
 
 
 class TreeItem(NamedTuple):
-    """What stands at a path: a file by the hash of its contents, a link by its target, or with neither a directory."""
+    """The item at a path: a file with the hash of its contents, a link with its target, or with neither a directory."""
 
     mode: int
     file: bytes | None = None
@@ -49,7 +49,7 @@ class TreeItem(NamedTuple):
 
 
 class Keeps(Protocol):
-    """What keeps the files of an export while it is checked."""
+    """A store that keeps the files of an export while it is checked."""
 
     def data(self, part: bytes) -> None:
         """Keep a part of the contents of a file."""
@@ -98,7 +98,7 @@ class FileTree:
         return before
 
     def problem(self, path: bytes, item: TreeItem) -> str:
-        """Say why something cannot stand at a path beside the others; nothing if it can."""
+        """Explain why an item cannot stand at a path beside the others; return an empty string if it can."""
         before = self._remove(path)
         try:
             return self._problem(path, item)

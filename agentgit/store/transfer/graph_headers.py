@@ -1,6 +1,6 @@
-"""What a graph checkpoint says beside its values: what is read of it is what LangGraph and agentgit expect. Pure.
+"""Checks of a graph checkpoint's data beside its values: what is read must be what LangGraph and agentgit expect. Pure.
 
-More may be in it, because LangGraph and its users put in what they like.
+The data may contain more, because LangGraph and its users put in what they like.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def meta(value: Any) -> dict[str, Any]:
 
 
 def _expect_comparable(versions: Iterable[Mapping[str, Any]]) -> None:
-    """Make sure that LangGraph can tell which of two versions is newer, and which one comes next."""
+    """Check that LangGraph can order any two versions, and can make the next one."""
     kinds = {_kind(one) for named in versions for one in named.values()}
     if None in kinds or len(kinds) > 1:
         raise ValueError("has versions that cannot be compared")

@@ -47,7 +47,7 @@ _RANK = {
 
 @dataclass
 class _Branch:
-    """What is known of a branch until now."""
+    """The facts that are known about a branch so far."""
 
     record: Record
     states: dict[str, tuple[bytes, int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a message may look like, as LangChain makes it and everybody reads it afterwards. Pure."""
+"""Checks of messages, which must look as LangChain makes them and as everybody reads them afterwards. Pure."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def readable(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expect_flat(value: Any) -> None:
-    """Make sure that a value is no deeper than those that are written as JSON.
+    """Check that a value is no deeper than the values that are written as JSON.
 
     Raises:
-        ValueError: it is.
+        ValueError: The value is deeper.
     """
     level = [value]
     for _ in range(DEEPEST):

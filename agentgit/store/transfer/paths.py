@@ -38,10 +38,10 @@ def path(value: Any) -> bytes:
 
 
 def problem(value: str) -> str:
-    """Say why a path cannot stand on every system; nothing if it can.
+    """Explain why a path cannot stand on every system; return an empty string if it can.
 
     Args:
-        value: the path, as `text_of` gives it.
+        value: The path, as `text_of` returns it.
 
     Example:
         >>> problem("src/aux.py")
@@ -69,17 +69,17 @@ def link(value: Any) -> bytes:
 
 
 def link_problem(at: bytes, target: bytes) -> str:
-    """Say why a link cannot travel: it must not lead out of its workspace, whatever other links there are.
+    """Explain why a link cannot be exported: it must not lead out of its workspace, whatever other links there are.
 
-    It may go up only at its beginning, through directories that no link stands for, and not above the workspace. What
-    it goes down through may be links, but those do not lead out either.
+    The link may go up only at its beginning, through directories that no link stands for, and not above the workspace.
+    The directories that it goes down through may be links, but those do not lead out either.
 
     Args:
-        at: the path of the link.
-        target: where it leads.
+        at: The path of the link.
+        target: The target of the link.
 
     Returns:
-        The reason; nothing if it can.
+        The reason; an empty string if the link can be exported.
 
     Example:
         >>> link_problem(b"a/b/link", b"../../c")
@@ -134,7 +134,7 @@ def _into_repository(value: str) -> bool:
 
 
 def _problem(name: str) -> str:
-    """Say why something cannot be the name of a file; nothing if it can."""
+    """Explain why a text cannot be the name of a file; return an empty string if it can."""
     if name in ("", ".", ".."):
         return "is not relative to the workspace, or leads out of it"
     if len(name.encode("utf-8", "surrogateescape")) > LONGEST_NAME:

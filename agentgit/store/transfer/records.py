@@ -253,13 +253,13 @@ def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def expect_header(record: Mapping[str, Any] | None) -> None:
-    """Make sure that a file is an export which this library can read.
+    """Check that a file is an export that this library can read.
 
     Args:
-        record: its first line; None if there is none.
+        record: The first line of the file; None if there is none.
 
     Raises:
-        InvalidInput: it is something else, or newer.
+        InvalidInput: The file is not an export, or its format is newer.
     """
     if record is None or record.get("record") != HEADER:
         raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")

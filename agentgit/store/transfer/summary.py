@@ -1,4 +1,4 @@
-"""What was carried out of a database or into one: counts."""
+"""Counts of what was exported from a database or imported into one."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _COUNTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What an export holds, or what an import has made.
+    """The contents of an export, or the result of an import.
 
     Args:
-        session: the session that it was made of, or that was made of it.
+        session: The session that was exported, or that the import made.
         of: `session`, `branch` or `checkpoint`.
-        place: the branch or the checkpoint, like `main` or `main#3`; None for a whole session.
-        branches: how many branches.
-        checkpoints: how many checkpoints.
-        graph_checkpoints: how many of LangGraph's own.
-        tool_calls: how many tool invocations.
-        operations: how many rollbacks, switches and forks, as history.
-        values: how many messages and other values.
-        files: how many contents of files; equal ones are one.
-        snapshots: how many snapshots of a workspace.
-        left_out: how many snapshots are not there though checkpoints have them, by the reason.
-        left_paths: the paths that snapshots do not hold because not every system could have them, each with the
-            reason; all other files of these snapshots are there.
+        place: The branch or the checkpoint, like `main` or `main#3`; None for a whole session.
+        branches: The number of branches.
+        checkpoints: The number of checkpoints.
+        graph_checkpoints: The number of LangGraph's own checkpoints.
+        tool_calls: The number of tool invocations.
+        operations: The number of rollbacks, switches and forks, as history.
+        values: The number of messages and other values.
+        files: The number of contents of files; equal ones count once.
+        snapshots: The number of snapshots of a workspace.
+        left_out: The number of snapshots that are missing though checkpoints have them, by the reason.
+        left_paths: The paths that snapshots do not hold because not every system could have them, each with the reason;
+            all other files of these snapshots are there.
     """
 
     session: ExternalSession
@@ -87,6 +87,6 @@ class Carried:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all fields as a JSON-like dict, the session by its name and id."""
+        """Return all fields as a JSON-like dict, with the name and the id of the session."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return found | {"session": self.session.session_name, "session_id": self.session.id}

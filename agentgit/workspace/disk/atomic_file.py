@@ -31,10 +31,10 @@ TO_DO = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPE
 
 @contextmanager
 def told(path: bytes) -> Iterator[None]:
-    """Say which file it was where the system says no.
+    """Convert an operating-system error into one that names the file.
 
     Raises:
-        Unavailable: the system said no.
+        Unavailable: The operating system reported an error.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def written_name(name: bytes) -> bytes:
 
 
 def taken_name(name: bytes) -> bytes:
-    """Give the name under which what stood at a name is kept until it is clear what becomes of it."""
+    """Return the name under which a replaced item is kept until it is clear what becomes of it."""
     return name if name.startswith(PRIVATE) and name.endswith(OLD) else written_name(name) + OLD
 
 

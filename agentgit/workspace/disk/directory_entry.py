@@ -168,7 +168,7 @@ class DirectoryEntry(Generic[Look]):
             return UNREADABLE
 
     def _hide(self, name: bytes) -> None:
-        """Give something the name for what is taken away; what a failure has left under that name is kept."""
+        """Rename an item to the name for what is taken away; what a failure has left under that name is kept."""
         if not rename_to_free(self.parent, name, taken_name(self.name)):
             self._give_back()
             self._rename(name, taken_name(self.name))

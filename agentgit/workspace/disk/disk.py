@@ -222,7 +222,7 @@ class Disk:
 
 
 def _owner(parent: int, name: bytes) -> tuple[int, int]:
-    """Who is to own a file: who owns the one that stands there, or the directory."""
+    """Return the owner of a file to write: that of the item that stands there, or that of the directory."""
     try:
         found = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:

@@ -18,7 +18,7 @@ O_PATH: int | None = getattr(os, "O_PATH", None)
 
 
 class PermissionJournal(Protocol):
-    """Where it is written down which bits were given."""
+    """A journal of the permission bits that were given."""
 
     def permit(self, path: bytes, mode: int, inode: int) -> None:
         """Note the mode that something had, before it is changed."""
@@ -125,7 +125,7 @@ def _is_own(found: os.stat_result) -> bool:
 
 @contextmanager
 def _held(root: bytes, path: bytes) -> Iterator[tuple[str, os.stat_result]]:
-    """Give a name by which the mode of a path can be set, through no link, and how it looks."""
+    """Yield a name by which the mode of a path can be set, through no link, and the path's status."""
     if O_PATH is None:
         raise PermissionError("this system cannot set a mode without following links")
     flags = O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

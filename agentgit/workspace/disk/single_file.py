@@ -34,14 +34,14 @@ Keep = Callable[[bytes, bytes], None]
 
 @dataclass(frozen=True)
 class FileState:
-    """What stands at a path.
+    """The state of a path.
 
     Args:
-        kind: `absent`, `file`, `link`, or `other`: a directory, a socket, a way that leads through a link.
-        mode: the permission bits of a file.
-        owner: the ids of a file's user and group, for a superuser, who alone can give a file away; else zeros.
-        parts: the SHA-256 of each `CHUNK` of a file, in order.
-        target: of a link.
+        kind: `absent`, `file`, `link`, or `other`: a directory, a socket, a path that leads through a link.
+        mode: The permission bits of a file.
+        owner: The ids of a file's user and group, for a superuser, who alone can give a file away; else zeros.
+        parts: The SHA-256 of each `CHUNK` of a file, in order.
+        target: The target of a link.
     """
 
     kind: str

@@ -1,1 +1,1 @@
-"""What keeps snapshots: git, directories, containers, and the engines of users."""
+"""Engines that keep snapshots: git, directories, containers, and the engines of users."""

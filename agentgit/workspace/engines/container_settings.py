@@ -1,4 +1,4 @@
-"""How a container was made, read from what the engine tells of it: as the options that make another one like it."""
+"""Settings of a container, read from what the engine reports, as the options that make another one like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a container: its snapshots, and what a restore did."""
+"""Values that describe a container: its snapshots, and the result of a restore."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class ContainerSnapshot:
 
 @dataclass(frozen=True)
 class ContainerRestored:
-    """What a restore did to a container.
+    """The result of restoring a container.
 
     Args:
-        snapshot: the id of the snapshot that the container is of now.
-        safety: the id of the snapshot that was taken of it before; None if there was no container.
-        not_included: paths in the container that are in no image, so that they are as they were: volumes, mounts.
-        not_kept: settings that the engine did not give the new container as the old one had them.
-        not_mounted: paths that were a volume or a mount when the snapshot was taken, and are none now.
+        snapshot: The id of the snapshot that the container is based on now.
+        safety: The id of the snapshot that was taken of it before; None if there was no container.
+        not_included: Paths in the container that are in no image, so that they are unchanged: volumes, mounts.
+        not_kept: Settings of the old container that the engine did not give the new one in the same way.
+        not_mounted: Paths that were a volume or a mount when the snapshot was taken, and are none now.
     """
 
     snapshot: str

@@ -82,10 +82,10 @@ class Copies:
             raise Unavailable(f"{path} cannot be read: {error.strerror}. Give the permission.") from error
 
     def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Give the directories that a snapshot names.
+        """Return the directories that a snapshot names.
 
         Raises:
-            NotFound: there is none under this key.
+            NotFound: There is no snapshot under this key.
         """
         return {path: entry for path, entry in self.tree(key).items() if entry.is_directory}
 
@@ -242,7 +242,7 @@ def _unpacked(data: bytes) -> dict[bytes, TreeEntry]:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Say where the system said no."""
+    """Convert an operating-system error into one that names the path."""
     try:
         yield
     except OSError as error:

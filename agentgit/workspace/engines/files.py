@@ -36,7 +36,7 @@ NAMED = 5
 
 
 class Expected(NamedTuple):
-    """What a caller knows to stand in the workspace: what it calls that, and the key of the tree."""
+    """The state that a caller expects in the workspace: its name for the state, and the key of the tree."""
 
     name: str
     tree: str
@@ -44,12 +44,12 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """What a restore is to do.
+    """The goal of a restore.
 
     Args:
-        row: the snapshot that is wanted.
-        paths: only these and what is below them; None is everything.
-        expected: what its caller knows to stand in the workspace; None is whatever does.
+        row: The snapshot to restore.
+        paths: The paths to restore, with what is below them; None for everything.
+        expected: The state that the caller expects in the workspace; None for any state.
     """
 
     row: CatalogRow
@@ -58,12 +58,12 @@ class Target:
 
 
 class Looked(NamedTuple):
-    """What a look at the workspace found.
+    """The result of a scan of the workspace.
 
     Args:
-        known: what was known before it.
-        changes: what stands now at each path that is otherwise; None if nothing does.
-        left: what is left out now.
+        known: The state that was known before the scan.
+        changes: The new entry at each path that changed; None if nothing stands there now.
+        left: The paths that are left out now.
     """
 
     known: Known
@@ -233,7 +233,7 @@ class Files:
         return tuple(sorted((os.fsdecode(path), skipped.why) for path, skipped in known.skipped.items()))
 
     def forget(self) -> None:
-        """Look again at what is stored: an operation was broken off."""
+        """Discard what is known, so that it is read from storage again; an operation was broken off."""
         self._known = None
 
     def _scan(self, known: Known, permits: Permits, paths: Paths) -> Scan:
@@ -357,7 +357,7 @@ class Files:
         return self._trees.differences(a, b)
 
     def _unwritten(self) -> Looked:
-        """Look at the workspace without writing anything."""
+        """Scan the workspace without writing anything."""
         known = self._catalog.known(self._known)
         seen = known.copy()
         with Permits(self._root, self._catalog) as permits:

@@ -259,7 +259,7 @@ class GitTrees:
 
 @contextmanager
 def _told(folder: str) -> Iterator[None]:
-    """Say where git could not even be started."""
+    """Convert an error that prevents git from starting into one that names the place."""
     try:
         yield
     except OSError as error:
@@ -354,7 +354,7 @@ def _reason(err: bytes) -> str:
 
 
 def _size(folder: str) -> int:
-    """How much a folder takes on the disk, in bytes."""
+    """Return how much disk space a folder takes, in bytes."""
     return sum(
         os.lstat(os.path.join(parent, name)).st_blocks * 512 for parent, _, names in os.walk(folder) for name in names
     )

@@ -1,1 +1,1 @@
-"""What stands in a workspace, what is left out, and what changed."""
+"""Scanning of a workspace: what stands in it, what is left out, and what changed."""

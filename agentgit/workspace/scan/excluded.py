@@ -1,4 +1,7 @@
-"""What a snapshot leaves out, and why: stored with it, so that a restore never deletes it and a report can name it."""
+"""The paths that a snapshot leaves out, and why.
+
+They are stored with the snapshot, so that a restore never deletes them and a report can name them.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def _looking(why: str, mode: int, size: int, mtime: int) -> ExcludedPaths:
 
 
 def packed(left: Left) -> tuple[str, bytes]:
-    """Give the record as bytes, and a name by which the same one is found again."""
+    """Return a name by which the same record is found again, and the record as bytes."""
     rows = [(path.decode("latin-1"), *left[path]) for path in sorted(left)]
     plain = json.dumps(rows, separators=(",", ":")).encode()
     return sha256(plain).hexdigest()[:32], zlib.compress(plain, 6)
@@ -134,7 +137,7 @@ def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
 
 
 class Difference(NamedTuple):
-    """How what is left out differs from what was: paths with the reason for which they are left out."""
+    """The differences between two records of what is left out: paths with the reason for which they are left out."""
 
     missing: dict[bytes, str]
     changed: dict[bytes, str]

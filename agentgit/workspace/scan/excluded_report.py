@@ -1,4 +1,4 @@
-"""What a plan and a report say of the paths that a snapshot left out: what is missing, and what stays as it is."""
+"""Paths that a snapshot left out, in a plan and a report: what is missing, and what stays as it is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class Named(NamedTuple):
-    """What is said of paths that a snapshot left out.
+    """The paths that a snapshot left out, as a plan or a report names them.
 
     Args:
-        missing: they were there when the snapshot was taken, and cannot be restored.
-        left: they stay as they are, although they changed or came since.
+        missing: Paths that existed when the snapshot was taken, and that cannot be restored.
+        left: Paths that stay as they are, although they changed or came since.
     """
 
     missing: Pairs

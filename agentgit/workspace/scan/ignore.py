@@ -1,4 +1,4 @@
-"""Which paths are left out of snapshots: the `.gitignore` files of the workspace, and its user's own patterns."""
+"""Rules for the paths left out of snapshots: the workspace's `.gitignore` files, and its user's own patterns."""
 
 from __future__ import annotations
 

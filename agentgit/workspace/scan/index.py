@@ -1,4 +1,4 @@
-"""What is known of the files of a workspace: what the last snapshot holds, and how each file looked then."""
+"""Index of the files of a workspace: what the last snapshot holds, and how each file looked then."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Known:
         )
 
     def directories(self) -> dict[bytes, TreeEntry]:
-        """Give those directories that a snapshot must name: with nothing captured below, or with odd modes."""
+        """Return the directories that a snapshot must name: those with nothing captured below, or with odd modes."""
         parents = {path.rpartition(b"/")[0] for path in self.files}
         parents |= {path.rpartition(b"/")[0] for path in self.folders}
         return {

@@ -1,6 +1,6 @@
-"""What changed in a workspace since it was last looked at: one `lstat` for each known path, and no process.
+"""Detection of changes in a workspace since the last scan: one `lstat` for each known path, and no process.
 
-A directory is listed again only if its times moved, a file is read only if it looks otherwise or is too new to tell.
+A directory is listed again only if its times moved. A file is read only if it looks different or is too new to tell.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Scan:
 
     @property
     def candidates(self) -> int:
-        """How many files `changes` reads."""
+        """The number of files that `changes` reads."""
         return len(self._changed)
 
     def changes(self) -> Iterator[WrittenTree]:
@@ -109,7 +109,7 @@ class Scan:
         return self._named
 
     def _find(self, settings: str) -> None:
-        """Look at every known path, list what moved, and note what is to be read."""
+        """Check every known path, list what moved, and note what is to be read."""
         known = self._known
         self._look_at_folders()
         self._look_at_files()

@@ -20,7 +20,7 @@ CHANGED = "it was changed meanwhile"
 
 
 class Whole(Protocol):
-    """What can take and restore a snapshot of the whole workspace."""
+    """An object that can take and restore snapshots of the whole workspace."""
 
     def checkpoint(self) -> str:
         """Take one; give its id."""
@@ -34,14 +34,14 @@ class Whole(Protocol):
 
 @dataclass(frozen=True)
 class UndoEntry:
-    """What files were before one call.
+    """The files as they were before one call.
 
     Args:
-        id: what `redo` takes.
-        label: what its user called it, like `edit_file: a.txt`.
-        created_at: UTC.
-        paths: of the files, relative to the workspace; empty if it is the whole workspace.
-        whole: the id of the snapshot of the whole workspace; None if it is single files.
+        id: The id that `redo` takes.
+        label: The name that its user gave it, like `edit_file: a.txt`.
+        created_at: The time at which it was made, in UTC.
+        paths: The paths of the files, relative to the workspace; empty for the whole workspace.
+        whole: The id of the snapshot of the whole workspace; None for single files.
     """
 
     id: int
@@ -63,15 +63,15 @@ class UndoEntry:
 
 @dataclass(frozen=True)
 class Undone:
-    """What an undo did. It is true if it did anything.
+    """The result of an undo. It is true if the undo did anything.
 
     Args:
-        labels: of the entries, in the order in which they were undone.
-        restored: paths of files that are again as they were.
-        deleted: paths of files and directories that were not there before, and are not again.
-        left: paths that were left as they are, each with the reason.
-        wholes: the ids of snapshots of the whole workspace that were restored.
-        safety: the ids of the entries with what stood before; `redo` takes them.
+        labels: The labels of the entries, in the order in which they were undone.
+        restored: Paths of files that are again as they were.
+        deleted: Paths of files and directories that were not there before, and are gone again.
+        left: Paths that were left as they are, each with the reason.
+        wholes: The ids of the restored snapshots of the whole workspace.
+        safety: The ids of the entries with what stood before; `redo` takes them.
     """
 
     labels: tuple[str, ...] = ()
@@ -114,17 +114,17 @@ class Undone:
 
 
 class UndoStack:
-    """What files were before each call that modified them. It survives a restart, and being killed at any moment.
+    """The files as they were before each call that modified them. They survive a restart, and a kill at any moment.
 
     Args:
-        workspace_dir: the directory of the files.
-        storage_dir: where it is kept, outside of the workspace.
-        max_snapshots: how many entries are kept; the oldest goes first.
-        whole: takes snapshots of the whole workspace, for calls that do not name their files; None if there is none.
+        workspace_dir: The directory of the files.
+        storage_dir: The directory where the stack is kept, outside of the workspace.
+        max_snapshots: The number of entries to keep; the oldest goes first.
+        whole: Takes snapshots of the whole workspace, for calls that do not name their files; None if there is none.
 
     Raises:
-        InvalidInput: `max_snapshots` is no positive number.
-        Unavailable: the storage cannot be used.
+        InvalidInput: `max_snapshots` is not a positive number.
+        Unavailable: The storage cannot be used.
 
     Example:
         >>> import pathlib, tempfile
@@ -188,7 +188,7 @@ class UndoStack:
 
     @property
     def depth(self) -> int:
-        """How many entries `undo` can take."""
+        """The number of entries that `undo` can take."""
         with self._alone():
             return len(self._rows.ids(UNDO))
 
@@ -205,7 +205,7 @@ class UndoStack:
 
     @property
     def safety(self) -> tuple[UndoEntry, ...]:
-        """What stood before each undo, oldest first; `redo(id)` brings it back."""
+        """The entries with what stood before each undo, oldest first; `redo(id)` brings it back."""
         with self._alone():
             return tuple(map(_value, self._rows.list(REDO, SAFETY)))
 

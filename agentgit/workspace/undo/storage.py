@@ -56,14 +56,14 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """What files were at one moment.
+    """The files as they were at one moment.
 
     Args:
-        id, label: of the entry.
-        created_at: in seconds since 1970.
-        whole: the id of the snapshot of the whole workspace, instead of single files.
-        states: what stood at each path.
-        folders: directories that were not there.
+        id, label: The id and the label of the entry.
+        created_at: The time in seconds since 1970.
+        whole: The id of the snapshot of the whole workspace, instead of single files.
+        states: The state of each path.
+        folders: The directories that did not exist.
     """
 
     id: int
@@ -285,7 +285,7 @@ class UndoStorage:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Say which file it was where SQLite or the system says no."""
+    """Convert an error of SQLite or the operating system into one that names the file."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -56,12 +56,12 @@ SHOWN = 40
 
 
 class _Kind(NamedTuple):
-    """What a column holds.
+    """A kind of column.
 
     Args:
-        what: how a person calls it.
-        types: what SQLite gives for it.
-        neutral: what a cell is read as that holds something else.
+        what: The name that a person uses for it.
+        types: The types that SQLite returns for it.
+        neutral: The value that stands for a cell that holds something else.
     """
 
     what: str
@@ -160,7 +160,7 @@ def _maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
 
 
 class _Cell(NamedTuple):
-    """How one column of a query is read."""
+    """A reader of one column of a query."""
 
     name: str
     kind: _Kind | None

@@ -27,9 +27,10 @@ _COUNT = struct.Struct(">I")
 
 
 class Shape(NamedTuple):
-    """Which names a state has: `end` is where its hashes end, `shown` what is hashed of it, in the order of the names.
+    """The names of a state, and the places of their hashes.
 
-    Each of these is the beginning of what is hashed, and where in the row the value's hash begins.
+    `end` is where the hashes of the state end. `shown` lists the parts that are hashed, in the order of the names: each
+    is the beginning of what is hashed, and where in the row the value's hash begins.
     """
 
     names: frozenset[str]

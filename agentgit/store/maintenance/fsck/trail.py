@@ -19,11 +19,11 @@ LOST = "Somebody changed the trail past its triggers. Compare it with a copy of 
 
 
 class Ends(NamedTuple):
-    """How the trails of a tenant end.
+    """The ends of a tenant's trails.
 
     Args:
-        tips: the last event of each.
-        erased: the sessions that were erased, as the trail tells.
+        tips: The last event of each trail.
+        erased: The sessions that were erased, according to the trail.
     """
 
     tips: Sequence[Tip]

@@ -34,7 +34,7 @@ class FsckReport(Protocol):
         """Take note that so many rows were looked at."""
 
     def attempt(self, row: str, look: Callable[[], None]) -> None:
-        """Look at something; that it raises is a finding."""
+        """Run a check, and report what it raises as a finding."""
 
 
 def rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
@@ -100,7 +100,7 @@ class _ValueCheck:
 
     @contextmanager
     def opening(self, key: bytes) -> Iterator[None]:
-        """Tell of a value that does not open; the others are looked at all the same."""
+        """Report a value that does not open, and go on with the others."""
         try:
             yield
         except (KeyMissing, Corrupt) as error:
@@ -184,7 +184,7 @@ def _and_others(count: int) -> str:
 
 
 def missing_from(there: set[bytes], named: Mapping[str, bytes]) -> str:
-    """Say which of these values are not stored; nothing if all are."""
+    """Describe which of these values are not stored; return an empty string if all are."""
     missing = [name for name, key in named.items() if key not in there]
     if not missing:
         return ""
