@@ -1,4 +1,4 @@
-"""How a client sees the tools: their names, the schemas of their arguments, and what they do to the world."""
+"""The tools as a client sees them: their names, the schemas of their arguments, and their effects on the outside world."""
 
 from __future__ import annotations
 
