@@ -67,8 +67,8 @@ class LogVerbs:
         return await asyncio.to_thread(self.search, text, **how)
 
     def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
-        """Tag a checkpoint with a name that is unique in the session; the tag keeps the checkpoint. See
-        `Repository.tag`.
+        """Tag a checkpoint with a name that is unique in the session, as `Repository.tag`. The tag keeps the
+        checkpoint.
 
         Args:
             ref: a Checkpoint or any place, as `plan_rollback` takes it.

@@ -27,7 +27,7 @@ def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashab
 
 
 def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
-    """Number equal items in order of occurrence, which makes each item unique, so that any list is aligned in no time."""
+    """Number equal items by occurrence, so that each item is unique and any list is aligned in no time."""
     seen: dict[Hashable, int] = {}
     numbered = []
     for item in items:

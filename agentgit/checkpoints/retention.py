@@ -20,8 +20,9 @@ Measure = Callable[[Collection[int]], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """The checkpoints that a session keeps. A checkpoint that something needs is never removed, whatever the limits
-    are.
+    """The checkpoints that a session keeps.
+
+    A checkpoint that something needs is never removed, whatever the limits are.
 
     Args:
             compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of

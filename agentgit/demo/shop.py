@@ -112,7 +112,7 @@ def tools(shop: str) -> list[BaseTool]:
 
     @tool
     def search_catalogue() -> dict[str, Any]:
-        """Look up what the shop sells."""
+        """List what the shop sells."""
         with _opened(shop) as connection:
             rows = connection.execute("SELECT item, price FROM catalogue ORDER BY item").fetchall()
         return {"items": ", ".join(f"{item} ({price})" for item, price in rows)}

@@ -1,6 +1,4 @@
-"""Identity of calls: two calls are the same if the tool and those arguments that a person means by "the same" are
-equal.
-"""
+"""Identity of calls: the tool, and those of its arguments that a person means by "the same", make two calls the same."""
 
 from __future__ import annotations
 

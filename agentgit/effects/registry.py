@@ -198,9 +198,7 @@ class Registry:
         return None
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Return the remark of a plan about the functions of a call, other than obstacles; None if there is nothing to
-        remark.
-        """
+        """Return what a plan should mention about the functions of a call, other than obstacles; None if nothing."""
         said = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
         return "; ".join(one for one in said if one is not None) or None
 

@@ -26,8 +26,9 @@ from agentgit.values import as_object
 
 
 class Branching(Verbs):
-    """Methods of a repository that act on the branches of a session; its world stays as it is, except for `undo` and
-    `redo`.
+    """Methods of a repository that act on the branches of a session.
+
+    The world of the session stays as it is, except for `undo` and `redo`.
     """
 
     # -- points

@@ -1,4 +1,4 @@
-"""The tools as a client sees them: their names, the schemas of their arguments, and their effects on the outside world."""
+"""Descriptions of the tools for clients: names, schemas of the arguments, and effects on the outside world."""
 
 from __future__ import annotations
 

@@ -188,8 +188,7 @@ def _show(value: Any) -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Show an error of agentgit in one line, after the plan or report that it carries; IPython shows no traceback of
-    it.
+    """Show an error of agentgit in one line, after the plan or report that it carries, without a traceback.
 
     Raises:
         UsageError: something failed.

@@ -282,7 +282,10 @@ class Recorder(BaseCallbackHandler):
             raise
 
     def _effect_of(self, name: str, metadata: Any, decorated: Effect | None) -> Effect | None:
-        """Return the effect of a tool. If the graph does not show the tool, keep its decorator's functions for later."""
+        """Return the effect of a tool.
+
+        If the graph does not show the tool, its decorator's functions are kept for later.
+        """
         if decorated is not None and name not in self.effects.tools:
             self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, decorated)
         return self.effects.get(name, metadata, decorated)
