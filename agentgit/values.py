@@ -1,4 +1,4 @@
-"""The base of all values: large fields that are fetched late, and a JSON form that every value has."""
+"""The parts that all values share: large fields that are fetched late, and a JSON form that every value has."""
 
 from __future__ import annotations
 

@@ -67,8 +67,9 @@ class LogVerbs:
         return await asyncio.to_thread(self.search, text, **how)
 
     def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
-        """Tag a checkpoint with a name that is unique in the session, as `Repository.tag`. The tag keeps the
-        checkpoint.
+        """Tag a checkpoint with a name that is unique in the session, as `Repository.tag`.
+
+        The tag keeps the checkpoint.
 
         Args:
             ref: a Checkpoint or any place, as `plan_rollback` takes it.

@@ -85,10 +85,10 @@ class Runs(Runnable[Any, Any]):
         self._stand_on(branch_id)
 
     def _expect(self, connection: Connection, needs: str = EDITOR) -> None:
-        """Check that the agent's user still has a role in the session; its owner is not checked.
+        """Check that the agent's user still has the needed role in the session; for its owner nothing is read.
 
         Raises:
-            NotFound, NotAllowed: the user has no such role; nothing was done.
+            NotFound, NotAllowed: the user does not have the role; nothing was done.
         """
         self.repository.lookup.admit(connection, self._session_id, needs)
 

@@ -1,4 +1,4 @@
-"""Identity of calls: the tool, and those of its arguments that a person means by "the same", make two calls the same."""
+"""Identity of calls: two calls are the same if the tool and the arguments that a person means by "the same" are."""
 
 from __future__ import annotations
 

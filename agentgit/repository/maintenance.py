@@ -244,7 +244,11 @@ class Upkeep(Verbs):
         return gone
 
     def _shrink(self) -> str:
-        """Free the unused space of the database, and return why that failed if somebody holds it; else an empty text."""
+        """Release the free space of the database.
+
+        Returns:
+            Why that was not possible, if somebody holds the database; else an empty text.
+        """
         try:
             self.store.database.shrink()
         except Unavailable as error:

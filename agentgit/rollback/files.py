@@ -168,8 +168,10 @@ class RollbackFiles:
                 reopen(at.settings).hold(at)
 
     def forsake(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
-        """Release the snapshots that only these sessions have; return them, and a text for each that could not be
-        reached.
+        """Release the snapshots that only these sessions have.
+
+        Returns:
+            The released snapshots, and a text for each one that could not be reached.
         """
         with self.store.everybodys.reading() as connection:  # also what sessions of others have
             found = self.store.snapshots.only_of(connection, sessions)

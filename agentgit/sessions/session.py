@@ -59,7 +59,7 @@ class ExternalSession(Shown):
 
     @property
     def reference(self) -> str:
-        """The name of the session for the user who looks: an own one plainly, another's like `alice/support-42`."""
+        """The name of the session for the user who looks: plain for their own, like `alice/support-42` for another's."""
         return self.session_name if self.is_own else f"{self.owner_name}/{self.session_name}"
 
     @property

@@ -26,7 +26,7 @@ async def healthz() -> Response:
 
 @router.get("/readyz", include_in_schema=False)
 def readyz(request: Request) -> Response:
-    """Report whether requests can be served: the database answers, its schema is right, and the server does not stop."""
+    """Report whether requests can be served: the database answers, its schema is right, the server does not stop."""
     site = site_of(request)
     try:
         schema.check(site.repo.store.database)

@@ -1,4 +1,4 @@
-"""State that all requests of one application share: how users log in, the host names, and the limits of a request."""
+"""The state that all requests of one application share: how users log in, the host names, and the limits of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of the account: the own user, login, logout."""
+"""Routes of the account: the current user, login, logout."""
 
 from __future__ import annotations
 

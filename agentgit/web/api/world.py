@@ -56,7 +56,7 @@ class Switch(RequestBody):
 
 
 class Resume(RequestBody):
-    """The way to resume an operation."""
+    """The options for resuming an operation."""
 
     force: bool = Field(False, description="True to give up what still cannot be done.")
 
