@@ -45,16 +45,16 @@ class JWT:
     """Rules for verifying tokens; passed to `agentgit.open(jwt=...)`. Pass a key or a set of keys.
 
     Args:
-            algorithms: the accepted algorithms, like `["RS256"]`; never shared-key ones (HS…) together with public-key
+        algorithms: the accepted algorithms, like `["RS256"]`; never shared-key ones (HS…) together with public-key
             ones.
         key: the public key as PEM, or the shared secret.
         jwks: the public keys as JSON Web Key Set, a mapping or its text.
         issuer: the required value of `iss`; None accepts any that the key signs for.
         audience: the required value of `aud`; None accepts only tokens without one.
-            user_claim: the claim that has the user's name. A token issued before the last user of a name was erased
-            belongs to nobody.
-            id_claim: the claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with
-            the id of another user, is then rejected. None goes by the name alone.
+        user_claim: the claim that has the user's name. A token issued before the last user of a name was erased belongs
+            to nobody.
+        id_claim: the claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with the id
+            of another user, is then rejected. None goes by the name alone.
         leeway: how many seconds the clocks may differ.
         create_users: True to create users who do not exist.
         enabled: False rejects all tokens; so does `$AGENTGIT_JWT=off`.

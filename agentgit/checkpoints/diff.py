@@ -90,12 +90,12 @@ class Diff(Drawn):
         added_messages: messages that only the second has, oldest first.
         removed_tokens: the tokens of the messages that only the first has.
         added_tokens: the tokens of the messages that only the second has.
-            common_calls: how many tool invocations both tool tracks have; a replayed invocation counts as the one that
-            it replays.
+        common_calls: how many tool invocations both tool tracks have; a replayed invocation counts as the one that it
+            replays.
         removed_calls: tool invocations that only the first has, oldest first.
         added_calls: tool invocations that only the second has, oldest first.
-            removed_pending: tasks of an unfinished step that only the first has: what each asks, which answers it got,
-            or what it wrote.
+        removed_pending: tasks of an unfinished step that only the first has: what each asks, which answers it got, or
+            what it wrote.
         added_pending: such tasks that only the second has.
         added_files: paths that only the second has.
         modified_files: paths whose contents differ.

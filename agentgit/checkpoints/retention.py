@@ -25,13 +25,13 @@ class Retention:
     A checkpoint that something needs is never removed, whatever the limits are.
 
     Args:
-            compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of
-            each name stay; None never compresses.
+        compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of each
+            name stay; None never compresses.
         keep_last: how many of the newest checkpoints stay in any case.
-            max_checkpoints: with more than this, the oldest are removed: automatic ones before named ones. None is no
+        max_checkpoints: with more than this, the oldest are removed: automatic ones before named ones. None is no
             limit.
         max_age: older ones are removed, all but the first and the newest `keep_last`; None is no limit.
-            max_bytes: while a session takes more bytes of its own, the oldest are removed: automatic ones before named
+        max_bytes: while a session takes more bytes of its own, the oldest are removed: automatic ones before named
             ones, and none of the newest `keep_last`. Measuring takes a while, so this limit applies only when a session
             is thinned out by hand, and in collections. None is no limit.
 

@@ -49,21 +49,21 @@ class Effect:
 
     Args:
         kind: one of `KINDS`.
-            undo: for `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
+        undo: for `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
             parameter; or its import path `package.module:function`. A call records its name; after a restart it is
             found again when the graph is wrapped again, or its module is trusted.
-            identity_args: the names of the arguments that make two calls the same; None for all. Leave out what the
-            model makes up anew each time, like a reference.
-            verify: takes the invocation, and checks whether a call that was broken off happened: False if it did not,
-            None if that cannot be seen, True or its result if it did. A function or an import path.
-            precheck: takes the invocation, before anything is reversed: None or True if its undo can be done now, else
-            a text or False. A function or an import path.
+        identity_args: the names of the arguments that make two calls the same; None for all. Leave out what the model
+            makes up anew each time, like a reference.
+        verify: takes the invocation, and checks whether a call that was broken off happened: False if it did not, None
+            if that cannot be seen, True or its result if it did. A function or an import path.
+        precheck: takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
+            text or False. A function or an import path.
         once: True if such a call stands at most once in a session, on whatever branch: an approval, a token.
-            failed_on: the exceptions by which the tool reports that it did nothing; their subclasses count too. Any
-            other error leaves it open whether the call acted.
+        failed_on: the exceptions by which the tool reports that it did nothing; their subclasses count too. Any other
+            error leaves it open whether the call acted.
 
     Raises:
-            InvalidInput: the kind is unknown; a required undo function is missing; an argument has no meaning for this
+        InvalidInput: the kind is unknown; a required undo function is missing; an argument has no meaning for this
             kind; a function cannot be called that way; or a text is not an import path.
     """
 

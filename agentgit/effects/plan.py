@@ -48,13 +48,13 @@ class PlanStep:
     """The planned action for one effect.
 
     Args:
-            action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently
-            kept), `gone` (the conversation tells of it, but it has been reversed since), or `answer` (the tool does not
-            run again; the new branch gets the recorded result, and the effect stays in the world).
+        action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently kept),
+            `gone` (the conversation tells of it, but it has been reversed since), or `answer` (the tool does not run
+            again; the new branch gets the recorded result, and the effect stays in the world).
         invocation: the call that had the effect.
         why: the reason, as a sentence.
-            otherwise: the action that `force=True` chooses for a step that is in the way: `keep`; `gone` if the tool
-            would have to run again and cannot; `answer` if its effect stands and the record answers for it.
+        otherwise: the action that `force=True` chooses for a step that is in the way: `keep`; `gone` if the tool would
+            have to run again and cannot; `answer` if its effect stands and the record answers for it.
     """
 
     action: str

@@ -32,8 +32,8 @@ class Handle:
 
     Args:
         store: the store of one tenant.
-            principal: the principal that it acts for; what belongs to others, and is not shared with the principal, is
-            not found.
+        principal: the principal that it acts for; what belongs to others, and is not shared with the principal, is not
+            found.
         effects: the effects of tools that are not declared elsewhere, by name; `*` stands for all of those.
         registry: the functions at hand, of the handle that this one comes from; None for a new one.
     """

@@ -362,8 +362,8 @@ class Verbs(Handle):
         Args:
             invocation: the invocation or its id.
             outcome: `happened` or `did_not_happen`.
-                result: what a call that happened has returned, JSON-like: its undo function gets it, and so does the
-                model when its turn goes on.
+            result: what a call that happened has returned, JSON-like: its undo function gets it, and so does the model
+                when its turn goes on.
 
         Raises:
             NotFound: there is no such invocation.

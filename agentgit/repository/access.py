@@ -258,8 +258,8 @@ class People(Verbs):
         Args:
             session: as `session` takes it.
             user: a User, a name or an id.
-                role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run
-                turns and roll back) or `owner` (also share and delete it).
+            role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
+                and roll back) or `owner` (also share and delete it).
             expires_in: how long the role lasts; None is until somebody takes it away.
 
         Raises:

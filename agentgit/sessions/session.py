@@ -59,7 +59,7 @@ class ExternalSession(Shown):
 
     @property
     def reference(self) -> str:
-        """The name of the session for the user who looks: plain for their own, like `alice/support-42` for another's."""
+        """The name of the session for the user who looks: plain for their own, like `alice/support-42` for others'."""
         return self.session_name if self.is_own else f"{self.owner_name}/{self.session_name}"
 
     @property

@@ -1,4 +1,4 @@
-"""The state that all requests of one application share: how users log in, the host names, and the limits of a request."""
+"""The state that all requests of one application share: how users log in, the host names, the limits of a request."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Limits:
         head: bytes of its line and headers.
         seconds: how long each of these may take to arrive, and the other side to read on.
         feeds: how many live feeds one user may have open at once.
-            connections: how many connections a server has open at once; for another one it ends the one that waits
-            longest for a request.
+        connections: how many connections a server has open at once; for another one it ends the one that waits longest
+            for a request.
         connections_each: how many of them one address has, if it is not a trusted proxy.
     """
 
