@@ -1,4 +1,4 @@
-"""Access for people and programs: with an account or an API key, or by a link that is shown where it was started."""
+"""Access for people and programs: an account, an API key, or a link that is shown where the server was started."""
 
 from __future__ import annotations
 
