@@ -356,8 +356,7 @@ class Verbs(Handle):
         """Record what really happened, where the record could not know, and return the updated invocation.
 
         For a call that is `unknown`, because it was broken off or raised, the outcome states whether the call happened;
-        for one
-        that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
+        for one that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
 
         Args:
             invocation: the invocation or its id.

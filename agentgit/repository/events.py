@@ -201,8 +201,7 @@ class Tells(Verbs):
         """Check whether the audit trail of this database is as it was written.
 
         A row that was changed, moved or taken out breaks the hashes after it. If rows were cut off at the end, or all
-        of it was
-        written anew, that only shows in comparison with tips that were kept somewhere else.
+        of it was written anew, that only shows in comparison with tips that were kept somewhere else.
 
         Args:
             known: tips that were kept somewhere else: each trail must still lead through its own.

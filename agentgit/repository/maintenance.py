@@ -42,12 +42,9 @@ class Upkeep(Verbs):
         """Set which checkpoints a session keeps, and return the previous setting.
 
         From then on, checkpoints that it does not keep are removed automatically, whenever a turn ends or a checkpoint
-        is made.
-        The conversation and the tool track stay, and so does each checkpoint that something needs: the head of a
-        branch, where
-        a branch leaves or begins, where a rollback went, what waits for an answer, and the way back before an effect
-        that is
-        not resolved.
+        is made. The conversation and the tool track stay, and so does each checkpoint that something needs: the head of
+        a branch, where a branch leaves or begins, where a rollback went, what waits for an answer, and the way back
+        before an effect that is not resolved.
 
         Args:
             retention: None to keep everything from now on.

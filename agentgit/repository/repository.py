@@ -199,8 +199,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Close all connections. Any object that was made from this repository raises `Unavailable` from then on.
 
         The repositories that `as_user`, `login` and `authenticate` return share the connections of the one that was
-        opened;
-        closing them closes nothing.
+        opened; closing them closes nothing.
         """
         if not self.is_borrowed:
             self.store.database.close()
