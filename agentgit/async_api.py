@@ -1,4 +1,4 @@
-"""How a method gets its async twin."""
+"""Async twins of methods."""
 
 from __future__ import annotations
 

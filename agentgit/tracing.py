@@ -33,7 +33,7 @@ class Traced:
         self.end(error)
 
     def set(self, **attributes: Any) -> None:
-        """Say more; an underscore in a name stands for a dot, two for an underscore."""
+        """Set attributes of the span; an underscore in a name stands for a dot, two for an underscore."""
         if self._span is not None:
             self._span.set_attributes(_named(attributes))
 
@@ -59,10 +59,10 @@ class Traced:
         self._span.end()
 
     def fail(self, why: str) -> None:
-        """Say that it failed.
+        """Mark the span as failed.
 
         Args:
-            why: a word, and nothing that somebody said.
+            why: a word, without anything that somebody said.
         """
         if self._span is not None:
             self._span.set_attribute("error.type", why)

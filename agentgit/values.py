@@ -1,4 +1,4 @@
-"""What all values share: large fields that are fetched late, and a JSON form that every value has."""
+"""The parts that all values share: large fields that are fetched late, and a JSON form that every value has."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Drawing(NamedTuple):
-    """How a kind of value is shown.
+    """The drawing of a kind of value.
 
     Args:
-        text: gives its text.
-        html: gives its HTML, for notebooks and pages.
+        text: returns its text.
+        html: returns its HTML, for notebooks and pages.
     """
 
     text: Callable[[Any], str]
@@ -125,9 +125,10 @@ DEEPEST = 100
 
 
 def portable(value: Any) -> Any:
-    """Give the JSON-like form of any Python value: what JSON has stays, everything else becomes plain data or its repr.
+    """Return the JSON-like form of any Python value.
 
-    It never raises, and never consumes an iterator or a file.
+    JSON values stay as they are; everything else becomes plain data or its repr. It never raises, and never consumes an
+    iterator or a file.
 
     Example:
         >>> from datetime import date

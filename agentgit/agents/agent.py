@@ -87,7 +87,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
 
     @property
     def effects(self) -> dict[str, str]:
-        """What each tool does to the world, by name, as it will be recorded; `undeclared` where nobody said.
+        """The effect of each tool on the outside world, by name, as it is recorded; `undeclared` without a declaration.
 
         These are the tools that the graph shows, and those that `wrap(effects=...)` names.
         """
@@ -106,7 +106,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
 
     @property
     def report(self) -> RollbackReport | None:
-        """What the last rollback or switch that led to this branch did; None if none did."""
+        """The report of the last rollback or switch that led to this branch; None if there was none."""
         with self._reading() as connection:
             made = self.store.operations.of_branches(connection, [self.branch_id])
             moved = [row for row in made if row.kind != "fork"]
@@ -171,7 +171,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         return self.repository._save(self.branch_id, label, self._files(f"checkpoint {name}" if name else "checkpoint"))
 
     def release_files(self) -> None:
-        """Let go of the snapshots of files that no checkpoint has any more."""
+        """Release the file snapshots that no checkpoint has any more."""
         self._engine().files.release()
 
     def _files(self, why: str) -> FilesAt | None:

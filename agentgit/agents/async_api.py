@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Twins:
-    """What `RollbackAgent` has with an `a` in front; each does what its twin says."""
+    """The methods of `RollbackAgent` that begin with `a`; each does the same as its synchronous twin."""
 
     async def _io(self, verb: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         with on_loop():
@@ -46,7 +46,7 @@ class Twins:
         return cast("RollbackAgent", self)
 
     async def arun(self, text: str) -> str:
-        """Say something and give the text of the answer, as `run`."""
+        """Send a message and return the text of the answer, as `run`."""
         return inputs.answer_of(await self._agent.ainvoke({inputs.MESSAGES: [("user", text)]}))
 
     async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:

@@ -41,7 +41,7 @@ class Called:
 
 @dataclass(frozen=True)
 class AskedQuestion:
-    """What the graph asks a person, who answers with what they say next."""
+    """A question that the graph asks a person; their next message is the answer."""
 
     question: Any
 

@@ -1,4 +1,4 @@
-"""What a model spells out of a call that its tool would have filled in: it makes the call no other one."""
+"""Removal of default arguments: a model that spells out a default makes the same call, not another one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ EMPTY = (list, dict, set)
 
 
 def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]) -> dict[str, Form]:
-    """Give for each tool of which it matters whether two calls are the same what brings its arguments into one form.
+    """Return, for each tool whose calls are compared, a function that normalizes its arguments.
 
     Args:
-        tools: by name; of several with one name nobody knows which one is called.
-        effects: what they do to the world.
+        tools: by name. A name that several tools share is left out, because it is not known which one is called.
+        effects: what the tools do to the outside world.
     """
     alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
     return {
@@ -34,7 +34,7 @@ def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Ef
 
 
 def bare_of(tool: BaseTool) -> Form:
-    """Give what brings the arguments of a tool into one form: without those that are as by default, numbers as numbers.
+    """Return a function that normalizes the arguments of a tool: it drops default values and converts numbers.
 
     Arguments that do not fit the tool's schema stay as they are.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EventVerbs:
-    """What `RollbackAgent` tells of its session, whichever branch it happens on."""
+    """The methods of `RollbackAgent` that report events of its session, on any branch."""
 
     @property
     def _told(self) -> RollbackAgent:

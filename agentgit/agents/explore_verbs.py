@@ -29,7 +29,7 @@ AT_ONCE = 8
 
 
 class Explores:
-    """What `RollbackAgent` can do to look into several futures."""
+    """The methods of `RollbackAgent` that explore several futures."""
 
     @property
     def _here_agent(self) -> RollbackAgent:
@@ -177,7 +177,7 @@ def _at_once(parallel: bool | int) -> int:
 
 @contextmanager
 def _telling(explorer: Explorer) -> Iterator[None]:
-    """Say in an error that breaks an exploration off where to find what was explored."""
+    """Add a note to an error that breaks off an exploration: where to find the part that was explored."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What a user gives to a graph, and what of it is a message."""
+"""The inputs that a user passes to a graph, and the messages in them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Given:
 
 
 def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
-    """Look at an input, and give the user's message an id where the graph's reducer would give it one anyway.
+    """Read an input, and add an id to the user's message if the graph's reducer would add one anyway.
 
     Args:
-        graph: whose input it is.
-        value: what the user gave.
+        graph: the graph that receives the input.
+        value: the input as the user passed it.
     """
     if value is None or isinstance(value, Command):
         return Given(value, is_new=False)

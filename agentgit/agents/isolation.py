@@ -18,13 +18,13 @@ OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint
 
 
 def expect_apart(config: RunnableConfig | None) -> None:
-    """Make sure that no turn of another wrapped graph is at work around a turn that is about to begin.
+    """Check that the turn that is about to begin does not run inside a turn of another wrapped graph.
 
     Args:
         config: as a user gave it, or as a node of another graph got it.
 
     Raises:
-        InvalidInput: one is; what this turn does would be in no plan of that one.
+        InvalidInput: it does; the plans of the outer turn would not include what this turn does.
     """
     around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
     handlers = [one for given in around for one in getattr(given, "handlers", given or ())]

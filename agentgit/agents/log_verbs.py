@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LogVerbs:
-    """What `RollbackAgent` can do to find a checkpoint or a branch again."""
+    """The methods of `RollbackAgent` that find a checkpoint or a branch again."""
 
     @property
     def _finder(self) -> RollbackAgent:
@@ -67,11 +67,13 @@ class LogVerbs:
         return await asyncio.to_thread(self.search, text, **how)
 
     def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
-        """Give a checkpoint a name that is unique in the session, and that keeps it, as `Repository.tag`.
+        """Tag a checkpoint with a name that is unique in the session, as `Repository.tag`.
+
+        The tag keeps the checkpoint.
 
         Args:
             ref: a Checkpoint or any place, as `plan_rollback` takes it.
-            name: the tag.
+            name: the name of the tag.
             description: a sentence about it.
 
         Raises:
@@ -81,5 +83,5 @@ class LogVerbs:
         return agent.repository.tag(ref, name, agent._session_id, branch=agent.branch_id, description=description)
 
     async def atag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
-        """Give a checkpoint a tag, as `tag`."""
+        """Tag a checkpoint, as `tag`."""
         return await asyncio.to_thread(self.tag, ref, name, description=description)

@@ -1,4 +1,4 @@
-"""What an agent can do with another branch: compare itself with it, merge it, pick from it."""
+"""The methods of an agent that involve another branch: compare with it, merge it, cherry-pick from it."""
 
 from __future__ import annotations
 

@@ -85,22 +85,22 @@ class Runs(Runnable[Any, Any]):
         self._stand_on(branch_id)
 
     def _expect(self, connection: Connection, needs: str = EDITOR) -> None:
-        """Make sure that the agent's user may still do that with the session; of its owner nothing is asked.
+        """Check that the agent's user still has the needed role in the session; for its owner nothing is read.
 
         Raises:
-            NotFound, NotAllowed: they may not; nothing was done.
+            NotFound, NotAllowed: the user does not have the role; nothing was done.
         """
         self.repository.lookup.admit(connection, self._session_id, needs)
 
     @contextmanager
     def _reading(self, needs: str = VIEWER) -> Iterator[Connection]:
-        """Give a connection that changes nothing to who may see the session."""
+        """Open a read-only connection for a user who may see the session."""
         with self.store.database.reading() as connection:
             self._expect(connection, needs)
             yield connection
 
     def _expect_now(self, needs: str = VIEWER) -> None:
-        """Make sure of it where the transactions that follow are not the agent's own, or may not come at all."""
+        """Check the user's role where the transactions that follow are not the agent's own, or may not come at all."""
         if not self.repository.lookup.is_free(self._session_id):
             with self._reading(needs):
                 pass
@@ -410,7 +410,7 @@ class Runs(Runnable[Any, Any]):
             return self._runs.bulk_update_state(filled, supersteps)
 
     def run(self, text: str) -> str:
-        """Say something and give the text of the answer; for graphs whose state has `messages`.
+        """Send a message and return the text of the answer; for graphs whose state has `messages`.
 
         Args:
             text: the user's message.

@@ -126,10 +126,12 @@ def _arguments(tool: BaseTool) -> set[str] | None:
 
 
 def forward(same: Sequence[BaseTool]) -> Run | str:
-    """Give what calls a tool with recorded arguments and gives what is recorded of its result, or says why nothing can.
+    """Return a function that calls a tool with recorded arguments and returns its result as recorded.
+
+    If that is not possible, return the reason as text.
 
     Args:
-        same: the tools of one name.
+        same: the tools that share one name.
     """
     tool = same[0]
     if any(other is not tool for other in same):
@@ -184,7 +186,7 @@ async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any
 
 @contextmanager
 def _asking_nobody() -> Iterator[None]:
-    """Say it in words if a tool asks a person: outside of a turn LangGraph only misses a key."""
+    """Raise a clear error if a tool asks a person: outside of a turn LangGraph raises only a KeyError."""
     try:
         yield
     except KeyError as error:
@@ -207,7 +209,7 @@ def _never_begun(begun: Sequence[bool]) -> Iterator[None]:
 
 
 def _on(thread_id: str) -> RunnableConfig:
-    """Tell a tool that reads its config where it runs; what else a caller gave with a turn is not recorded."""
+    """Return the config for a tool that reads its thread from it; other config of the turn is not recorded."""
     return {"configurable": {"thread_id": thread_id}}
 
 

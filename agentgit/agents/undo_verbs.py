@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UndoVerbs:
-    """What `RollbackAgent` can do without being told a place."""
+    """The methods of `RollbackAgent` that need no reference to a checkpoint."""
 
     @property
     def _stepping(self) -> RollbackAgent:

@@ -1,4 +1,4 @@
-"""What is found in a module of the user: what it declares of its tools, the tools themselves, and graphs."""
+"""Discovery of what a user's module contains: its declarations of tools, the tools themselves, and graphs."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def value_in(path: str) -> Any:
 
 
 def imported(path: str) -> list[Any]:
-    """Give what a module has: the one thing that is named, or all.
+    """Return the contents of a module: the one object that the path names, or all.
 
     Args:
         path: `package.module`, or `package.module:name`.
 
     Raises:
-        InvalidInput: it is no path.
+        InvalidInput: the path is not valid.
         NotFound: it cannot be imported.
     """
     name = path.partition(":")[2]

@@ -1,4 +1,4 @@
-"""Who somebody is and what they may do, and the keys of an encrypted database. Pure values, no IO."""
+"""Users and their rights, and the keys of an encrypted database. Pure values, no IO."""
 
 from agentgit.auth.keyring import Keyring
 from agentgit.auth.keys import ApiKey, NewKey

@@ -25,13 +25,13 @@ SHORTEST_KEY = 32
 
 @dataclass(frozen=True)
 class Claims:
-    """What a token says that held.
+    """The claims of a verified token.
 
     Args:
-        user_name: who.
-        issued_at: when; a token that does not say is older than all others.
-        expires_at: until when.
-        user_id: which user exactly, if the rules say where that stands.
+        user_name: the name of the user.
+        issued_at: the time of issue; a token without one counts as older than all others.
+        expires_at: the time when the token expires.
+        user_id: the id of the user, if the rules name a claim for it.
     """
 
     user_name: str
@@ -42,23 +42,25 @@ class Claims:
 
 @dataclass(frozen=True, kw_only=True)
 class JWT:
-    """How tokens are verified; given to `agentgit.open(jwt=...)`. Give a key or a set of keys.
+    """Rules for verifying tokens; passed to `agentgit.open(jwt=...)`. Pass a key or a set of keys.
 
     Args:
-        algorithms: those that are taken, like `["RS256"]`; shared-key ones (HS…) and public-key ones never together.
+        algorithms: the accepted algorithms, like `["RS256"]`; never shared-key ones (HS…) together with public-key
+            ones.
         key: the public key as PEM, or the shared secret.
         jwks: the public keys as JSON Web Key Set, a mapping or its text.
-        issuer: what `iss` must be; None takes any that the key signs for.
-        audience: what `aud` must be; None takes tokens without one only.
-        user_claim: which claim has the user's name. A token from before the last user of a name was erased is nobody's.
-        id_claim: which claim has the user's id, as `repo.users.find(name).id` is; then a token without it, or with the
-            id of another user, does not hold. None goes by the name alone.
+        issuer: the required value of `iss`; None accepts any that the key signs for.
+        audience: the required value of `aud`; None accepts only tokens without one.
+        user_claim: the claim that has the user's name. A token issued before the last user of a name was erased belongs
+            to nobody.
+        id_claim: the claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with the id
+            of another user, is then rejected. None goes by the name alone.
         leeway: how many seconds the clocks may differ.
-        create_users: True to make users who are not there.
-        enabled: False refuses all tokens; so does `$AGENTGIT_JWT=off`.
+        create_users: True to create users who do not exist.
+        enabled: False rejects all tokens; so does `$AGENTGIT_JWT=off`.
 
     Raises:
-        InvalidInput: it can verify nothing, or more than is meant.
+        InvalidInput: these rules can verify nothing, or more than is meant.
 
     Example:
         >>> JWT(algorithms=["none"], key="x")

@@ -1,4 +1,4 @@
-"""What two lists have in common in the same order. Pure, no IO."""
+"""Alignment of two lists: the items that they share in the same order. Pure, no IO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashab
 
 
 def _numbered(items: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
-    """Tell items that are alike apart by which of them they are, so that any list is aligned in no time."""
+    """Number equal items by occurrence, so that each item is unique and any list is aligned in no time."""
     seen: dict[Hashable, int] = {}
     numbered = []
     for item in items:

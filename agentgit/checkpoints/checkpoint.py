@@ -13,7 +13,7 @@ from agentgit.values import Deferred, Listed, Shown
 
 
 class HasState(Protocol):
-    """What `Checkpoint.from_internal_session` needs of a session."""
+    """The attributes of a session that `Checkpoint.from_internal_session` needs."""
 
     id: int | None
     session_state: dict[str, Any]

@@ -12,14 +12,14 @@ from agentgit.values import Drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Drawn):
-    """What two branches did since they parted.
+    """The changes on two branches since they parted.
 
     Args:
         fork: the checkpoint where they part, like `main#3`.
         messages: how many messages both begin with.
         calls: how many tool invocations both begin with.
-        left: what the first did since: the fork compared with it.
-        right: what the second did since.
+        left: the changes on the first since then: the fork compared with it.
+        right: the changes on the second since then.
         between: the first compared with the second.
 
     Example:

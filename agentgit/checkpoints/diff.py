@@ -40,11 +40,11 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """What messages have cost, as the models told with them (`usage_metadata`); 0 where a model told nothing.
+    """The tokens that messages used, as the models reported them (`usage_metadata`); 0 where a model reported nothing.
 
     Args:
-        input: tokens that models have read.
-        output: tokens that they have written.
+        input: tokens that models read.
+        output: tokens that models wrote.
         total: all of them, as the models count.
     """
 
@@ -77,29 +77,30 @@ def _count(told: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Diff(Drawn):
-    """What one checkpoint has and the other has not.
+    """The differences between two checkpoints.
 
     Args:
         from_id: the checkpoint that is compared; None if it was never stored.
         to_id: the checkpoint that it is compared with.
-        from_reference: how a person calls the first, like `main#7`; empty if nobody knows.
-        to_reference: how a person calls the second.
+        from_reference: the name of the first for a person, like `main#7`; empty if it is not known.
+        to_reference: the name of the second.
         state: the places of the state that differ, in the order of the first state.
         common_messages: how many messages both have, in the same order.
         removed_messages: messages that only the first has, oldest first. An edited message is removed and added.
         added_messages: messages that only the second has, oldest first.
-        removed_tokens: what the messages that only the first has have cost.
-        added_tokens: what the messages that only the second has have cost.
-        common_calls: how many tool invocations both tool tracks have; a replayed one is the one that it replays.
+        removed_tokens: the tokens of the messages that only the first has.
+        added_tokens: the tokens of the messages that only the second has.
+        common_calls: how many tool invocations both tool tracks have; a replayed invocation counts as the one that it
+            replays.
         removed_calls: tool invocations that only the first has, oldest first.
         added_calls: tool invocations that only the second has, oldest first.
-        removed_pending: tasks of a step that is not finished, as only the first has them: what each asks, which answers
-            it got, or what it wrote.
-        added_pending: such tasks as only the second has them.
+        removed_pending: tasks of an unfinished step that only the first has: what each asks, which answers it got, or
+            what it wrote.
+        added_pending: such tasks that only the second has.
         added_files: paths that only the second has.
         modified_files: paths whose contents differ.
         deleted_files: paths that only the first has.
-        diff_content: the files' difference as a unified diff.
+        diff_content: the differences of the files as a unified diff.
 
     Example:
         >>> print(diff(Checkpoint(session_state={"cart": []}), Checkpoint(session_state={"cart": ["chair"]})))
@@ -233,7 +234,7 @@ def _pending(point: Checkpoint) -> list[dict[str, Any]]:
 
 
 def _identity(call: Mapping[str, Any], origins: Mapping[int, int]) -> Hashable:
-    """Tell a tool call from others: by the invocation that really ran and by what came of it."""
+    """Return a key that identifies a tool call: the invocation that really ran, and its outcome."""
     if call.get("id") is None:
         return to_json(call)
     origin = call["id"]

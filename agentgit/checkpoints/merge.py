@@ -70,16 +70,16 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan(Drawn):
-    """What a merge or a cherry-pick would bring. `str` draws it.
+    """The changes that a merge or a cherry-pick would bring. `str` draws them.
 
     Args:
         kind: `merge` or `cherry_pick`.
-        source: where it comes from, like `retry#4`.
-        into: the checkpoint or branch that it comes behind, like `main#5`.
-        base: what both are compared with, like `main#3`; empty for a cherry-pick.
+        source: the place that the changes come from, like `retry#4`.
+        into: the checkpoint or branch that they are added to, like `main#5`.
+        base: the checkpoint that both are compared with, like `main#3`; empty for a cherry-pick.
         values: the values that come.
-        messages: the messages that come, shown, in their order.
-        conflicts: the values that both sides changed, and about which nothing was said.
+        messages: the messages that come, as shown, in their order.
+        conflicts: the values that both sides changed and that have no resolution.
         left_out: what does not come, and why.
     """
 
@@ -174,11 +174,11 @@ def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | No
 
 @dataclass(frozen=True)
 class Extra:
-    """What one side has added to a list or a dict.
+    """The items that one side has added to a list or a dict.
 
     Args:
-        begin: of a list, how many items it begins with that are not new.
-        keys: of a dict, those that are new or have another value.
+        begin: for a list, how many items at its beginning are not new.
+        keys: for a dict, the keys that are new or have another value.
     """
 
     begin: int = 0

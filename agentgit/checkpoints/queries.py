@@ -26,18 +26,18 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which checkpoints are meant; all conditions hold at once.
+    """A selection of checkpoints; a checkpoint must meet all conditions.
 
     Args:
-        name: those that a person called exactly so.
-        since: those made then or later, aware.
-        until: those made then or earlier, aware.
-        tag: the one that has this tag.
-        author: the id of the user who made them.
+        name: only checkpoints to which a person gave exactly this name.
+        since: only checkpoints made then or later, aware.
+        until: only checkpoints made then or earlier, aware.
+        tag: only the checkpoint that has this tag.
+        author: only checkpoints made by the user with this id.
         auto: True for automatic ones, False for those that somebody asked for.
 
     Raises:
-        InvalidInput: a time has no zone, or something is of the wrong type.
+        InvalidInput: a time has no zone, or a value has the wrong type.
     """
 
     name: str | None = None
@@ -146,10 +146,10 @@ def _bad(cursor: object) -> Mark:
 
 
 def page_size(limit: object) -> int:
-    """Make sure that a page can be that long.
+    """Check the length of a page and return it.
 
     Raises:
-        InvalidInput: it cannot.
+        InvalidInput: a page cannot have that length.
     """
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
         raise InvalidInput(f"limit={limit!r} is no length of a page; give 1 to {LARGEST_PAGE:,}.")

@@ -60,7 +60,7 @@ def parse(text: str) -> Reference:
 
 
 def branch_name(text: str) -> str:
-    """Make sure that a name can be a branch's, see `place_name`.
+    """Check the name of a branch and return it; see `place_name`.
 
     Example:
         >>> branch_name("rather a sofa")
@@ -70,11 +70,11 @@ def branch_name(text: str) -> str:
 
 
 def place_name(text: str, what: str) -> str:
-    """Make sure that a name can be a branch's or a tag's, so that every reference to it can be read.
+    """Check the name of a branch or a tag and return it, so that every reference to it can be read.
 
     Args:
         text: the name.
-        what: what is to be called so, for the failure.
+        what: the kind of thing that it names, for the error message.
 
     Raises:
         InvalidInput: it is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.

@@ -20,20 +20,23 @@ Measure = Callable[[Collection[int]], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What a session keeps of its checkpoints. What something needs is never touched, whatever is said here.
+    """The checkpoints that a session keeps.
+
+    A checkpoint that something needs is never removed, whatever the limits are.
 
     Args:
         compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of each
-            name stay; None never does that.
-        keep_last: how many of the newest ones stay in any case.
-        max_checkpoints: with more than this, the oldest go: automatic ones before named ones. None is no limit.
-        max_age: older ones go, all but the first and the newest `keep_last`; None is no limit.
-        max_bytes: while a session takes more of its own, the oldest go: automatic ones before named ones, and none of
-            the newest `keep_last`. Measuring takes a while, so it is held to when a session is thinned out by hand, and
-            by collections. None is no limit.
+            name stay; None never compresses.
+        keep_last: how many of the newest checkpoints stay in any case.
+        max_checkpoints: with more than this, the oldest are removed: automatic ones before named ones. None is no
+            limit.
+        max_age: older ones are removed, all but the first and the newest `keep_last`; None is no limit.
+        max_bytes: while a session takes more bytes of its own, the oldest are removed: automatic ones before named
+            ones, and none of the newest `keep_last`. Measuring takes a while, so this limit applies only when a session
+            is thinned out by hand, and in collections. None is no limit.
 
     Raises:
-        InvalidInput: a limit is no number above zero, or no time.
+        InvalidInput: a limit is not a number above zero, or not a time span.
 
     Example:
         >>> Retention().compress_after, Retention().keep_last, Retention().max_checkpoints
@@ -114,11 +117,11 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What becomes of one checkpoint.
+    """The decision about one checkpoint.
 
     Args:
         point: the checkpoint.
-        goes: True if it goes.
+        goes: True if it is removed.
         why: the reason, as a sentence.
     """
 
@@ -129,12 +132,12 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Thinned:
-    """What a retention did to a session, or would do.
+    """The result of applying a retention to a session, or of a dry run.
 
     Args:
         session_name: the session.
-        retention: what was applied; None if everything was to go.
-        verdicts: what becomes of each checkpoint, oldest first.
+        retention: the retention that was applied; None to remove everything.
+        verdicts: the decision about each checkpoint, oldest first.
         dry_run: True if nothing was done.
         bytes_before: how many bytes the session took of its own; None if there is no limit of bytes.
         bytes_after: the same after the next collection.

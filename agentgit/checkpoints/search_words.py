@@ -79,10 +79,10 @@ def _folded(word: str) -> str:
 
 @dataclass(frozen=True)
 class Query:
-    """What is looked for: all of its terms must be in a text, each as words that stand together.
+    """A search query: all of its terms must be in a text, each as words that stand together.
 
     Args:
-        terms: the words of each.
+        terms: the words of each term.
     """
 
     terms: tuple[tuple[str, ...], ...]

@@ -30,7 +30,7 @@ KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Do not look at th
 
 
 def add_to(parent: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(create)
     app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(delete)
     app.command()(cleanup)

@@ -189,7 +189,7 @@ class Chat:
         output.note(f"error: {clean(f'{kind}{error}')}{self._hint(error)}")
 
     def _hint(self, error: Exception) -> str:
-        """Say what the chat has for what the text of a failure says of Python."""
+        """Return the chat command for the Python call that an error message names."""
         if (settle := output.to_settle(error, "/resolve")) is not None:
             return f" In the chat: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
         if isinstance(error, RollbackBlocked | WorkspaceChanged):
@@ -204,7 +204,7 @@ class Chat:
 
 
 class Transcript:
-    """What the agent says and does, written while it happens."""
+    """A transcript of what the agent says and does, written while it happens."""
 
     def __init__(self) -> None:
         self._message: str | None = None

@@ -55,7 +55,7 @@ webhooks = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command()(events)
     app.add_typer(audit)
     app.add_typer(webhooks)

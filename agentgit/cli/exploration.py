@@ -21,7 +21,7 @@ WAYS = 2
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command()(explore)
     app.command(cls=usage("[SESSION]", "BRANCH"))(promote)
 

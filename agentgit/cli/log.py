@@ -32,7 +32,7 @@ Time = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command()(log)
     app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
     app.command(cls=usage("[SESSION]", "[PLACE NAME]"))(tag)

@@ -42,7 +42,7 @@ Price = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command()(stats)
     app.command()(retention)
     app.command()(gc)

@@ -29,7 +29,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show only what would co
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command(cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "PLACE"))(merge)
     app.command("cherry-pick", cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "[PLACE]"))(cherry_pick)
 

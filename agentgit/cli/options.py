@@ -154,7 +154,7 @@ def usage(*pieces: str) -> type[TyperCommand]:
 
 
 def address(where: str | None) -> str:
-    """Give the database to use: the one that was named, the environment's, or the one of this directory."""
+    """Return the database to use: the one that was named, the environment's, or the one of this directory."""
     from agentgit.repository import DEFAULT, ENVIRONMENT
 
     return where or os.environ.get(ENVIRONMENT) or DEFAULT

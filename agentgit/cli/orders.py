@@ -1,4 +1,4 @@
-"""What the slash commands of the chat do: each asks the agent, and writes what it answers."""
+"""The slash commands of the chat: each calls the agent and writes the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands write: lines in colours for a terminal, plain text for everything else, JSON for programs."""
+"""Output of the commands: lines in colours for a terminal, plain text for everything else, JSON for programs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def stream(text: str) -> None:
 
 
 def flush() -> None:
-    """Give on what was written, before somebody waits for it."""
+    """Flush the output before a wait for somebody."""
     sys.stdout.flush()
 
 
@@ -170,7 +170,7 @@ def to_settle(error: Exception, command: str) -> str | None:
 
 
 def _hint(error: AgentGitError) -> str:
-    """Say what the command line has for what the text of a failure says of Python."""
+    """Return the command-line option or command for the Python call that an error message names."""
     if (settle := to_settle(error, "agentgit resolve")) is not None:
         return f" On the command line: {settle}{'; or --force' if isinstance(error, RollbackBlocked) else ''}."
     if isinstance(error, RollbackBlocked | WorkspaceChanged):
@@ -193,7 +193,10 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def fitting(text: str, stream: TextIO) -> str:
-    """Give text that a stream's encoding can take: our own drawing in ASCII where it must be, the rest written out."""
+    """Convert text to what a stream's encoding can represent.
+
+    If needed, agentgit's own drawing turns into ASCII, and the other characters are escaped.
+    """
     encoding = stream.encoding or "utf-8"
     try:
         text.encode(encoding)

@@ -1,4 +1,4 @@
-"""What a person writes, line by line: at a prompt that remembers, or out of a pipe."""
+"""Reading of input line by line: from a prompt with a history, or from a pipe."""
 
 from __future__ import annotations
 

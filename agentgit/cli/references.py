@@ -1,4 +1,4 @@
-"""How the arguments of a command name a session, a branch and a checkpoint."""
+"""Parsing of command arguments that name a session, a branch and a checkpoint."""
 
 from __future__ import annotations
 

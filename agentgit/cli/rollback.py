@@ -29,7 +29,7 @@ OnError = Annotated[str, typer.Option("--on-error", metavar="WHAT", help="stop o
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(plan)
     app.command(cls=usage("[SESSION[@BRANCH]]", "PLACE"))(rollback)
     app.command(cls=usage("[SESSION[@BRANCH]]", "RESTORE_POINT"))(rewind)

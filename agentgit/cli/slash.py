@@ -19,12 +19,12 @@ MANY = "..."
 
 @dataclass(frozen=True)
 class SlashForm:
-    """What one command takes.
+    """The form of one slash command.
 
     Args:
-        name: how it is called, in one or two words.
-        words: what may follow, in square brackets what may be left out; of the last one perhaps several.
-        options: those that it has; each with the name of its value, or an empty text if it has none.
+        name: its name, in one or two words.
+        words: the words that may follow, optional ones in square brackets; the last one may stand for several.
+        options: its options; each with the name of its value, or an empty text if it has none.
         help: what it does, in a sentence.
     """
 
@@ -35,13 +35,13 @@ class SlashForm:
 
     @property
     def usage(self) -> str:
-        """How it is written."""
+        """The usage line of the command."""
         options = [f"[{name} {value}]" if value else f"[{name}]" for name, value in self.options.items()]
         return " ".join([f"/{self.name}", *self.words, *options])
 
     @property
     def needed(self) -> int:
-        """How many words it needs."""
+        """The number of words that it needs."""
         return sum(not word.startswith("[") for word in self.words)
 
     def takes(self, count: int) -> bool:

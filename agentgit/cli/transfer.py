@@ -25,7 +25,7 @@ PIPE = "-"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH] [PLACE]]", "FILE"))(export)
     app.command("import")(import_)
     app.command()(trajectory)

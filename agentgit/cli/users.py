@@ -43,7 +43,7 @@ link = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the commands to the command line."""
+    """Add the commands to the command line."""
     for command in (share, unshare, members, accept, whoami):
         app.command()(command)
     for group in (users, keys, link):

@@ -66,7 +66,7 @@ def one_takes_a_branch(trial: Trial) -> None:
 
 
 def late_ones_are_fenced(trial: Trial) -> None:
-    """Who lost a branch to another run holds it no more, also when that run has ended."""
+    """A run that lost a branch to another run no longer holds it, even after that run has ended."""
     branch_id, store = trial.branch(), trial.repo.store
     write, sessions = store.database.write, store.sessions
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
@@ -134,7 +134,7 @@ def _number(row: object) -> int:
 
 
 def no_fact_is_lost(trial: Trial) -> None:
-    """What many change in the metadata of one branch is all there."""
+    """Concurrent changes to the metadata of one branch are all kept."""
     branch_id = trial.branch()
 
     def change(repo: Repository, number: int) -> None:

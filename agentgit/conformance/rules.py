@@ -1,4 +1,4 @@
-"""What a rule is, and what became of checking it."""
+"""Rules and the results of checking them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """What must be so, in words."""
+        """The text of the rule."""
         return " ".join((inspect.getdoc(self.run) or "").split())
 
     def __str__(self) -> str:
@@ -84,12 +84,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of checking one rule.
+    """The result of checking one rule.
 
     Args:
-        rule: which.
+        rule: the rule.
         status: `ok`, `FAILED` or `left out`.
-        why: how that was seen; nothing if it is kept.
+        why: how that was seen; empty if the rule is kept.
     """
 
     rule: Rule
@@ -103,7 +103,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of checking rules; `str` lists them.
+    """The results of checking rules; `str` lists them.
 
     Args:
         results: one for each rule.
@@ -153,20 +153,20 @@ def expect(kept: object, why: str) -> None:
 
 
 def breach(why: str) -> NoReturn:
-    """Say that a rule is not kept."""
+    """Raise `Breach`: a rule is not kept."""
     raise Breach(why)
 
 
 def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
-    """Make sure that something is refused.
+    """Check that an operation is refused.
 
     Args:
-        work: tries it.
-        by: what it has to raise.
-        why: what it means if it is not refused.
+        work: tries the operation.
+        by: the exception that it has to raise.
+        why: what it means if the operation is not refused.
 
     Raises:
-        Breach: it was done.
+        Breach: the operation was done.
     """
     try:
         work()

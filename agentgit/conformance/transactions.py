@@ -29,7 +29,7 @@ def leave_nothing_if_they_fail(trial: Trial) -> None:
 
 
 def are_kept(trial: Trial) -> None:
-    """What was committed is there for whoever opens the database then, with the handle that wrote it closed."""
+    """Committed changes are there for whoever opens the database then, with the handle that wrote them closed."""
     branch_id = trial.branch()
     first = trial.another()
     first.store.database.write(lambda c: first.store.sessions.note(c, branch_id, {"a": 1}), durable=True)

@@ -185,11 +185,11 @@ PLACE = "before the table"
 
 
 def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
-    """Tell what agentgit does, by doing it: every fact is read from the session's database or from the shop.
+    """Demonstrate agentgit by using it: every fact is read from the session's database or from the shop.
 
     Args:
         database: where agentgit keeps the session, as for `agentgit.open`; the session stays there to look at.
-        shop: the path of the shop's SQLite file; it is made if it is not there.
+        shop: the path of the shop's SQLite file; it is created if it does not exist.
         say: takes a line, or a block of lines, at a time.
 
     Raises:
@@ -208,7 +208,7 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
 
 
 def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path | None) -> None:
-    """Tell the story in a repository that is open.
+    """Run the story in a repository that is open.
 
     Args:
         repo: where the session is kept.

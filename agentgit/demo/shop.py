@@ -50,7 +50,7 @@ class Order(NamedTuple):
 
 @contextmanager
 def _opened(shop: str | Path) -> Iterator[sqlite3.Connection]:
-    """Give a connection whose changes are kept if nothing is raised."""
+    """Open a connection whose changes are kept if nothing is raised."""
     if not Path(shop).is_file():
         raise NotFound(f"The shop {shop} is not there. Set {SHOP} to where it is now.")
     with closing(sqlite3.connect(shop, timeout=30)) as connection, connection:
@@ -112,7 +112,7 @@ def tools(shop: str) -> list[BaseTool]:
 
     @tool
     def search_catalogue() -> dict[str, Any]:
-        """Look up what the shop sells."""
+        """List what the shop sells."""
         with _opened(shop) as connection:
             rows = connection.execute("SELECT item, price FROM catalogue ORDER BY item").fetchall()
         return {"items": ", ".join(f"{item} ({price})" for item, price in rows)}

@@ -1,4 +1,4 @@
-"""What decorators said of tools, found by the tool's name where nobody can see the tool itself."""
+"""Declarations of decorators, found by the tool's name where the tool itself cannot be seen."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 class ByName(Generic[T]):
-    """What was said of the tools of a process, by name.
+    """Declarations about the tools of a process, by name.
 
-    A program may have two tools of one name, in two graphs. Then what is said of one is no word about the other.
+    A program may have two tools of one name, in two graphs. A declaration about one then says nothing about the other.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class ByName(Generic[T]):
         self._said.setdefault(name_of(tool), {})[_origin(tool)] = said
 
     def get(self, name: str) -> list[T]:
-        """Give what is said of the tools of a name, each thing once.
+        """Return the declarations about the tools of a name, each one once.
 
         Example:
             >>> found = ByName[str]()

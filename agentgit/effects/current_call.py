@@ -33,7 +33,7 @@ def idempotency_key() -> str:
 
 @contextmanager
 def running(key: str | None) -> Iterator[None]:
-    """Say which call is running, until the block ends."""
+    """Mark a call as the running one until the block ends."""
     token = _key.set(key)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What was declared about the tools of one agent, from all the places where it can be said."""
+"""Declarations about the tools of one agent, from all the places where they can be made."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ALL = "*"
 
 @dataclass(frozen=True)
 class Declared:
-    """What the tools of one agent do to the world.
+    """The effects of one agent's tools on the outside world.
 
     Args:
-        tools: of every tool that the graph shows or the user names; None for one of which nothing was said.
-        defaults: what the repository says of all others, by name or `*`.
-        bare: of the tools whose schema is known, what brings their arguments into one form, by name.
+        tools: the effect of every tool that the graph shows or the user names; None for an undeclared tool.
+        defaults: the repository's declarations for all other tools, by name or `*`.
+        bare: for tools whose schema is known, a function that normalizes their arguments, by name.
     """
 
     tools: Mapping[str, Effect | None] = field(default_factory=dict)

@@ -43,26 +43,28 @@ _decorated: ByName[Effect] = ByName()
 
 @dataclass(frozen=True)
 class Effect:
-    """What a tool does to the world. As a decorator it declares that of a tool function or a LangChain tool.
+    """The effect of a tool on the outside world.
+
+    As a decorator it declares the effect of a tool function or a LangChain tool.
 
     Args:
         kind: one of `KINDS`.
         undo: for `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
             parameter; or its import path `package.module:function`. A call records its name; after a restart it is
             found again when the graph is wrapped again, or its module is trusted.
-        identity_args: the names of the arguments that make two calls the same; None for all. What the model makes up
-            anew each time, like a reference, is left out.
-        verify: takes the invocation, and looks whether a call that was broken off happened: False if it did not, None
+        identity_args: the names of the arguments that make two calls the same; None for all. Leave out what the model
+            makes up anew each time, like a reference.
+        verify: takes the invocation, and checks whether a call that was broken off happened: False if it did not, None
             if that cannot be seen, True or its result if it did. A function or an import path.
         precheck: takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
             text or False. A function or an import path.
         once: True if such a call stands at most once in a session, on whatever branch: an approval, a token.
-        failed_on: the exceptions by which the tool says that it did nothing; their subclasses count too. Any other
+        failed_on: the exceptions by which the tool reports that it did nothing; their subclasses count too. Any other
             error leaves it open whether the call acted.
 
     Raises:
-        InvalidInput: an unknown kind; an undo function missing where it is needed; anything that means nothing with
-            this kind; a function that cannot be called so; a text that is no import path.
+        InvalidInput: the kind is unknown; a required undo function is missing; an argument has no meaning for this
+            kind; a function cannot be called that way; or a text is not an import path.
     """
 
     kind: str
@@ -339,7 +341,10 @@ def _exceptions(given: Any) -> tuple[type[Exception], ...]:
 
 
 def takes_invocation(undo: Undo) -> bool:
-    """Tell whether an undo function asks for the invocation: by a third parameter without a default, or by its name."""
+    """Return whether an undo function takes the invocation.
+
+    It does if its third parameter has no default or is called `invocation`.
+    """
     try:
         parameters = inspect.signature(undo).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What an error of a tool says about the world: an error is no proof that nothing happened."""
+"""Errors of tools as evidence about the outside world: an error is no proof that nothing happened."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class NothingDone(Exception):  # it is no failure of its own: it says what anoth
 
 @dataclass(eq=False)
 class Body:
-    """What is known about the run of one tool's own function.
+    """The known facts about a run of one tool's own function.
 
     Args:
-        effect: what was declared about the tool; None if nothing was.
+        effect: the declared effect of the tool; None if it is undeclared.
         is_seen: True if the function runs inside `running`; else there are only the errors that LangChain reports.
         has_begun: False if the function was not entered: the arguments of the call did not fit.
         error: what the function raised; None if it returned.

@@ -1,4 +1,4 @@
-"""What a rollback or a switch does about the files of a workspace: part of its plan and of its report. Pure values."""
+"""Changes to the files of a workspace by a rollback or a switch: part of its plan and of its report. Pure values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMPORTED = "imported"
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """What is done about one path.
+    """The change to one path.
 
     Args:
         action: `write`, `delete`, `aside`, `conflict`, `missing`, `left` or `overwritten`.
@@ -40,14 +40,14 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChanges:
-    """What is done about the files of a workspace.
+    """The changes to the files of a workspace.
 
     Args:
         workspace: its directory.
-        snapshot: the snapshot that they are brought to.
-        changes: what is done about each path that differs.
+        snapshot: the snapshot that the files are restored to.
+        changes: the change to each path that differs.
         safety: the snapshot of what was there before; empty in a plan.
-        problem: why they could not be brought back; empty if they were, or in a plan can be.
+        problem: why the files could not be restored; empty if they were, or in a plan can be.
         everything: True if an environment of the user's own was restored as a whole; it does not list files.
     """
 
@@ -125,11 +125,11 @@ class FilesAt:
 
 
 class Keeper(Protocol):
-    """What takes and brings back the files of a session: a workspace, as rollbacks use it."""
+    """A workspace as rollbacks use it: it takes snapshots of a session's files and restores them."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What opens it again in another process, JSON-like."""
+        """The settings that open it again in another process, JSON-like."""
 
     @property
     def is_automatic(self) -> bool:
@@ -150,7 +150,7 @@ class Keeper(Protocol):
         """
 
     def expect(self, at: FilesAt) -> None:
-        """Make sure that `bring` can be done.
+        """Check that `bring` can be done.
 
         Raises:
             AgentGitError: the snapshot or the directory is gone.
@@ -171,7 +171,7 @@ class Keeper(Protocol):
         """Let a snapshot go when its time comes; nothing needs it any more."""
 
     def collect(self) -> None:
-        """Give back the space of what no snapshot has any more."""
+        """Free the space of what no snapshot has any more."""
 
 
 def _files(n: int) -> str:

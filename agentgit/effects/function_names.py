@@ -117,7 +117,9 @@ def is_other(recorded: Name, here: Name) -> bool:
 
 
 def doubt(recorded: Name, here: Name) -> str | None:
-    """Say what is not sure about a function of `__main__` that `is_other` takes for the recorded one; None if all is.
+    """Return what is uncertain about a function of `__main__` that `is_other` takes for the recorded one.
+
+    Returns None if nothing is uncertain.
 
     Example:
         >>> doubt(Name("__main__:undo", "1", "a.py"), Name("__main__:undo", "2", "a.py"))

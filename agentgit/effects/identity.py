@@ -1,4 +1,4 @@
-"""What makes two calls the same call: the tool, and those of its arguments that a person would mean by "the same"."""
+"""Identity of calls: two calls are the same if the tool and the arguments that a person means by "the same" are."""
 
 from __future__ import annotations
 

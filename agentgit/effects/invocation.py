@@ -145,13 +145,13 @@ class ToolInvocation(Shown):
 
     @property
     def verify_raised(self) -> str | None:
-        """What its `verify` raised, as the error message has it; None if it did not."""
+        """The error that its `verify` raised, as in the error message; None if it raised none."""
         _, mark, said = (self.error_message or "").partition(_VERIFY_RAISED)
         return mark + said or None
 
     @property
     def own_error(self) -> str | None:
-        """What the call or its undo raised: the error message without what its `verify` raised."""
+        """The error that the call or its undo raised: the error message without the error of its `verify`."""
         return (self.error_message or "").partition(_VERIFY_RAISED)[0].removesuffix("; ") or None
 
     def to_dict(self) -> dict[str, Any]:

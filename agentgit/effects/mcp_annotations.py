@@ -17,11 +17,11 @@ KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in PLACES if path)})
 
 @dataclass(frozen=True)
 class Hints:
-    """What a server says explicitly of a tool; what MCP would assume in its silence is not counted.
+    """The explicit annotations of a server about a tool; the defaults that MCP assumes for missing ones do not count.
 
     Args:
-        read_only: False if it says that the tool is not read-only, True if it says that it is.
-        destructive: True if it says that the tool may destroy something.
+        read_only: False if the server says that the tool is not read-only, True if it says that it is.
+        destructive: True if the server says that the tool may destroy something.
     """
 
     read_only: bool | None = None

@@ -45,16 +45,16 @@ Why = Callable[[ToolInvocation], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanStep:
-    """What would be done about one effect.
+    """The planned action for one effect.
 
     Args:
-        action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently
-            kept), `gone` (the conversation will tell of it, and it was reversed since), or `answer` (the tool does not
-            run again; the new branch gets the recorded result, and the effect stays in the world).
+        action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently kept),
+            `gone` (the conversation tells of it, but it has been reversed since), or `answer` (the tool does not run
+            again; the new branch gets the recorded result, and the effect stays in the world).
         invocation: the call that had the effect.
         why: the reason, as a sentence.
-        otherwise: what `force=True` makes of a step that is in the way: `keep`; `gone` if the tool would have to run
-            again and cannot; `answer` if its effect stands and the record answers for it.
+        otherwise: the action that `force=True` chooses for a step that is in the way: `keep`; `gone` if the tool would
+            have to run again and cannot; `answer` if its effect stands and the record answers for it.
     """
 
     action: str
@@ -68,18 +68,18 @@ class PlanStep:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan(Drawn):
-    """What a rollback or a switch would do, in that order: reversals newest first, then what runs again, oldest first.
+    """The actions of a rollback or a switch, in order: reversals newest first, then what runs again, oldest first.
 
     `str` draws it; a notebook shows it as a table.
 
     Args:
-        checkpoint_id: where it would go back to; for a switch the head of the branch, 0 if it has none.
-        target: how a person calls that place.
+        checkpoint_id: the checkpoint that it would go back to; for a switch the head of the branch, 0 if it has none.
+        target: the name of that place for a person.
         position: how many tool invocations lie before it.
         kind: `rollback`, `switch` or `world_only`.
         replayed: the invocations that the branch's track begins with.
-        steps: what would be done about each effect.
-        files: what would be done about the files; None if there is no workspace, or they are to be left alone.
+        steps: the planned action for each effect.
+        files: the planned changes to the files; None if there is no workspace, or its files are to be left alone.
     """
 
     checkpoint_id: int
@@ -337,7 +337,7 @@ def _redo(call: ToolInvocation, can_redo: Why) -> PlanStep:
 
 
 def _doubt(call: ToolInvocation) -> str | None:
-    """Say why nobody knows whether a call that should be in the world is there; None if it is known."""
+    """Return why it is not known whether the effect of a call is still in the world; None if it is known."""
     if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
         return "it is unknown whether it was reversed since; look, and tell with repo.resolve()"
     if call.status == invocation.UNKNOWN and call.kind == invocation.REDO:

@@ -1,4 +1,4 @@
-"""What this process can do for a recorded call: undo it, look at it, make it again."""
+"""The functions of this process that act on a recorded call: undo it, verify it, make it again."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Registry:
         return run
 
     def cannot_run(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Say why a recorded call cannot be made again here; None if it can."""
+        """Return why a recorded call cannot be made again here; None if it can."""
         try:
             self.runner(session_id, call)
         except NotFound as error:
@@ -177,7 +177,7 @@ class Registry:
         return None
 
     def must_not_run(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Say why a recorded call must not be made a second time, as it was or is declared; None if it may."""
+        """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
         declared = self._effect(session_id, call.tool_name)
         if call.effect == UNDECLARED:
             return "its tool was not declared when it was called, so nobody knows what a second run would do"
@@ -190,7 +190,7 @@ class Registry:
         return None
 
     def missing(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Say why a recorded call cannot be undone here; None if it can."""
+        """Return why a recorded call cannot be undone here; None if it can."""
         try:
             self.undo(session_id, call)
         except NotFound as error:
@@ -198,7 +198,7 @@ class Registry:
         return None
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Say what a plan should tell of the functions of a call, besides what stands in the way; None if nothing."""
+        """Return what a plan should mention about the functions of a call, other than obstacles; None if nothing."""
         said = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
         return "; ".join(one for one in said if one is not None) or None
 

@@ -23,11 +23,11 @@ DONE = "done"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportItem:
-    """What became of one invocation.
+    """The outcome for one invocation.
 
     Args:
         invocation: the call.
-        reason: why, as a sentence.
+        reason: the reason, as a sentence.
     """
 
     invocation: ToolInvocation
@@ -39,24 +39,24 @@ class ReportItem:
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackReport(Drawn):
-    """What a rollback or a switch did. `str` draws it; a notebook shows it as a table.
+    """The results of a rollback or a switch. `str` draws them; a notebook shows them as a table.
 
     Args:
         operation_id: the operation, for `repo.resume`.
         status: `done`, or `partial` if a reversal failed or was never tried.
-        checkpoint_id: where it went back to.
+        checkpoint_id: the checkpoint that it went back to.
         branch: the name of the branch that it led to.
         kind: `rollback`, `switch` or `world_only`, as in a plan.
-        reversed: effects taken back, in the order it happened.
+        reversed: effects that were reversed, in the order of their reversal.
         redone: calls whose tool ran again.
-        drifted: those of them that returned something else than before.
+        drifted: the redone calls that returned something else than before.
         answered: calls that were to run again and did not: the new branch has their recorded results.
         replayed: invocations that the new branch's track begins with, taken from the record as they are.
         kept: effects that stay in the world.
         gone: effects that the conversation tells of, and that were reversed before.
         failed: reversals that raised.
         remaining: what was not tried, because an earlier one failed or returned something else.
-        files: what was done about the files; None if there is no workspace, or they were to be left alone.
+        files: the changes to the files; None if there is no workspace, or its files were to be left alone.
     """
 
     operation_id: int

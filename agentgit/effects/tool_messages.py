@@ -26,7 +26,7 @@ BLOCKS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What a tool call of a conversation was answered with.
+    """The answer to a tool call of a conversation.
 
     Args:
         tool_call_id: the id of the call in the AI message.

@@ -26,7 +26,10 @@ from agentgit.values import as_object
 
 
 class Branching(Verbs):
-    """What a repository can do to the branches of a session; its world stays, but for `undo` and `redo`."""
+    """Methods of a repository that act on the branches of a session.
+
+    The world of the session stays as it is, except for `undo` and `redo`.
+    """
 
     # -- points
 
@@ -349,5 +352,5 @@ def _stands_at(head: Found, now: Snapshot) -> bool:
 
 
 def _where(point: Found | Snapshot) -> tuple[bytes, int, bytes]:
-    """Tell a point apart from others by its state, its track, and what waits there."""
+    """Return a key that identifies a point: its state, its track, and what waits there."""
     return point.state_hash, point.position, point.pending or NO_WRITES

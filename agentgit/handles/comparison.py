@@ -36,7 +36,7 @@ What = CheckpointRef | ToolInvocation | Sequence[str]
 
 
 class Across(Verbs):
-    """What a repository can do with two checkpoints, or two branches, at once.
+    """Methods of a repository that take two checkpoints or two branches.
 
     Args:
         given: as `Verbs` takes it.
@@ -287,10 +287,10 @@ class Across(Verbs):
             self._engine().run(self._fresh_request(first, force=force))
 
     def _expect_runnable(self, connection: Connection, session_id: int) -> None:
-        """Make sure that the calls of a template can be made in a session that is being made.
+        """Check that the calls of a template can be made in a session that is being made.
 
         Raises:
-            RollbackBlocked: one must not or cannot be made there.
+            RollbackBlocked: a call must not or cannot be made there.
         """
         (branch,) = self.store.sessions.branches(connection, session_id)
         first = self.store.checkpoints.by_id(connection, branch.head_id)

@@ -28,12 +28,13 @@ UserRef = User | str | int
 
 
 class Handle:
-    """What all verbs of a repository share: the store, who it acts for, and the two ways into the database.
+    """The base of all methods of a repository: the store, the principal, and the two ways into the database.
 
     Args:
         store: the store of one tenant.
-        principal: who it acts for; what belongs to others, and is not shared with them, is not found.
-        effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
+        principal: the principal that it acts for; what belongs to others, and is not shared with the principal, is not
+            found.
+        effects: the effects of tools that are not declared elsewhere, by name; `*` stands for all of those.
         registry: the functions at hand, of the handle that this one comes from; None for a new one.
     """
 

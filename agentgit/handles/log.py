@@ -44,11 +44,11 @@ from agentgit.store.sql.tables import CHECKPOINT
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Where is looked.
+    """The part of a session that is searched.
 
     Args:
-        session: None is the one that moved last.
-        branch: None is the current one.
+        session: the session; None is the one that moved last.
+        branch: the branch; None is the current one.
         which: `path`, `branch` or `all`.
     """
 
@@ -146,7 +146,7 @@ class Log:
             return None
 
     def latest(self, name: str | None = None) -> Checkpoint | None:
-        """Give the newest one, or the newest one of a name; None if there is none."""
+        """Return the newest checkpoint, or the newest one of a name; None if there is none."""
         log = self if name is None else self.by_name(name)
         return next(islice(log.page(1), 1), None)
 
@@ -167,7 +167,7 @@ class Log:
 
 
 class Finds(Verbs):
-    """What a repository can do to find a checkpoint again."""
+    """Methods of a repository that find a checkpoint again."""
 
     def checkpoints(self, session: SessionRef = None, branch: BranchRef = None) -> list[Checkpoint]:
         """List the checkpoints from the root of a session to the head of a branch, oldest first.
@@ -391,17 +391,17 @@ class Finds(Verbs):
         branch: BranchRef = None,
         description: str | None = None,
     ) -> Tag:
-        """Give a checkpoint a tag: a name for the place, unique in the session. As long as it has it, it is kept.
+        """Tag a checkpoint: the tag is a name for the place, unique in the session. A tagged checkpoint is kept.
 
         Args:
             ref: as `checkpoint` takes it.
-            name: a text of up to 200 characters that is no number, not HEAD, and without # ~ @.
+            name: a text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
             session: as `checkpoint` takes it.
             branch: its name or id; None is the current one.
             description: a sentence about it.
 
         Raises:
-            InvalidInput: nothing can be called so.
+            InvalidInput: the name is not valid.
             Conflict: another checkpoint has this tag, or a branch this name.
             NotFound, Ambiguous: as `checkpoint`.
 

@@ -30,7 +30,7 @@ __all__ = ["BranchRef", "SessionRef", "Verbs"]
 
 
 class Verbs(Handle):
-    """What a repository can do to the world of a session.
+    """Methods of a repository that act on the world of a session.
 
     The undo functions and tools at hand are those of the graphs that were wrapped here, and of the modules that
     `agentgit.open(trust=...)` named. What a record says is never imported.
@@ -353,10 +353,10 @@ class Verbs(Handle):
         return self._engine().resume(found.id, force=force)
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
-        """Say what really happened, where the record could not know; give the invocation as it is then.
+        """Record what really happened, where the record could not know, and return the updated invocation.
 
-        Of a call that is `unknown`, because it was broken off or raised, it says whether the call happened; of one that
-        is `reverse_failed` or `reverse_unknown`, whether its reversal did.
+        For a call that is `unknown`, because it was broken off or raised, the outcome states whether the call happened;
+        for one that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
 
         Args:
             invocation: the invocation or its id.

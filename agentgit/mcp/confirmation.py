@@ -58,10 +58,10 @@ def done_before(repo: Repository, session: ExternalSession, code: str) -> Operat
 
 
 def expect(code: str, now: str, plan: RollbackPlan) -> None:
-    """Make sure that a code is the one of what would be done now.
+    """Check that a code belongs to the plan as it is now.
 
     Raises:
-        Conflict: it is not.
+        Conflict: it does not.
     """
     if code != now:
         raise Conflict(f"Nothing was done: this is not the plan of confirm={code!r}. Plan again, and look. Now: {plan}")

@@ -50,7 +50,7 @@ Force = Annotated[bool, Field(description="True to keep in the world what cannot
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """What a tool says.
+    """The answer of a tool.
 
     Args:
         lines: for a reader.

@@ -104,7 +104,7 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
 
 
 def _failure(error: AgentGitError) -> types.CallToolResult:
-    """Say a failure: its name and its text to read, and what it carries to compute with."""
+    """Return the result for an error: its name and its message as text, and its facts as structured data."""
     facts: dict[str, Any] = {"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
     text = f"{type(error).__name__}: {error}{_hint(error)}"
     if isinstance(error, RollbackBlocked):
@@ -117,7 +117,7 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
 
 
 def _hint(error: AgentGitError) -> str:
-    """Say what the tools have for what the text of a failure says of Python."""
+    """Return the MCP tool or the command for the Python call that an error message names."""
     if isinstance(error, RollbackIncomplete):
         return f" Here: resume_operation(operation={error.operation})."
     if isinstance(error, RollbackBlocked) and error.plan.unsettled:

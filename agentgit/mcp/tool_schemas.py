@@ -1,4 +1,4 @@
-"""How a client sees the tools: their names, the schemas of their arguments, and what they do to the world."""
+"""Descriptions of the tools for clients: names, schemas of the arguments, and effects on the outside world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be written after `%agentgit` and `%%branch`, read as the command line reads it."""
+"""Syntax of the commands after `%agentgit` and `%%branch`, read as the command line reads them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Parser(argparse.ArgumentParser):
 
     @property
     def usage_line(self) -> str:
-        """How it is written, on one line."""
+        """The usage on one line."""
         return " ".join(self.format_usage().split()).replace("usage:", "Usage:")
 
 

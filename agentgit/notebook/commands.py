@@ -1,4 +1,4 @@
-"""What the commands of `%agentgit` do: each gives a value, which shows itself."""
+"""The commands of `%agentgit`: each returns a value that displays itself."""
 
 from __future__ import annotations
 

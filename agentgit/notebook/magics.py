@@ -61,10 +61,10 @@ def _forget_completer(shell: Any) -> None:
 
 
 class Magics:
-    """What the magics do in one shell.
+    """The magics of one shell.
 
     Args:
-        shell: IPython's.
+        shell: IPython's shell.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -72,7 +72,7 @@ class Magics:
         self._names = Names(shell.user_ns)
 
     def agentgit(self, line: str, cell: str | None = None) -> Any:
-        """Look at a session, go back, branch: %agentgit help lists what there is."""
+        """Inspect a session, go back, branch: %agentgit help lists the commands."""
         with _told():
             if cell is None:
                 name, asked = command_syntax.parse(line)
@@ -188,7 +188,7 @@ def _show(value: Any) -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Tell a failure of ours in one line, after the plan or report that it carries; IPython shows no traceback of it.
+    """Show an error of agentgit in one line, after the plan or report that it carries, without a traceback.
 
     Raises:
         UsageError: something failed.

@@ -108,7 +108,7 @@ class Names:
             ) from error
 
     def _repository(self) -> Repository:
-        """Give the repository that there is, of its own name or of the agent that ran last."""
+        """Return the repository of the notebook: one with its own name, or that of the agent that ran last."""
         agents = sorted((agent for _, agent in self._of("agent")), key=lambda agent: agent.moved_at)
         found: list[Repository] = [one for _, one in self._of("repository")] or [one.repository for one in agents]
         if not found:

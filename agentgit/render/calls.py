@@ -106,12 +106,12 @@ def cell(call: ToolInvocation) -> str:
 
 
 def effect(call: ToolInvocation) -> Span:
-    """Say what a call does to the world."""
+    """Return the effect of a call on the outside world, as a span."""
     return Span(clean(call.effect), _EFFECTS.get(call.effect, "dim"))
 
 
 def status(call: ToolInvocation) -> Span:
-    """Say how it stands with a call."""
+    """Return the status of a call, as a span."""
     again = f", began {call.runs} times" if call.runs > 1 else ""
     return Span(clean(call.status) + again, "bad" if call.status in DECISIONS else "dim")
 

@@ -1,4 +1,4 @@
-"""Which values draw themselves where they are shown, and how. Importing it tells them."""
+"""Drawing of values where they are shown. Importing this module registers the drawings."""
 
 from __future__ import annotations
 

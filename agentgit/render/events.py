@@ -55,7 +55,7 @@ def _row(event: Event, zone: tzinfo | None) -> list[Span]:
 
 
 def said(event: Event) -> str:
-    """Say in a few words what an event is about.
+    """Summarize an event in a few words.
 
     Example:
         >>> from datetime import datetime
@@ -78,7 +78,7 @@ def _short(value: Any) -> str:
 
 
 def verified_lines(found: Verified) -> list[Line]:
-    """Say whether the trail is as it was written."""
+    """Return lines that report whether the trail is as it was written."""
     lines: list[Line] = [
         line
         for one in found.findings
@@ -111,7 +111,7 @@ def _hook(one: Webhook) -> list[Span]:
 
 
 def delivered_lines(found: Delivered) -> list[Line]:
-    """Say what was sent."""
+    """Return a line that reports what was sent."""
     facts = [f"{found.sent} sent"]
     facts += [f"{found.failed} failed, and will be tried again"] if found.failed else []
     facts += [f"{found.dead} given up"] if found.dead else []

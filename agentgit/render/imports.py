@@ -1,4 +1,4 @@
-"""What came of an import, one line for each thread."""
+"""Results of an import, one line for each thread."""
 
 from __future__ import annotations
 

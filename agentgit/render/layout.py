@@ -1,4 +1,4 @@
-"""How a tree is laid out, whatever draws it: which checkpoints are one line, and which branches leave after it.
+"""Layout of a tree, independent of what draws it: which checkpoints are one line, and which branches leave after it.
 
 A line is a turn, a checkpoint with a name or a tag, or a place where a branch left; long runs of turns are folded.
 """
@@ -23,11 +23,11 @@ NAME_CELLS = 24
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """What becomes one line: checkpoints of one branch next to each other.
+    """One line of the layout: adjacent checkpoints of one branch.
 
     Args:
-        branch: theirs.
-        points: oldest first; the last one gives the line its number.
+        branch: the branch.
+        points: the checkpoints, oldest first; the last one gives the line its number.
         folded: how many turns they are, if they are folded.
     """
 
@@ -154,10 +154,10 @@ def references(tree: Tree) -> dict[int, str]:
 
 
 def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
-    """Say what happened in a line.
+    """Return the title of a line: what happened there.
 
     Args:
-        row: which; not a folded one.
+        row: the line; not a folded one.
         references: the short names of the checkpoints.
     """
     last = row.points[-1]

@@ -54,7 +54,7 @@ def reference(checkpoint: Checkpoint) -> str:
 
 
 def kind(checkpoint: Checkpoint) -> str:
-    """Tell why a checkpoint was made, in one word."""
+    """Return the reason why a checkpoint was made, in one word."""
     return clean(str(checkpoint.metadata.get("kind") or ("auto" if checkpoint.is_auto else "named")))
 
 

@@ -1,4 +1,4 @@
-"""What keeping a database in order found and did, as lines."""
+"""Results of database maintenance, as lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def size(n: int) -> str:
 
 
 def retention_lines(session_name: str, retention: Retention | None) -> list[Line]:
-    """Say what a session keeps."""
+    """Return a line that shows what a session keeps."""
     keeps = str(retention) if retention is not None else "everything; nobody said otherwise"
     return [(Span(clean(session_name), "heading"), Span(f" keeps {keeps}"))]
 
@@ -45,7 +45,7 @@ def thinned_lines(thinned: Thinned, *, width: int = 100, zone: tzinfo | None = U
 
 
 def _limit(thinned: Thinned) -> list[Line]:
-    """Say how large the session is and will be, and whether that is within its limit."""
+    """Return lines that show the size of a session now and later, and whether that is within its limit."""
     most = thinned.retention.max_bytes if thinned.retention is not None else None
     if most is None or thinned.bytes_before is None or thinned.bytes_after is None:
         return []
@@ -68,7 +68,7 @@ def _verdict(verdict: Verdict, word: str, style: str, zone: tzinfo | None) -> li
 
 
 def reclaimed_lines(found: Reclaimed) -> list[Line]:
-    """Say what a collection gave back, or would."""
+    """Return lines that show what a collection freed, or would free."""
     counts = (
         (found.checkpoints, "checkpoint", "that no session keeps"),
         (found.steps, "step", "between checkpoints"),

@@ -1,4 +1,4 @@
-"""Where everything is in the picture of a tree: lanes, dots and lines of text, in pixels. `svg.py` draws it.
+"""Positions in the picture of a tree: lanes, dots and lines of text, in pixels. `svg.py` draws it.
 
 The conversation runs down, as in the text. A branch has a lane of its own to the right of the one it left; a lane that
 has ended is free again.
@@ -80,7 +80,7 @@ class Lane:
 
     @property
     def x(self) -> int:
-        """Where it is from the left."""
+        """The distance from the left edge."""
         return across(self.column)
 
     def reach(self, y: int, *, broken: bool = False) -> None:
@@ -99,10 +99,10 @@ def across(column: int) -> int:
 
 @dataclass(frozen=True)
 class Picture:
-    """What a tree looks like.
+    """The layout of a tree as a picture.
 
     Args:
-        tree: what it shows, all of it.
+        tree: the whole tree that it shows.
         lanes: one for each branch.
         lines: from top to bottom.
         references: the short names of the checkpoints.
@@ -117,17 +117,17 @@ class Picture:
 
     @property
     def columns(self) -> int:
-        """How many lanes are beside each other."""
+        """The number of lanes beside each other."""
         return 1 + max((lane.column for lane in self.lanes), default=0)
 
     @property
     def bottom(self) -> int:
-        """How far down the last line is."""
+        """The vertical position of the last line."""
         return self.lines[-1].y if self.lines else TOP - LINE
 
     @property
     def summary(self) -> str:
-        """What it shows, in a sentence."""
+        """A sentence that describes the picture."""
         branches = list(self.tree.walk())
         said = [count(len(branches), "branch"), count(sum(len(one.points) for one in branches), "checkpoint")]
         now = next((branch for branch in branches if branch.is_current), None)

@@ -1,4 +1,4 @@
-"""What the keys of a database have, and what went when something was erased."""
+"""The keys of a database, and the results of an erasure, as lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key_lines(found: Mapping[str, int], *, width: int = 100) -> list[Line]:
 
 
 def rotated_lines(done: Rotated, *, width: int = 100) -> list[Line]:
-    """Say what became of the values, and which keys are still needed."""
+    """Return lines that show how many values were stored anew, and which keys are still needed."""
     problem: list[Line] = [(Span(clean(done.problem), "bad"),)] if done.problem else []
     return [
         (Span(f"{count(done.changed, 'value')} stored anew", "heading"),),
@@ -38,7 +38,7 @@ def rotated_lines(done: Rotated, *, width: int = 100) -> list[Line]:
 
 
 def erased_lines(name: str, done: Erased) -> list[Line]:
-    """Say what went, and what could not be reached."""
+    """Return lines that show what was erased, and what could not be reached."""
     first = f"erased {clean(name)}: {count(sum(done.rows.values()), 'row')}, {count(done.values, 'value')}"
     more = f", {count(done.events, 'event')} of its trail, {count(done.snapshots, 'snapshot')} of files"
     return [(Span(first + more, "heading"),), *((Span(f"  {clean(one)}", "bad"),) for one in done.left)]

@@ -1,4 +1,4 @@
-"""What a search found, one line each: the place, the time, what it is, and the piece of text with what was found."""
+"""Search results, one line each: the place, the time, what it is, and the piece of text with what was found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an agent stands: its session, its branch, its head, and the tree."""
+"""Status of an agent: its session, its branch, its head, and the tree."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agentgit.sessions.session import OPEN, RUNNING
 
 
 def lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | None) -> list[Line]:
-    """Say where an agent stands.
+    """Return lines that show where an agent stands.
 
     Args:
-        session: which.
-        branch: the one that it runs on.
+        session: the session.
+        branch: the branch that the agent runs on.
         head: its newest checkpoint; None before the first.
     """
     status = "" if branch.status == OPEN else f" ({clean(branch.status)})"
@@ -33,10 +33,10 @@ def lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | 
 
 
 def stopped(operation: Operation) -> Line:
-    """Say that an operation is not done, and what finishes one that stopped half way.
+    """Return a line that shows an operation that is not done, and the command that finishes it if it stopped half way.
 
     Args:
-        operation: which.
+        operation: the operation.
     """
     if operation.status == RUNNING:
         return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))

@@ -120,7 +120,7 @@ def _drawn(drawing: Picture, link: Link | None, *, follow_reader: bool) -> tuple
 
 
 def _summary(drawing: Picture) -> str:
-    """Say in a sentence what a picture shows, for who does not see it."""
+    """Describe a picture in a sentence, for readers who do not see it."""
     return _legal(escape(_heading(drawing)))
 
 
@@ -180,7 +180,7 @@ def _dot(line: PlacedPoint, which: int, drawing: Picture, link: Link | None) -> 
 
 
 def _told(point: Point, references: Mapping[int, str]) -> str:
-    """Say what is known of a checkpoint."""
+    """Return the known facts about a checkpoint."""
     said = [
         references[point.id],
         *([f"“{clean(point.name)}”"] if point.name is not None else []),

@@ -1,4 +1,4 @@
-"""What was carried out of a database or into one, as one line; and a line for each kind of what was not."""
+"""Results of an export or an import: one line for what was transferred, and one for each kind of what was not."""
 
 from __future__ import annotations
 

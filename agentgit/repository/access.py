@@ -47,7 +47,7 @@ def shut_out(user: User) -> NotAllowed:
 
 
 class People(Verbs):
-    """What a repository can do about who may do what.
+    """Methods of a repository that manage users and their rights.
 
     Args:
         given: as `Verbs` takes it.
@@ -130,7 +130,7 @@ class People(Verbs):
         return self._bound(principal)
 
     def _shown(self, credential: str) -> Principal | None:
-        """Tell for whom a credential speaks; None if it does not hold."""
+        """Return the principal of a credential; None if the credential is not valid."""
         parts = key_parts(credential)
         if parts is None:
             return self._told(credential)
@@ -154,7 +154,7 @@ class People(Verbs):
         )
 
     def _told(self, token: str) -> Principal | None:
-        """Tell for whom a token speaks; None if it does not hold."""
+        """Return the principal of a token; None if the token is not valid."""
         jwt = self.jwt
         if jwt is None or os.environ.get(JWT_SWITCH, "").lower() in ("off", "0", "false", "no"):
             return None
@@ -233,15 +233,15 @@ class People(Verbs):
         return NotAllowed("These credentials do not hold. Check them, or ask an admin for new ones.")
 
     def audit(self, *, kinds: str | Sequence[str] = "*", limit: int = 50) -> list[Event]:
-        """Give the newest events that belong to no session, the oldest of these first: logins, users, keys; for admins.
+        """Return the newest events that belong to no session, oldest first: logins, users, keys; for admins.
 
         Args:
             kinds: as `on` takes them.
             limit: how many at most.
 
         Raises:
-            NotAllowed: you are no admin.
-            InvalidInput: there is no such kind, or the limit is none.
+            NotAllowed: you are not an admin.
+            InvalidInput: there is no such kind, or the limit is not valid.
         """
         wanted, nowhere = chosen(kinds), Whose(self.user.id, session_id=NOWHERE)
         expect_limit(limit, "events")
@@ -253,19 +253,19 @@ class People(Verbs):
     def share(
         self, session: SessionRef, user: UserRef, role: Role = VIEWER, expires_in: timedelta | None = None
     ) -> Member:
-        """Give somebody a role in a session, in place of the one that you gave them before.
+        """Grant a user a role in a session, in place of the one that you granted before.
 
         Args:
             session: as `session` takes it.
             user: a User, a name or an id.
             role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
                 and roll back) or `owner` (also share and delete it).
-            expires_in: how long; None is until somebody takes it away.
+            expires_in: how long the role lasts; None is until somebody takes it away.
 
         Raises:
             NotFound: there is no such session or user.
             NotAllowed: you are not its owner.
-            InvalidInput: it is no role, or no time, or the session is theirs.
+            InvalidInput: the role or the time is not valid, or the user owns the session.
         """
         expect_role(role)
         until = end_of(expires_in)

@@ -20,17 +20,17 @@ def erase(
     may: Callable[[Connection], object],
     work: Callable[[Connection], erasure.Gone],
 ) -> Erased:
-    """Let go of the snapshots of files, delete in one transaction, and write the database anew without what went.
+    """Release the snapshots of files, delete in one transaction, and rewrite the database without what was deleted.
 
     Args:
-        handle: who wants it.
-        which: the sessions that are to go.
-        may: asks in a transaction whether they may.
+        handle: the handle of the user who erases.
+        which: the sessions to erase.
+        may: checks in a transaction whether the user may.
         work: deletes.
 
     Raises:
         Conflict: somebody works on a session, or made one meanwhile.
-        NotFound, NotAllowed: `may` says so.
+        NotFound, NotAllowed: raised by `may`.
     """
     store = handle.store
 

@@ -32,7 +32,7 @@ SLOW_SECONDS = 30
 
 
 class Tells(Verbs):
-    """What a repository tells of what happens to its user's sessions."""
+    """Methods of a repository that report the events of its user's sessions."""
 
     # -- callbacks
 
@@ -191,21 +191,21 @@ class Tells(Verbs):
         return self._read(lambda c: self.store.trail.last_id(c, self._whose(c, None)))
 
     def _whose(self, connection: Connection, session_id: int | None) -> Whose:
-        """Say which events are the user's to see now."""
+        """Return which events the user may see now."""
         if session_id is not None:
             self.lookup.admit(connection, session_id)
             return Whose(self.user.id, session_id=session_id)
         return Whose(self.user.id, self.store.visible.shared_ids(connection, self.user.id))
 
     def audit_verify(self, known: Collection[Tip] = (), *, progress: Progress | None = None) -> Verified:
-        """Look whether the audit trail of this database is as it was written.
+        """Check whether the audit trail of this database is as it was written.
 
-        A row that was changed, moved or taken out breaks the hashes after it. That rows were cut off at the end, or
-        that all of it was written anew, only shows beside tips that were kept somewhere else.
+        A row that was changed, moved or taken out breaks the hashes after it. If rows were cut off at the end, or all
+        of it was written anew, that only shows in comparison with tips that were kept somewhere else.
 
         Args:
             known: tips that were kept somewhere else: each trail must still lead through its own.
-            progress: told how many rows are done, and of how many.
+            progress: called with how many rows are done, and of how many.
 
         Example:
             >>> import agentgit
@@ -239,7 +239,7 @@ class Tells(Verbs):
 
     @cached_property
     def webhooks(self) -> Webhooks:
-        """Where this user's events are sent."""
+        """The webhooks that this user's events are sent to."""
         return Webhooks(self)
 
 

@@ -26,7 +26,7 @@ from agentgit.store.sql.tables import CHECKPOINT
 
 
 class Upkeep(Verbs):
-    """What a repository does so that its database stays small and whole."""
+    """Methods of a repository that keep its database small and intact."""
 
     # -- what sessions keep
 
@@ -39,19 +39,19 @@ class Upkeep(Verbs):
         return self._read(lambda c: retention_store.read(c, self.store, self.lookup.session(c, session).id))
 
     def set_retention(self, retention: Retention | None, session: SessionRef = None) -> Retention | None:
-        """Say what a session keeps of its checkpoints; give what it kept before.
+        """Set which checkpoints a session keeps, and return the previous setting.
 
-        From then on those that it does not keep go by themselves, whenever a turn ends or a checkpoint is made. The
-        conversation and the tool track stay, and so does each checkpoint that something needs: the head of a branch,
-        where a branch leaves or begins, where a rollback went, what waits for an answer, and the way back before an
-        effect that is not resolved.
+        From then on, checkpoints that it does not keep are removed automatically, whenever a turn ends or a checkpoint
+        is made. The conversation and the tool track stay, and so does each checkpoint that something needs: the head of
+        a branch, where a branch leaves or begins, where a rollback went, what waits for an answer, and the way back
+        before an effect that is not resolved.
 
         Args:
             retention: None to keep everything from now on.
             session: None is the one that moved last.
 
         Raises:
-            InvalidInput: it is no `Retention`.
+            InvalidInput: it is not a `Retention`.
 
         Example:
             >>> import agentgit
@@ -241,7 +241,11 @@ class Upkeep(Verbs):
         return gone
 
     def _shrink(self) -> str:
-        """Give the free space of the database back; say why not, where somebody holds it."""
+        """Release the free space of the database.
+
+        Returns:
+            Why that was not possible, if somebody holds the database; else an empty text.
+        """
         try:
             self.store.database.shrink()
         except Unavailable as error:

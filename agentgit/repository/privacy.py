@@ -15,7 +15,7 @@ from agentgit.store.maintenance.key_rotation import Rotation
 
 
 class Privacy(Verbs):
-    """What a repository does so that nobody reads what is not for them, and what is to go is gone."""
+    """Methods of a repository that protect stored data from other readers and erase it."""
 
     def encryption_keys(self) -> dict[str, int]:
         """Count how many stored values and codes of rows each key has; those in clear are under the empty name.

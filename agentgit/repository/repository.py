@@ -135,10 +135,10 @@ def open(
 
 
 def trusted(named: Sequence[str] | None) -> list[str]:
-    """Give the modules to trust: those that are named, else those of the environment.
+    """Return the modules to trust: those that are named, else those of the environment.
 
     Raises:
-        InvalidInput: it is no list of names.
+        InvalidInput: it is not a list of names.
     """
     found = _listed(named, TRUST)
     if isinstance(found, str) or not all(isinstance(name, str) for name in found):
@@ -196,10 +196,10 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         self.close()
 
     def close(self) -> None:
-        """Give all connections back. Whatever was made from this repository raises `Unavailable` from then on.
+        """Close all connections. Any object that was made from this repository raises `Unavailable` from then on.
 
-        What `as_user`, `login` and `authenticate` give shares the connections of the one that was opened, and closing
-        it closes nothing.
+        The repositories that `as_user`, `login` and `authenticate` return share the connections of the one that was
+        opened; closing them closes nothing.
         """
         if not self.is_borrowed:
             self.store.database.close()

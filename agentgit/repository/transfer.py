@@ -48,7 +48,7 @@ IN_MEMORY = 2**22
 
 
 class Carrying(Verbs):
-    """What a repository can carry out and in."""
+    """Methods of a repository that export and import."""
 
     def export(
         self,
@@ -265,10 +265,10 @@ class Carrying(Verbs):
 
 
 def expect_files(workspace: str | Path | Workspace | None) -> None:
-    """Make sure that files can be put into a workspace, if one was named, before anything is read.
+    """Check that files can be put into a workspace, if one was named, before anything is read.
 
     Raises:
-        InvalidInput: it has an environment of its user's own.
+        InvalidInput: the workspace has an environment of its user's own.
     """
     if isinstance(workspace, Workspace) and not workspace.settings["environment"]:
         raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
@@ -310,7 +310,7 @@ def _watched(file: BinaryIO, progress: Progress | None, *, times: int) -> Binary
 
 @contextmanager
 def _told(path: str | Path | BinaryIO) -> Iterator[None]:
-    """Say which file it was where reading fails on the way."""
+    """Name the file in the error if reading fails on the way."""
     try:
         yield
     except OSError as error:
@@ -320,7 +320,7 @@ def _told(path: str | Path | BinaryIO) -> Iterator[None]:
 
 @contextmanager
 def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
-    """Give what to write to; a file is there only when it is whole."""
+    """Open the target of a write; a file appears only when it is complete."""
     if not isinstance(path, (str, Path)):
         yield path
         return
@@ -340,7 +340,7 @@ def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
-    """Give what to read from, twice if need be."""
+    """Open a source that can be read twice if needed."""
     if isinstance(path, (str, Path)):
         try:
             file = Path(path).open("rb")  # noqa: SIM115  # it is closed below; only opening it is translated
@@ -357,7 +357,7 @@ def _source(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _again(file: BinaryIO, *, always: bool = False) -> Iterator[BinaryIO]:
-    """Give what can be read more than once: a pipe, also one with a name, is kept aside."""
+    """Open a source that can be read more than once: a pipe, even one with a name, is copied first."""
     if not always and file.seekable():
         yield file
         return

@@ -34,7 +34,7 @@ PROBLEM_LIMIT = 200
 
 
 class _End(NamedTuple):
-    """How a try ended."""
+    """The outcome of a delivery attempt."""
 
     problem: str | None
     for_good: bool = False
@@ -112,7 +112,7 @@ async def _try(client: httpcore.AsyncConnectionPool, taken: TakenDelivery, event
 
 
 def _problem(error: Exception) -> str:
-    """Tell why a try failed, and nothing of what the other side answered, which may not be the user's to read."""
+    """Return why an attempt failed, without the other side's answer, which the user may not be allowed to read."""
     is_answer = type(error).__name__ == "RemoteProtocolError"
     return "RemoteProtocolError: the receiver did not answer in HTTP" if is_answer else told(error)
 

@@ -1,4 +1,4 @@
-"""Who acts on the world of a session: what dead processes held is taken back, and two never act at once."""
+"""Exclusive access to the world of a session: what dead processes held is taken back, and two never act at once."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def break_off(store: Store, connection: Connection, row: Found) -> None:
 
 
 def expect_quiet(store: Store, connection: Connection, session_id: int) -> None:
-    """Make sure that nobody is acting on the world of a session: no turn, and no operation.
+    """Check that neither a turn nor an operation acts on the world of a session.
 
     Raises:
-        Conflict: somebody is.
+        Conflict: one does.
     """
     take_back(store, connection, session_id)
     refuse_busy(store, connection, session_id)

@@ -123,7 +123,7 @@ class Rollback:
         return found
 
     def _expect_own(self, session_id: int, files: FilesAt | None) -> None:
-        """Make sure that files can be brought back.
+        """Check that files can be brought back.
 
         Raises:
             WorkspaceChanged, Unavailable: as `Files.expect_own`.
@@ -319,7 +319,7 @@ def _of(session_id: int) -> dict[str, Any]:
 
 
 def _problem(report: RollbackReport) -> str:
-    """Say where an operation stopped, and how it is gone on with."""
+    """Return a text that says where an operation stopped, and how to resume it."""
     resume, left = f"repo.resume({report.operation_id})", "The branch that was left is as before."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
         return f"{'; '.join(map(str, report.drifted))}. {left} If that may be so, {resume} goes on from there."

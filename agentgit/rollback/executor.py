@@ -233,7 +233,10 @@ def drift(original: ToolInvocation, again: ToolInvocation) -> str | None:
 
 
 def stops_at(row: Found, again: ToolInvocation) -> bool:
-    """Tell whether an operation stops at a call that returned something else; not twice: who resumes it has seen it."""
+    """Return whether an operation stops at a call that returned something else.
+
+    It does not stop there twice: whoever resumes it has seen the difference.
+    """
     request = as_object(row.request)
     return request.get("on_drift") == "stop" and again.id not in request.get("told", ())
 
@@ -243,7 +246,11 @@ def _key(row: Found, invocation_id: int) -> str:
 
 
 def _intent(row: Found, original: ToolInvocation, owner: str, earlier: ToolInvocation | None) -> Intent:
-    """Say that a call will run again; after a failure it is the same attempt to whom it asks, after a reversal not."""
+    """Return the intent of running a call again.
+
+    After a failure the idempotency key shows the same attempt to the called service; after a reversal it shows a new
+    one.
+    """
     key = _key(row, original.id)
     if earlier is not None:
         key = f"{key}-{earlier.id}" if earlier.status == invocation.REVERSED else earlier.idempotency_key

@@ -69,10 +69,10 @@ class RollbackFiles:
             return not_done(at, error)
 
     def expect_own(self, session_id: int, at: FilesAt | None) -> None:
-        """Make sure that the files can be brought back, and that nobody else has changed them.
+        """Check that the files can be brought back, and that nobody else has changed them.
 
         Raises:
-            WorkspaceChanged: somebody has; nothing was done.
+            WorkspaceChanged: somebody else has changed them; nothing was done.
             Unavailable: the workspace or the snapshot is gone; nothing was done.
         """
         if at is None:
@@ -133,13 +133,13 @@ class RollbackFiles:
             return {"diff_content": f"The files cannot be compared: {error}\n"}
 
     def release(self, *, collect: bool = False) -> int:
-        """Let go of the snapshots that no checkpoint and no branch needs any more, where their workspace can be had.
+        """Release the snapshots that no checkpoint and no branch needs any more, where their workspace is available.
 
         Args:
-            collect: True to also give back what the workspaces keep of snapshots that are gone.
+            collect: True to also free what the workspaces keep of snapshots that are gone.
 
         Returns:
-            How many.
+            The number of released snapshots.
         """
         with self.store.database.reading() as connection:
             free = self.store.snapshots.free(connection)
@@ -168,7 +168,11 @@ class RollbackFiles:
                 reopen(at.settings).hold(at)
 
     def forsake(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
-        """Let go of the snapshots that only these sessions have; give them, and say which could not be reached."""
+        """Release the snapshots that only these sessions have.
+
+        Returns:
+            The released snapshots, and a text for each one that could not be reached.
+        """
         with self.store.everybodys.reading() as connection:  # also what sessions of others have
             found = self.store.snapshots.only_of(connection, sessions)
         gone, left, keepers = list[FilesAt](), list[str](), dict[str, Keeper]()
@@ -206,5 +210,5 @@ class RollbackFiles:
 
 
 def not_done(at: FilesAt, error: Exception) -> FileChanges:
-    """Say why files cannot be brought back."""
+    """Return the result for files that cannot be brought back."""
     return FileChanges(workspace=str(at.settings.get("workspace")), snapshot=at.snapshot, problem=str(error))

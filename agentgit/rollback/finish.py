@@ -99,7 +99,7 @@ class Publishing:
         return self.stopped.find(connection, row.id)
 
     def _left(self, connection: Connection, row: Found, invocation_id: int) -> str:
-        """Say what becomes of a call that was to run again and did not: the record answers for what stands."""
+        """Return the action for a call that was to run again and did not: the record answers for what stands."""
         call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
         stands = call.effect == READ_ONLY or self.store.world.stands(connection, call)
         return ANSWER if stands and self.executed.is_of(row) else GONE

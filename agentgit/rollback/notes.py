@@ -1,4 +1,4 @@
-"""What a model is to be told about the world; it is kept with the branch until a message can say it."""
+"""Notes for a model about changes in the world; a note is kept with the branch until a message can carry it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
 
 
 def _changed(plan: RollbackPlan) -> str | None:
-    """Say what of the world is otherwise than a conversation tells."""
+    """Describe how the world differs from what a conversation tells."""
     lines = [f"- {step.invocation} was taken back" for step in plan.steps if step.action in (REDO, GONE)]
     lines += [f"- {step.invocation} was done elsewhere" for step in plan.steps if step.action not in (REDO, GONE)]
     return "\n".join(["Since this conversation went on last, the world has changed:", *lines]) if lines else None

@@ -1,4 +1,4 @@
-"""What would be done about each effect: read from the store, decided by `agentgit.effects.plan`."""
+"""Planning of the action for each effect: read from the store, decided by `agentgit.effects.plan`."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Planner:
         )
 
     def _remark(self, session_id: int, call: ToolInvocation) -> str | None:
-        """Say what a plan should tell of the functions of a call: one has changed, is not here, or has raised."""
+        """Return what a plan should mention about the functions of a call: one changed, is not here, or raised."""
         said = (self.registry.remark(session_id, call), call.verify_raised)
         return "; ".join(one for one in said if one) or None
 

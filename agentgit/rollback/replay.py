@@ -40,7 +40,7 @@ class Executed:
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
     def take_over(self, connection: Connection, row: Found) -> None:
-        """Give the branch of an operation that has done its steps the runs in the place of the calls of its path.
+        """Put the runs of an operation that has done its steps on its branch, in place of the calls of its path.
 
         Args:
             connection: in the transaction that publishes the branch.

@@ -87,7 +87,7 @@ class PathCalls:
         return {id: _original(rows[id], originals) for id in ids}
 
     def cannot_run(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
-        """Say why a recorded call cannot be made again here; None if it can."""
+        """Return why a recorded call cannot be made again here; None if it can."""
         inside = self.store.fences.inside(connection, call, HAPPENED)
         if inner := [one for one in inside if one.effect != UNDECLARED]:
             return f"it called {inner[0]} in its turn, which runs again by itself and would happen twice"
@@ -98,7 +98,7 @@ class PathCalls:
     def _blocked(
         self, connection: Connection, session_id: int, call: ToolInvocation, stands: ToolInvocation | None
     ) -> str | None:
-        """Say why a call of the path must not or cannot be made again; None if nothing is in the way."""
+        """Return why a call of the path must not or cannot be made again; None if nothing is in the way."""
         if why := self.registry.must_not_run(session_id, call):
             return why
         unsure = next((one for one in (stands, call) if one is not None and one.status in UNSURE), None)

@@ -1,4 +1,4 @@
-"""What somebody asks for: a rollback, or a switch to another branch."""
+"""Requests for a rollback, or for a switch to another branch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """What its plan is of."""
+        """The kind of its plan."""
         return ROLLBACK if self.conversation else WORLD_ONLY
 
 
@@ -118,10 +118,10 @@ class SwitchRequest:
 
 
 def expect(name: str, value: Any, modes: tuple[str, ...]) -> None:
-    """Make sure that an argument is one of several words.
+    """Check that an argument is one of several words.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: it is not.
     """
     if value not in modes:
         raise InvalidInput(f"{name}={value!r} means nothing; it can be {', '.join(modes)}.")

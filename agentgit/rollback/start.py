@@ -167,7 +167,7 @@ class Beginning:
         )
 
     def expect_there(self, connection: Connection, target: Found, label: str) -> None:
-        """Make sure that a checkpoint is still there, now that its session is locked and nobody else can delete it.
+        """Check that a checkpoint still exists, now that its session is locked and nobody else can delete it.
 
         Raises:
             NotFound: it was deleted, by hand or because the session keeps no more.

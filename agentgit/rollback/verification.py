@@ -30,7 +30,7 @@ Planning = Callable[[Connection, Cannot], RollbackPlan]
 
 
 class Sight(Enum):
-    """What a look at the world for one effect can say, besides that it is `There`."""
+    """The possible results of verifying an effect, other than `There`."""
 
     GONE = "not there"
     UNSEEN = "not to be seen"
@@ -155,5 +155,5 @@ class Verification:
 
 
 def _warn(role: str, call: ToolInvocation, so: str) -> None:
-    """Tell the log that a function of the user raised, with its traceback."""
+    """Log that a function of the user raised, with its traceback."""
     LOG.warning("The %s of %r raised for call %s: %s.", role, call.tool_name, call.id, so, exc_info=True)

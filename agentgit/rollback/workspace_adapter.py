@@ -45,7 +45,7 @@ class WorkspaceKeeper:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What `reopen` takes."""
+        """The settings that `reopen` takes."""
         return {**self.workspace.settings, HOLDER: self.holder}
 
     @property
@@ -102,11 +102,11 @@ class WorkspaceKeeper:
         return FileChanges(workspace=self.workspace.workspace_dir, snapshot=at.snapshot, changes=changes)
 
     def _there(self, paths: Iterable[str]) -> set[str]:
-        """Tell at which paths something stands; of a session that was imported none of it is its own."""
+        """Return the paths at which something exists; an imported session owns none of it."""
         return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
 
     def expect(self, at: FilesAt) -> None:
-        """Make sure that `bring` can be done.
+        """Check that `bring` can be done.
 
         Raises:
             AgentGitError: the snapshot or the directory is gone.
@@ -185,7 +185,7 @@ class WorkspaceKeeper:
         self.workspace.hold(at.snapshot, self.holder)
 
     def collect(self) -> None:
-        """Give back the space of what no snapshot has any more."""
+        """Free the space of what no snapshot has any more."""
         self.workspace.gc()
 
 

@@ -109,7 +109,7 @@ class Codec:
             yield run_leaf(run, quick)
 
     def decode(self, body: Body) -> Any:
-        """Give back a value.
+        """Decode a value.
 
         Raises:
             InvalidInput: it was written with another serializer.

@@ -1,4 +1,4 @@
-"""Where LangGraph's configs point to, and what of them may be stored."""
+"""Reading of LangGraph's configs: the place that they point to, and the part of them that may be stored."""
 
 from __future__ import annotations
 

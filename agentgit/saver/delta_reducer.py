@@ -1,7 +1,8 @@
-"""What the writes to a DeltaChannel come to: its reducer is run as LangGraph runs it, and the value encoded.
+"""Reduction of writes to a DeltaChannel: its reducer is run as LangGraph runs it, and the value encoded.
 
-Both cost what was written since the value that is at hand, apart from copying pointers. What the reducer took over as
-it was, the same object, is not encoded again; so a reducer must not change the items of the old value in place.
+Both cost as much as was written since the value that is at hand, apart from copying pointers. A part that the reducer
+took over unchanged, as the same object, is not encoded again; so a reducer must not change the items of the old value
+in place.
 """
 
 from __future__ import annotations

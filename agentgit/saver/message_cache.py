@@ -66,10 +66,10 @@ class _Known(NamedTuple):
 
 
 class KnownMessages:
-    """Which message became which leaf, and the way back.
+    """A mapping from messages to leaves, and back.
 
     A message is found by its id, or by its text if it has none, and then compared by all that it holds: one that was
-    edited in place is another one. What is not plain JSON is encoded every time.
+    edited in place is another one. A message that is not plain JSON is encoded every time.
 
     Args:
         encode: turns a message into a leaf.

@@ -49,12 +49,12 @@ Before = Callable[[Connection], After]
 
 
 class Beside(NamedTuple):
-    """What is done in the transaction of a put.
+    """The additional work in the transaction of a put.
 
     Args:
-        before: does it.
-        is_alone: True if it writes nothing; then all of it is that the fence holds.
-        fence: by what the run holds its branch, if it does.
+        before: does the work.
+        is_alone: True if it writes nothing; then it consists only of the check that the fence holds.
+        fence: the fence by which the run holds its branch, if it does.
     """
 
     before: Before
@@ -147,7 +147,7 @@ class SQLModelSaver(AsyncTwins):
 
     @property
     def database(self) -> Database:
-        """Where it is; what it reads and writes is its tenant's alone."""
+        """The database of the saver; it reads and writes only the rows of its tenant."""
         return self._shared.database
 
     @property
@@ -212,7 +212,7 @@ class SQLModelSaver(AsyncTwins):
 
     @property
     def codec(self) -> Codec:
-        """How values are stored; it follows the serializer, which LangGraph replaces on copies of the saver."""
+        """The codec for stored values; it follows the serializer, which LangGraph replaces on copies of the saver."""
         if self._codec.serde is not self.serde:
             self._codec = make_codec(self.serde, own=self._own_serde)
         return self._codec
@@ -467,7 +467,7 @@ NOTHING_ELSE = Beside(before=lambda connection: lambda: None, is_alone=True)
 
 
 class _Shared:
-    """What the copies of a saver have in common; LangGraph copies a saver when a graph is compiled."""
+    """The state that all copies of a saver share; LangGraph copies a saver when a graph is compiled."""
 
     def __init__(self, database: Database, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
         bound = tenant_id is None or database.tenant_id == tenant_id

@@ -1,4 +1,4 @@
-"""What the saver does to whole threads, and to all that is stored."""
+"""Operations of the saver on whole threads, and on all stored data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
     @property
     @abstractmethod
     def database(self) -> Database:
-        """Where this saver reads and writes."""
+        """The database that this saver reads and writes."""
 
     @property
     @abstractmethod

@@ -126,10 +126,10 @@ class Tip:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What a look at the audit trail found.
+    """The result of verifying the audit trail.
 
     Args:
-        events: how many were looked at.
+        events: how many events were checked.
         tips: the last event of each trail.
         findings: what is wrong.
         erased: the sessions that were erased, with their trails.

@@ -51,14 +51,14 @@ class ExploredBranch:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration(Drawn):
-    """What an exploration found. Its text is a table of the leaves.
+    """The results of an exploration. Its text is a table of the leaves.
 
     Args:
-        name: what the names of its branches begin with.
+        name: the prefix of the names of its branches.
         branch: the name of the branch that it began on.
-        branches: all that were made, each before those that go on from it. Each ran one turn.
-        tokens: what the models counted in all these turns; None if they do not count.
-        undeclared: the tools that were called and of which nothing is declared: what they did was not taken back.
+        branches: all branches that were made, each before those that go on from it. Each ran one turn.
+        tokens: the tokens that the models counted in all these turns; None if they do not count.
+        undeclared: the undeclared tools that were called: what they did was not taken back.
 
     Example:
         >>> tried = [ExploredBranch(id=n, name=f"explore/{n}", choices=(n,), score=n / 2) for n in (1, 2)]

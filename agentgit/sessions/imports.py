@@ -1,4 +1,4 @@
-"""What came of reading the threads of another saver: one line for each thread."""
+"""Results of reading the threads of another saver: one line for each thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ IMPORTED, EXTENDED, UNCHANGED, FAILED = "imported", "extended", "unchanged", "fa
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far an import is.
+    """The progress of an import.
 
     Args:
         thread_id: the thread that is read.
-        number: which one it is, from 1.
-        threads: how many there are.
+        number: its number, from 1.
+        threads: how many threads there are.
         done: how many of its graph checkpoints were read.
         total: how many there are to read.
     """
@@ -32,7 +32,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadReport:
-    """What came of one thread.
+    """The result for one thread.
 
     Args:
         thread_id: the thread in the database that it comes from.
@@ -64,10 +64,10 @@ class ThreadReport:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What came of an import.
+    """The result of an import.
 
     Args:
-        threads: one report each, in the order in which they were read.
+        threads: one report for each thread, in the order in which they were read.
 
     Example:
         >>> report = ImportReport([ThreadReport(thread_id="t", session_name="t", status="imported")])

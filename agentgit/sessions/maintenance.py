@@ -1,4 +1,4 @@
-"""What keeping a database in order found and did: what was given back, and what is damaged. Pure values."""
+"""Results of database maintenance: what was freed, and what is damaged. Pure values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Parts:
         self.end(name)
 
     def end(self, name: str) -> None:
-        """Tell that a part is done."""
+        """Report that a part is done."""
         self._tell(name, self._sizes.get(name, 0))
 
     def _tell(self, name: str, done: int) -> None:
@@ -53,20 +53,20 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Reclaimed:
-    """What a collection gave back, or would.
+    """The result of a collection, or of a dry run.
 
     Args:
-        checkpoints: those that went because their session keeps no more.
+        checkpoints: checkpoints that were removed because their session keeps no more.
         steps: graph checkpoints between checkpoints.
         values: stored values that nothing refers to.
         bytes: their stored size.
         writes: pending writes whose graph checkpoint never came or is gone.
-        lists: lists that were written anew because what they continued goes.
+        lists: lists that were written anew because what they continued is removed.
         snapshots: snapshots of workspaces that no checkpoint has any more.
-        disk_before: the size of the database in bytes when it began.
-        disk_after: the same when it was done; in a dry run as before.
+        disk_before: the size of the database in bytes before the collection.
+        disk_after: the size after it; in a dry run the same as before.
         dry_run: True if nothing was done.
-        problem: why the free space of the database was not given back to the file system; empty if it was.
+        problem: why the free space of the database was not returned to the file system; empty if it was.
     """
 
     checkpoints: int = 0
@@ -106,11 +106,11 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What a check of a database found.
+    """The result of a check of a database.
 
     Args:
-        level: how deep it looked: 1 references, 2 hashes too, 3 the state of every head too.
-        objects: how many rows were looked at.
+        level: the depth of the check: 1 references, 2 hashes too, 3 the state of every head too.
+        objects: how many rows were checked.
         seconds: how long it took.
         findings: what is wrong, in the order in which it was found.
         more: how many findings there were beyond these.
@@ -134,11 +134,11 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotated:
-    """What became of the values of a database that was encrypted anew.
+    """The result of encrypting the values of a database anew.
 
     Args:
         changed: how many values were stored anew.
-        keys: how many values each key has now; the empty name are those in clear.
+        keys: how many values each key has now; the empty name stands for values in clear.
         problem: why the files still have what was there before; empty if they do not.
     """
 
@@ -153,7 +153,7 @@ class Rotated:
 
 @dataclass(frozen=True, kw_only=True)
 class Erased:
-    """What went when something was erased.
+    """The result of an erasure.
 
     Args:
         sessions: how many sessions.

@@ -59,12 +59,12 @@ class ExternalSession(Shown):
 
     @property
     def reference(self) -> str:
-        """What names it for who looks: own ones plainly, others' like `alice/support-42`."""
+        """The name of the session for the user who looks: plain for their own, like `alice/support-42` for others'."""
         return self.session_name if self.is_own else f"{self.owner_name}/{self.session_name}"
 
     @property
     def cursor(self) -> str:
-        """What a list of sessions goes on after, as text; see `place_of`."""
+        """The place after which a list of sessions continues, as text; see `place_of`."""
         return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 

@@ -20,10 +20,10 @@ ANY = "*"
 
 
 class Tokens(NamedTuple):
-    """What models have used.
+    """The tokens that models have used.
 
     Args:
-        messages: how many answers said what they used.
+        messages: how many answers reported their usage.
         input: tokens that went in, with those of the cache.
         output: tokens that came out.
         cache_read: those of the input that a cache had.
@@ -70,10 +70,10 @@ def beyond(now: Usage, before: Usage) -> dict[str, Tokens]:
 
 
 def expect_prices(prices: Prices) -> Prices:
-    """Make sure that prices are prices.
+    """Check that prices are valid and return them.
 
     Raises:
-        InvalidInput: one is not two to four numbers from zero up.
+        InvalidInput: a price is not two to four numbers from zero up.
     """
     for model, price in prices.items():
         numbers = price if isinstance(price, (list, tuple)) else ()
@@ -112,10 +112,10 @@ def cost_of(usage: Usage, prices: Prices) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """How much of a database something takes, in bytes.
+    """The space that something takes in a database, in bytes.
 
     Args:
-        own: what nothing else needs.
+        own: the part that nothing else needs.
         shared: the values that other sessions or branches need too.
     """
 
@@ -125,7 +125,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What is counted of each branch, and added up of many.
+    """The counts of a branch, or the sums of several branches.
 
     Args:
         checkpoints: all that are there.
@@ -134,7 +134,7 @@ class Figures:
         last: when the newest of them was made, aware UTC.
         calls: tool calls by their status.
         operations: rollbacks, switches and forks that left from there, by their kind.
-        tokens: what models have used, by the name of the model.
+        tokens: the tokens that models have used, by the name of the model.
     """
 
     checkpoints: int = 0
@@ -157,12 +157,12 @@ class Figures:
 
     @property
     def rollbacks(self) -> int:
-        """How many rollbacks left from there."""
+        """The number of rollbacks that left from there."""
         return self.operations.get("rollback", 0)
 
     @property
     def reversals(self) -> int:
-        """How many effects were to be reversed."""
+        """The number of effects that were to be reversed."""
         return sum(self.calls.get(status, 0) for status in ("reversed", "reverse_failed", "reverse_unknown"))
 
     @property
@@ -217,12 +217,12 @@ def _counted(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class BranchFigures:
-    """What is counted of one branch: what was done on it, not what it began with.
+    """The counts of one branch: what was done on it, not what it began with.
 
     Args:
         session_name: its session.
         name: the branch.
-        figures: what was counted.
+        figures: the counts.
     """
 
     session_name: str
@@ -257,12 +257,12 @@ class Stats(Drawn):
 
     @property
     def unique_names(self) -> int:
-        """How many names checkpoints have."""
+        """The number of different names of checkpoints."""
         return len(self.names)
 
     @property
     def cost(self) -> float | None:
-        """What the tokens cost; None if no prices were given, or one is missing."""
+        """The cost of the tokens; None if no prices were given, or one is missing."""
         return cost_of(self.total.tokens, self.prices) if self.prices is not None else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which hosts webhooks may be sent to: public addresses, and what the operator allows. Nothing is resolved here."""
+"""Rules for the hosts of webhooks: public addresses, and what the operator allows. Nothing is resolved here."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ TOLERANCE_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Webhook:
-    """Where events are sent.
+    """A URL that events are sent to.
 
     Args:
         id: the identity.
-        url: where; without what may follow a `?`.
-        kinds: which, as patterns.
-        session_id: only those of this session; None is all.
+        url: the URL, without what may follow a `?`.
+        kinds: the kinds of events, as patterns.
+        session_id: only events of this session; None is all.
         created_at: aware UTC.
         pending: how many events are still to be sent.
         dead: how many were tried too often; `retry` lets them be sent again.
@@ -68,10 +68,10 @@ class Webhook:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivered:
-    """What a look at the outbox sent.
+    """The result of sending the events in the outbox.
 
     Args:
-        sent: how many events were taken.
+        sent: how many events were accepted.
         failed: how many tries failed and will be made again later.
         dead: how many were given up.
         waiting: how many are still to be sent, later.
@@ -88,7 +88,10 @@ class Delivered:
 
 
 def message_of(event: Event) -> tuple[str, bytes]:
-    """Give the id and the body of the message that tells of an event; the same at every try, and of no other event."""
+    """Return the id and the body of the message about an event.
+
+    They are the same at every try, and differ from those of any other event.
+    """
     told = event.to_dict()
     body = to_json({"type": event.kind, "timestamp": told["created_at"], "data": told})
     return f"evt_{event.hash[:32]}", body
@@ -135,7 +138,7 @@ def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = No
 
 
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | None = None) -> None:
-    """Make sure that a message comes from who has the secret, and is not an old one that somebody sends again.
+    """Check that a message comes from the holder of the secret, and is not an old one that somebody sends again.
 
     Args:
         secret: as the webhook has it.
@@ -144,7 +147,7 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
         now: seconds since 1970; None is the clock.
 
     Raises:
-        NotAllowed: it does not, or is.
+        NotAllowed: the signature does not match, or the message has no time or an old one.
 
     Example:
         >>> secret = new_secret()

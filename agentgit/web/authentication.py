@@ -1,4 +1,4 @@
-"""How people and programs come in: with an account or an API key, or by a link that is shown where it was started."""
+"""Access for people and programs: an account, an API key, or a link that is shown where the server was started."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HOURS = 12
 
 
 class Entered(NamedTuple):
-    """What a browser keeps of a login.
+    """The data of a login that a browser keeps.
 
     Args:
-        key: lets it in.
-        device: has its later attempts counted apart.
-        user_id: who it is.
+        key: the key that lets it in.
+        device: identifies the browser, so that its later attempts are counted apart.
+        user_id: the user.
     """
 
     key: str

@@ -60,7 +60,7 @@ class Seats:
             self._taken[user_id] += 1
 
     def leave(self, user_id: int) -> None:
-        """Give a seat back."""
+        """Free a seat."""
         with self._lock:
             self._taken[user_id] -= 1
             if not self._taken[user_id]:

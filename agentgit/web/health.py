@@ -1,4 +1,4 @@
-"""What machines ask of the server: whether it lives, whether it is ready, and its counts."""
+"""Routes for machines: whether the server is alive, whether it is ready, and its counts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ router = APIRouter()
 
 @router.get("/healthz", include_in_schema=False)
 async def healthz() -> Response:
-    """Say that the process lives; no database is asked."""
+    """Report that the process is alive; no database is asked."""
     return PlainTextResponse("alive\n")
 
 
 @router.get("/readyz", include_in_schema=False)
 def readyz(request: Request) -> Response:
-    """Say whether requests can be served: the database answers, its schema is right, and the server does not stop."""
+    """Report whether requests can be served: the database answers, its schema is right, the server does not stop."""
     site = site_of(request)
     try:
         schema.check(site.repo.store.database)

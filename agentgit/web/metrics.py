@@ -1,4 +1,4 @@
-"""What an operator can see of a server: counts in the text form of Prometheus, and a line for each request."""
+"""Metrics of a server for its operator: counts in the text form of Prometheus, and a line for each request."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class Metrics:
 
 
 def route_of(scope: Scope, root: str) -> str:
-    """Give the path of the route that a request took, with names in place of ids; `*` if it took none.
+    """Return the path of the route that a request took, with names in place of ids; `*` if it took none.
 
     Args:
         scope: of the request, after it was answered.
-        root: where the application is mounted.
+        root: the path where the application is mounted.
     """
     mounted = scope.get("root_path", "").removeprefix(root)
     return f"{mounted}{getattr(scope.get('route'), 'path', '/*')}"

@@ -48,7 +48,7 @@ STATUS: dict[type[AgentGitError], int] = {
 
 
 class Problem(BaseModel):
-    """What went wrong, and what to do next."""
+    """An error, and what to do next."""
 
     type: str = Field(description="Which failure, as `urn:agentgit:error:` and the name of the class in Python.")
     title: str

@@ -1,4 +1,4 @@
-"""Where a request comes from and where it was sent to: what trusted proxies say of it, and the public URL."""
+"""Origin and target address of a request: the headers of trusted proxies, and the public URL."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Address:
-    """Where browsers find the application.
+    """The address of the application for browsers.
 
     Args:
         scheme: `http` or `https`.
         host: with the port, if that is not the usual one of the scheme; lower case.
-        path: below which it is; empty or begins with a `/`.
+        path: the path below which it is served; empty or begins with a `/`.
     """
 
     scheme: str

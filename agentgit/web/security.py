@@ -1,4 +1,4 @@
-"""What holds for every request and every answer: names of the host, limits, headers; and where a form came from."""
+"""Rules for every request and every answer: names of the host, limits, headers; and the origin of a form."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def keep(request: Request, response: Response, name: str, value: str, seconds: i
 
 
 def closed_line(request: Request) -> None:
-    """Make sure, before a password is asked for or a link lets somebody in, that nobody on the way can read along.
+    """Check, before a password is asked for or a link lets somebody in, that nobody on the way can read along.
 
     Raises:
         NotAllowed: somebody could.
@@ -276,11 +276,11 @@ FORM_COOKIE = "agentgit-form"
 
 
 def mark_of(connection: HTTPConnection, fresh: str | None = None) -> str:
-    """Give the text that a form must bring back: nobody can know it who cannot read the pages of this browser.
+    """Return the text that a form must bring back; nobody who cannot read this browser's pages can know it.
 
     Args:
-        connection: who asked for the form.
-        fresh: a new value of the cookie of those who are not in.
+        connection: the connection that asked for the form.
+        fresh: a new value of the cookie for visitors who are not logged in.
     """
     cookies = connection.cookies
     known = cookies.get(cookie_name(connection)) or fresh or cookies.get(FORM_COOKIE) or ""
@@ -293,7 +293,7 @@ def new_mark() -> str:
 
 
 def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "") -> None:
-    """Make sure that a form comes from a page of ours.
+    """Check that a form comes from one of our own pages.
 
     Raises:
         HTTPException: it does not.

@@ -144,7 +144,7 @@ def serve(
 
 
 def _tell(say: Callable[[str], None], address: str, link: Link | None, *, browser: bool) -> None:
-    """Say where it is; the link lets browsers in."""
+    """Print the address of the server; the link lets browsers in."""
     address = f"{address}enter?token={link.token}" if link is not None else address
     say(f"agentgit is at {address}")
     if link is not None:

@@ -1,4 +1,4 @@
-"""What all requests of one application share: how people come in, under which names, and how much one may ask for."""
+"""The state that all requests of one application share: how users log in, the host names, the limits of a request."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ KEY = "agentgit.site"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much one request may ask for.
+    """The limits of one request.
 
     Args:
         body: bytes of its body.
         head: bytes of its line and headers.
-        seconds: how long each of these may take to come, and the other side to read on.
+        seconds: how long each of these may take to arrive, and the other side to read on.
         feeds: how many live feeds one user may have open at once.
         connections: how many connections a server has open at once; for another one it ends the one that waits longest
             for a request.
-        connections_each: how many of them one address has, if it is no trusted proxy.
+        connections_each: how many of them one address has, if it is not a trusted proxy.
     """
 
     body: int = 1_000_000

@@ -205,7 +205,7 @@ class Explorer:
         return not others
 
     def _positions(self, connection: Connection) -> dict[int, float]:
-        """Tell for each explored branch where on its track its turn ended: what was called after that is not ours."""
+        """Return, for each explored branch, the track position where its turn ended; later calls are not part of it."""
         ends = {row.id: mark_of(row)["end"] for row in self._known.values()}
         found = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in ends.values() if end]))
         known = {row.id: row.position for row in found}

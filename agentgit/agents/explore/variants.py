@@ -1,4 +1,4 @@
-"""What an exploration gives to the graph: for each step, and each choice there, an input and a config."""
+"""The inputs and configs that an exploration passes to the graph: one of each for every step and every choice there."""
 
 from __future__ import annotations
 

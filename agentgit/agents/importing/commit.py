@@ -52,22 +52,22 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Landed:
-    """How many checkpoints and tool calls a session got."""
+    """The number of checkpoints and tool calls that a session received."""
 
     checkpoints: int
     calls: int
 
 
 class Landing:
-    """Where one thread becomes a session.
+    """The conversion of one thread into a session.
 
     Args:
-        repository: where.
-        session_name: how the session is called.
+        repository: the repository that gets the session.
+        session_name: the name of the session.
         thread_id: the thread in the database that it comes from.
 
     Raises:
-        InvalidInput: no session can be called so.
+        InvalidInput: the name is not valid for a session.
     """
 
     def __init__(self, repository: Repository, session_name: str, thread_id: str) -> None:
@@ -116,7 +116,7 @@ class Landing:
         return row.head_id is None and self.store.graphs.head(connection, row.thread_id) is None
 
     def overtaken(self) -> Conflict:
-        """Say that another import of the thread, which fills up the same rows, took them away."""
+        """Return the error for staged rows that another import of the same thread has taken away."""
         return Conflict(
             f"Thread {self.thread_id!r} was not imported: not all of its graph checkpoints that were read are on their "
             "way any more. Is another import of it at work? Import it again when that has ended."

@@ -56,7 +56,7 @@ class ImportedCall:
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """Where a checkpoint of agentgit belongs: the number of its graph checkpoint on the line, -1 before the first."""
+    """The place of an agentgit checkpoint: the number of its graph checkpoint on the line, -1 before the first."""
 
     at: int
     snapshot: Snapshot
@@ -65,7 +65,7 @@ class HistoryPoint:
 
 @dataclass
 class ImportedHistory:
-    """What was found: `calls` in the order in which they were answered, `points` from the oldest to the newest."""
+    """The history that was found: `calls` in the order of their answers, `points` from the oldest to the newest."""
 
     calls: list[ImportedCall] = field(default_factory=list)
     points: list[HistoryPoint] = field(default_factory=list)
@@ -218,7 +218,7 @@ def _messages(body: Body) -> Iterator[dict[str, Any]]:
 
 
 def _time(at: Found) -> datetime:
-    """Tell when a graph checkpoint was made; the time when it was read in, where it does not say."""
+    """Return the time when a graph checkpoint was made; the current time if it does not record one."""
     try:
         return datetime.fromisoformat(at.header["ts"]).astimezone(UTC)
     except (ValueError, OverflowError):

@@ -79,7 +79,7 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Let go of what was opened to read; the saver stays open."""
+        """Close what was opened for reading; the saver stays open."""
 
     def threads(self) -> list[str]:
         """List the threads."""

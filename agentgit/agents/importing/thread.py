@@ -48,11 +48,11 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadLine:
-    """What of a thread is taken.
+    """The part of a thread that is imported.
 
     Args:
         roots: the ids of the graph checkpoints of the newest line, oldest first.
-        entries: those and the ones of subgraphs, in the order to store them.
+        entries: these checkpoints and those of subgraphs, in the order to store them.
         others: the ids of the whole graph's checkpoints that lie on other lines.
     """
 

@@ -1,8 +1,8 @@
-"""What two sides of a merge are compared with: the newest checkpoints that are behind both.
+"""The bases of a merge: the newest checkpoints that are behind both sides, with which each side is compared.
 
-Each merge notes in the data of its checkpoint what it merged. So the history of a branch is no line: what came to it in
-a merge, and what had come there, is behind it too. If two branches merged each other, or both a third and a fourth one,
-there may be several newest ones, of which none is behind another.
+Each merge records in the data of its checkpoint what it merged. The history of a branch is therefore not a line: what a
+merge brought to it, and what had come to that branch before, is behind it too. If two branches merged each other, or
+both merged a third and a fourth one, there may be several newest checkpoints, of which none is behind another.
 """
 
 from __future__ import annotations

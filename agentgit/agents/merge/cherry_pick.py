@@ -1,4 +1,4 @@
-"""What a cherry-pick chooses: messages by their ids, what a checkpoint added, or one tool call with its result."""
+"""The selection of a cherry-pick: messages by their ids, what a checkpoint added, or one tool call with its result."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picked:
-    """What was chosen.
+    """The messages that a cherry-pick selects.
 
     Args:
-        label: how a person calls it.
-        side: where it is.
-        places: of the messages there.
-        call_id: the tool call that comes alone, without those beside it; None for all.
+        label: the text that names the selection for a person.
+        side: the side that it is on.
+        places: the positions of the messages there.
+        call_id: the tool call that comes alone, without the calls beside it; None for all calls.
     """
 
     label: str

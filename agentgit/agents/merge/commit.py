@@ -39,10 +39,10 @@ WRITER = "agentgit"
 
 
 class Arriving:
-    """Where something comes to a branch.
+    """The arrival of a merge or a cherry-pick on a branch.
 
     Args:
-        agent: stands on the branch.
+        agent: an agent on the branch.
     """
 
     def __init__(self, agent: RollbackAgent) -> None:
@@ -50,10 +50,10 @@ class Arriving:
         self.store = agent.store
 
     def stands(self, connection: Connection) -> tuple[Found, Moment]:
-        """Look where the branch stands.
+        """Return the row of the branch and the moment where it stands.
 
         Raises:
-            Conflict: it is running, or was moved, or is in the middle of a turn.
+            Conflict: the branch is running, has moved, or is in the middle of a turn.
         """
         row = self.store.sessions.branch(connection, self.agent.branch_id)
         expect_whole(row)

@@ -1,4 +1,4 @@
-"""What comes with a merge or a cherry-pick: decided by hashes, then written as a graph's own channels take it."""
+"""The content of a merge or a cherry-pick: decided by hashes, then written through the graph's own channels."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ FREE = (LastValue, AnyValue)
 
 @dataclass
 class Coming:
-    """What comes to one side from others.
+    """The changes that one side receives from others.
 
     Args:
-        ours: the side that it comes to.
-        plan: what people see of it.
-        common: identifies the messages that ours begins with and that are no news to it.
-        updates: gives what each channel is written, once it is really to come.
+        ours: the side that receives them.
+        plan: the plan that people see.
+        common: identifies the first messages of ours, which are not new to it.
+        updates: for each channel a function that returns the value to write; it is called only for the actual write.
     """
 
     ours: Side
@@ -147,7 +147,7 @@ class Merge:
         return CLASH if others else first
 
     def _closed(self, key: str) -> str | None:
-        """Say why a value cannot be written; None if it can."""
+        """Return why a value cannot be written; None if it can."""
         channel = self.coming.ours.graph.channels.get(key)
         if channel is None:
             return "this graph has no such value"
@@ -246,7 +246,7 @@ class Merge:
 
 
 def expect_whole_talk(key: str, value: Any) -> None:
-    """Make sure that something is a conversation in which each tool call has its result.
+    """Check that a value is a conversation in which each tool call has its result.
 
     Raises:
         InvalidInput: it is not.
@@ -260,7 +260,7 @@ def expect_whole_talk(key: str, value: Any) -> None:
 
 
 def in_words(message: Mapping[str, Any]) -> str:
-    """Tell a message in a few words."""
+    """Summarize a message in a few words."""
     calls = ", ".join(f"{call.get('name')}()" for call in message.get("tool_calls") or ())
     text = " ".join(part for part in (text_of(message), calls and f"-> {calls}") if part)
     return f"{message.get('role')}: {text if len(text) <= 80 else text[:79] + '…'}"

@@ -1,4 +1,4 @@
-"""When automatic checkpoints are made (rows A6, C6)."""
+"""Rules for automatic checkpoints (rows A6, C6)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ AutoCheckpoint = Literal["turn", "tool", "off"] | str | int
 
 @dataclass(frozen=True)
 class Interval:
-    """When automatic checkpoints are made.
+    """The interval at which automatic checkpoints are made.
 
     Args:
-        before_turns: True for one before each user message.
-        turns: after how many turns there is one; 0 for none.
-        calls: after how many tool calls there is one, where their batch ends; 0 for none.
+        before_turns: True for a checkpoint before each user message.
+        turns: the number of turns between checkpoints; 0 for none.
+        calls: the number of tool calls between checkpoints, each made where its batch ends; 0 for none.
     """
 
     before_turns: bool

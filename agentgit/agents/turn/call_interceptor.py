@@ -97,7 +97,7 @@ class RequestedCall:
 
     @property
     def again(self) -> tuple[str, str, int]:
-        """What is the same when LangGraph runs the call once more in this turn."""
+        """The key that stays the same if LangGraph runs the call once more in this turn."""
         return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
 
     @property
@@ -228,10 +228,10 @@ class Gate:
         return asked
 
     def _expect_none_left(self, asked: RequestedCall, slots: Slots, made: Sequence[ToolInvocation]) -> None:
-        """Make sure that a call with other arguments than before is really another one.
+        """Check that a call with arguments other than before is really a different call.
 
         Raises:
-            Fenced: nobody can tell, because one that it may stand for has happened, or may have.
+            Fenced: that cannot be decided, because a call that it may repeat has happened or may have happened.
         """
         if asked.is_named:
             raised = {key for slot in slots.all if slot.is_free for key in slot.keys}

@@ -28,7 +28,7 @@ FIRST_STEPS = 3
 
 
 class Saves:
-    """Which graph checkpoints of a turn are saved."""
+    """The record of which graph checkpoints of a turn are saved."""
 
     def __init__(self) -> None:
         self._saved: dict[GraphKey, Future[None]] = {}

@@ -19,10 +19,10 @@ UNREACHABLE = (
 
 
 def expect_same(intent: Intent, args: Any) -> None:
-    """Make sure that a call has the arguments it had before.
+    """Check that a call has the same arguments as before.
 
     Raises:
-        Fenced: it has others.
+        Fenced: its arguments are different.
     """
     if args != intent.args:
         raise Fenced(

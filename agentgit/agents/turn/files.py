@@ -89,7 +89,7 @@ class TurnFiles:
 
     @staticmethod
     def changes(plan: RollbackPlan) -> list[str]:
-        """Say which files a plan would bring back."""
+        """List the files that a plan would bring back."""
         back = plan.files
         return [] if back is None else [back.problem or ", ".join(shown(c.path) for c in back.changes[:5])]
 

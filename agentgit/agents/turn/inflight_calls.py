@@ -15,10 +15,10 @@ from agentgit.store.records.journal import Intent
 
 @dataclass(frozen=True)
 class InflightResult:
-    """What is returned instead of running a tool; perhaps only when another run of the same call has ended.
+    """A result that is returned instead of running a tool, perhaps only after another run of the same call ends.
 
     Args:
-        future: gives it as the tool returned it, or raises what the tool raised.
+        future: yields the value that the tool returned, or raises what the tool raised.
     """
 
     future: Future[Any]
@@ -31,11 +31,11 @@ class InflightResult:
         return cls(future)
 
     def wait(self) -> Any:
-        """Give it when it is there."""
+        """Wait for the result and return it."""
         return self.future.result()
 
     async def come(self) -> Any:
-        """Give it when it is there, without blocking the event loop."""
+        """Wait for the result without blocking the event loop, and return it."""
         return await asyncio.wrap_future(self.future)
 
 
@@ -58,7 +58,7 @@ class Attempt:
 
     @property
     def answer(self) -> InflightResult:
-        """What a second run of the call gets."""
+        """The result that a second run of the call receives."""
         return InflightResult(self._future)
 
     @property

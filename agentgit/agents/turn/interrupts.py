@@ -1,9 +1,9 @@
-"""Which of a person's answers belong to which tool call.
+"""Assignment of a person's answers to tool calls.
 
 A ToolNode runs all calls of an AI message in one task, and LangGraph numbers the answers of a task in the order in
-which `interrupt()` is called there. That order changes from one attempt to the next: calls run in parallel, and one
-that is done does not ask again. So each call gets a view of the answers: those that it took before come again, in its
-own order; a new one goes to the call whose question was shown to the person; any other call asks again.
+which `interrupt()` is called there. That order changes from one attempt to the next: calls run in parallel, and a call
+that is done does not ask again. So each call gets a view of the answers: the answers that it took before come again, in
+its own order; a new answer goes to the call whose question was shown to the person; any other call asks again.
 
 A node's own code calls one tool after the other, and asks between them. There LangGraph's numbers are right, as long as
 a call that the record answers uses up as many of them as it did when it ran: `Questions.skip`.
@@ -41,13 +41,13 @@ from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphKey
 
 @dataclass
 class TaskShare:
-    """What one call has to do with the answers of its task.
+    """The share of one call in the answers of its task.
 
     Args:
-        place: of the call in its AI message.
+        place: the position of the call in its AI message.
         taken: the numbers of the answers that it took, in the order in which it asked.
         graphs: the numbers of the graphs that it ran, under which these find their state again.
-        question: the hash of what it waits to be told, as LangGraph stores that; None if it does not wait.
+        question: the hash of the question that it waits on, as LangGraph stores it; None if it does not wait.
         calls: the numbers of the `@task`s that it called.
     """
 
@@ -64,10 +64,10 @@ _batch: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
 
 @contextmanager
 def in_batch(config: RunnableConfig) -> Iterator[None]:
-    """Say that a ToolNode runs a batch of calls in this block.
+    """Mark this block as the run of a batch of calls by a ToolNode.
 
     Args:
-        config: what the node got.
+        config: the config that the node received.
     """
     token = _batch.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
     try:

@@ -41,7 +41,7 @@ MOST_WAITING = 64
 
 
 class Outcomes:
-    """What became of the calls of one turn, and is not written down yet.
+    """The outcomes of the calls of one turn that are not written yet.
 
     Args:
         turn: the turn.
@@ -82,7 +82,7 @@ class Outcomes:
 
     @contextmanager
     def joined(self) -> Iterator[TakenOutcomes]:
-        """Give what waits, to be written down in a transaction of the block; it waits on if the block raises."""
+        """Yield the waiting outcomes, to be written in a transaction of the block; they wait on if the block raises."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         try:

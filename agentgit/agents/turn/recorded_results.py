@@ -1,4 +1,7 @@
-"""What a tool returned, in the record and back again: JSON-like; where LangGraph needs the very object, that too."""
+"""Conversion of tool results to their recorded form and back.
+
+The recorded form is JSON-like. Where LangGraph needs the very object, that is recorded too.
+"""
 
 from __future__ import annotations
 

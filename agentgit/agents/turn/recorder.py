@@ -65,7 +65,7 @@ class Calling:
 
     @property
     def task(self) -> str:
-        """What LangGraph calls the task that makes it."""
+        """The name that LangGraph gives to the task that makes the call."""
         return str(self.conf.get(CONFIG_KEY_CHECKPOINT_NS) or "")
 
 
@@ -282,7 +282,10 @@ class Recorder(BaseCallbackHandler):
             raise
 
     def _effect_of(self, name: str, metadata: Any, decorated: Effect | None) -> Effect | None:
-        """Tell what a tool does; of one that the graph does not show, its decorator's functions are kept for later."""
+        """Return the effect of a tool.
+
+        If the graph does not show the tool, its decorator's functions are kept for later.
+        """
         if decorated is not None and name not in self.effects.tools:
             self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, decorated)
         return self.effects.get(name, metadata, decorated)
@@ -417,7 +420,7 @@ class Recorder(BaseCallbackHandler):
         self._over(self._running.get(run_id), error)
 
     def _over(self, call: AdmittedCall | None, error: BaseException) -> None:
-        """Tell whoever waits for a call that it is over, if that is not known yet."""
+        """Notify those who wait for a call that it is over, if that is not known yet."""
         if call is not None and call.attempt is not None:
             call.attempt.fail(error, call.id)
 

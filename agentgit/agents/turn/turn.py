@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnSettings:
-    """What holds for every turn of an agent.
+    """Settings that apply to every turn of an agent.
 
     Args:
-        user_id: who runs it.
-        effects: what the tools do to the world.
-        unrecorded: names of tools that are no part of the track.
+        user_id: the user who runs it.
+        effects: what the tools do to the outside world.
+        unrecorded: names of tools that are not part of the track.
         auto: when to make automatic checkpoints.
         fence: what to do about a call whose effect stands already: `replay`, `raise` or `off`.
         keeper: the workspace whose files belong to the session; None if there is none.
@@ -68,12 +68,12 @@ class TurnSettings:
 
 
 class _Begun(NamedTuple):
-    """What the transaction that begins a turn has found; of an attempt that was rolled back nothing stays.
+    """The findings of the transaction that begins a turn; an attempt that was rolled back leaves nothing.
 
     Args:
         branch: its row, as the turn holds it.
-        given: the input, with what the model is to be told first.
-        owner_id: whose the session is.
+        given: the input, preceded by the notes for the model.
+        owner_id: the owner of the session.
         batch: the number of the first batch of calls.
         unfinished: the batch that the turn goes on with, as `Recorder` takes it.
     """
@@ -86,13 +86,13 @@ class _Begun(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """What the transaction that ends a turn has found.
+    """The findings of the transaction that ends a turn.
 
     Args:
         latest: the newest graph checkpoint.
         settled: True if nothing waits.
-        head_id: where the branch's head is, if the turn was broken off.
-        thinned: how many checkpoints went, because the session keeps no more.
+        head_id: the head of the branch, if the turn was broken off.
+        thinned: the number of checkpoints that were removed because the session's retention keeps no more.
     """
 
     latest: str | None
@@ -189,17 +189,17 @@ class Turn:
         return begun
 
     def _foresee(self, connection: Connection) -> None:
-        """Say what is to be written in this transaction, which has locked the session."""
+        """Prefetch the rows that this transaction, which has locked the session, needs for its writes."""
         self.agent.store.checkpoints.foresee(connection, self.branch_id)
         foresee_notes(connection, self.agent.store.tenant_id, self.branch_id)
 
     def _see(self, connection: Connection, branch: Found, last: int) -> None:
-        """Make sure that the world is as this branch left it.
+        """Check that the outside world is as this branch left it.
 
         Args:
             connection: in a transaction that writes.
             branch: its row as it is now.
-            last: how long the world log was before.
+            last: the length of the world log before this turn.
 
         Raises:
             WorldDiverged: another branch has changed it since.
@@ -255,7 +255,7 @@ class Turn:
         return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch, ids)
 
     def end(self, *, completed: bool) -> str | None:
-        """Give the branch back; tell the newest graph checkpoint.
+        """Release the branch and return the newest graph checkpoint.
 
         Args:
             completed: False if the run raised or was broken off.

@@ -1,4 +1,4 @@
-"""Who asks: look at oneself, log in, log out."""
+"""Routes of the account: the current user, login, logout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoggedIn(BaseModel):
 
 @router.get("/me", response_model=Me, responses=failures())
 def me(caller: Caller) -> Answer:
-    """Tell who you are."""
+    """Return the user who is logged in."""
     user = caller.user
     scopes = sorted(caller.principal.scopes)
     return Answer({"id": user.id, "name": user.name, "is_admin": user.is_admin, "scopes": scopes})
@@ -43,7 +43,7 @@ def me(caller: Caller) -> Answer:
     "/login", status_code=201, response_model=LoggedIn, responses=failures(429), dependencies=[Depends(closed_line)]
 )
 def login(request: Request, wanted: Login) -> Answer:
-    """Give a key for a name and a password."""
+    """Return a key for a name and a password."""
     entrance = site_of(request).entrance
     if not isinstance(entrance, Accounts):
         raise NotAllowed("Here are no passwords. An API key lets a program in: agentgit keys create NAME")

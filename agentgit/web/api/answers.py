@@ -1,4 +1,4 @@
-"""What the API answers, for its description. The answers themselves are the values' own dicts."""
+"""Answers of the API, for its description. The answers themselves are the values' own dicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answer(Response):
 
 
 class Me(BaseModel):
-    """Who asks."""
+    """The user who is logged in."""
 
     id: int
     name: str
@@ -54,7 +54,7 @@ class Sessions(BaseModel):
 
 
 class Erased(BaseModel):
-    """What went when something was erased."""
+    """The result of an erasure."""
 
     sessions: int
     rows: dict[str, int] = Field(description="How many rows, by their tables.")
@@ -122,7 +122,7 @@ class Tree(BaseModel):
 
 
 class Checkpoint(BaseModel):
-    """What is known of a checkpoint without its content."""
+    """A checkpoint without its content."""
 
     id: int
     name: str | None
@@ -220,7 +220,7 @@ class State(Part):
 
 
 class FileChange(BaseModel):
-    """What is done about one path."""
+    """The change to one path."""
 
     action: str
     path: str
@@ -228,7 +228,7 @@ class FileChange(BaseModel):
 
 
 class FileChanges(BaseModel):
-    """What is done about the files of a workspace."""
+    """The changes to the files of a workspace."""
 
     workspace: str
     snapshot: str

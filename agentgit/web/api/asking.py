@@ -1,4 +1,4 @@
-"""What requests to the API have in common: who asks, and what their parameters may be."""
+"""Parts that all requests to the API share: the caller, and the limits of their parameters."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Caller = Annotated[Repository, Depends(caller_of)]
 
 
 class RequestBody(BaseModel):
-    """What is sent; what it does not know is refused, so that no slip of the pen is taken for a default."""
+    """The body of a request. Unknown fields are refused, so that a misspelled field is not taken for a default."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/sessions/{session_id}/checkpoints/{checkpoint_id}", 
 
 @router.get("", response_model=answers.Checkpoint, responses=failures())
 def get_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> Answer:
-    """Look at a checkpoint, without its content."""
+    """Return a checkpoint, without its content."""
     return Answer(records.of_checkpoint(caller.checkpoint(checkpoint_id, session_id)))
 
 

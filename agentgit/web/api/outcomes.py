@@ -1,4 +1,4 @@
-"""What comparing and moving answers, for the description of the API: differences, plans, reports, operations."""
+"""Answers to comparisons and moves, for the description of the API: differences, plans, reports, operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Change(BaseModel):
 
 
 class Tokens(BaseModel):
-    """What messages have cost."""
+    """The tokens that messages used."""
 
     input: int
     output: int
@@ -28,7 +28,7 @@ class Tokens(BaseModel):
 
 
 class Diff(BaseModel):
-    """What one checkpoint has and the other has not."""
+    """The differences between two checkpoints."""
 
     from_id: int | None
     to_id: int | None
@@ -52,7 +52,7 @@ class Diff(BaseModel):
 
 
 class Comparison(BaseModel):
-    """What two branches did since they parted."""
+    """The changes on two branches since they parted."""
 
     fork: str
     messages: int
@@ -63,7 +63,7 @@ class Comparison(BaseModel):
 
 
 class Step(BaseModel):
-    """What would be done about one effect."""
+    """The planned action for one effect."""
 
     action: str
     why: str
@@ -72,7 +72,7 @@ class Step(BaseModel):
 
 
 class Plan(BaseModel):
-    """What a rollback or a switch would do; nothing was done."""
+    """The plan of a rollback or a switch; nothing was done."""
 
     checkpoint_id: int
     target: str
@@ -85,14 +85,14 @@ class Plan(BaseModel):
 
 
 class Item(BaseModel):
-    """What became of one call."""
+    """The outcome for one call."""
 
     invocation: Call
     reason: str
 
 
 class Report(BaseModel):
-    """What a rollback or a switch did."""
+    """The results of a rollback or a switch."""
 
     operation_id: int
     status: str
@@ -112,7 +112,7 @@ class Report(BaseModel):
 
 
 class Switched(BaseModel):
-    """What a switch led to."""
+    """The result of a switch."""
 
     branch: Branch
     report: Report | None = Field(description="What was done to the world; null without `sync`.")

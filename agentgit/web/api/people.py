@@ -47,7 +47,7 @@ class NewUser(RequestBody):
 
 
 class Change(RequestBody):
-    """What is to be different about a user; what is left out stays."""
+    """The changes to a user; omitted fields stay as they are."""
 
     password: str | None = PASSWORD
     current_password: str | None = Field(None, max_length=1_000, description="Needed to change your own password.")

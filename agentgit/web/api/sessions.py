@@ -69,7 +69,7 @@ def make_session(caller: Caller, wanted: NewSession) -> Answer:
 
 @router.get("/sessions/{session_id}", response_model=answers.Session, responses=failures())
 def get_session(caller: Caller, session_id: Id) -> Answer:
-    """Look at a session."""
+    """Return a session."""
     return Answer(records.of_session(caller.session(session_id)))
 
 
@@ -166,7 +166,7 @@ def list_tags(caller: Caller, session_id: Id) -> Answer:
 
 @router.post("/sessions/{session_id}/tags", status_code=201, response_model=answers.Tag, responses=failures(409))
 def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
-    """Give a checkpoint a tag; as long as it has it, it is kept."""
+    """Tag a checkpoint; a tagged checkpoint is kept."""
     return Answer(caller.tag(wanted.ref, wanted.name, session_id, description=wanted.description).to_dict(), 201)
 
 

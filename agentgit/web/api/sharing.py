@@ -1,4 +1,4 @@
-"""Who may see a session: members, links, and joining by a link."""
+"""Routes of sharing a session: members, links, and joining by a link."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemberAnswer(BaseModel):
 
 
 class Members(BaseModel):
-    """Who has a role in a session, besides its owner."""
+    """The users who have a role in a session, besides its owner."""
 
     items: list[MemberAnswer]
 
@@ -98,7 +98,7 @@ def list_members(caller: Caller, session_id: Id) -> Answer:
 
 @router.post("/sessions/{session_id}/members", status_code=201, response_model=MemberAnswer, responses=failures(409))
 def share(caller: Caller, session_id: Id, wanted: Share) -> Answer:
-    """Give somebody a role, in place of the one that you gave them before."""
+    """Grant a user a role, in place of the one that you granted before."""
     return Answer(plain(caller.share(session_id, wanted.user, wanted.role, lasting(wanted.expires_in))), 201)
 
 

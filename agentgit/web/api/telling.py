@@ -1,4 +1,4 @@
-"""What happened: the audit trail by pages, and live as server-sent events."""
+"""Routes of events: the audit trail by pages, and live as server-sent events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def follow_events(
     after: Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="The last event that you have.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
 ) -> StreamingResponse:
-    """Tell what happens, as it happens. Each event has its id; with `Last-Event-ID` a feed goes on where it was cut."""
+    """Stream events as they happen. Each event has its id; with `Last-Event-ID` a feed goes on where it was cut."""
     start = int(last_event_id) if last_event_id else after
     site = site_of(request)
     return live(site, caller, session, start, lambda: site.is_closing or site.entrance.has_left(caller, credential))
@@ -61,10 +61,10 @@ def follow_events(
 def live(
     site: Site, repo: Repository, session_id: int | None, start: int | None, is_over: Callable[[], bool]
 ) -> StreamingResponse:
-    """Give a feed; its place is given back when the last byte went out, or the other side went away.
+    """Open a feed; its place is freed when the last byte was sent, or the other side went away.
 
     Raises:
-        HTTPException: this user has as many as one may.
+        HTTPException: the user has as many feeds open as allowed.
     """
     if session_id is not None:
         repo.session(session_id)

@@ -1,4 +1,4 @@
-"""What moves the world of a session: plans, rollbacks, rewound files, switches, and what stopped half way."""
+"""Routes that act on the world of a session: plans, rollbacks, rewound files, switches, and what stopped half way."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Switch(RequestBody):
 
 
 class Resume(RequestBody):
-    """How to go on."""
+    """The options for resuming an operation."""
 
     force: bool = Field(False, description="True to give up what still cannot be done.")
 
 
 class Resolve(RequestBody):
-    """What a person saw."""
+    """The outcome that a person saw."""
 
     outcome: Literal["happened", "did_not_happen"]
     result: Any = Field(None, description="What a call that happened has returned.")
@@ -126,7 +126,7 @@ def list_operations(caller: Caller, session_id: Id) -> Answer:
 
 @router.get("/operations/{operation_id}", response_model=outcomes.Operation, responses=failures())
 def get_operation(caller: Caller, operation_id: Id) -> Answer:
-    """Look at a rollback, a switch or a fork."""
+    """Return a rollback, a switch or a fork."""
     return Answer(records.of_operation(caller.operation(operation_id)))
 
 
@@ -138,5 +138,5 @@ def resume(caller: Caller, operation_id: Id, wanted: Resume) -> Answer:
 
 @router.post("/invocations/{invocation_id}/resolve", response_model=answers.Call, responses=failures(409))
 def resolve(caller: Caller, invocation_id: Id, wanted: Resolve) -> Answer:
-    """Say what really happened, where the record could not know."""
+    """Record what really happened, where the record could not know."""
     return Answer(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())

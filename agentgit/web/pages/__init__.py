@@ -16,7 +16,7 @@ from agentgit.web.pages.visiting import to_the_door, visitor_of
 
 
 def add_to(app: FastAPI) -> None:
-    """Give the pages to an application."""
+    """Add the pages to an application."""
     for part in (account, sessions, checkpoints, world, telling, sharing, people):
         app.include_router(part.router)
     app.add_exception_handler(AgentGitError, _failed)

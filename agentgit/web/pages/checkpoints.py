@@ -85,7 +85,7 @@ def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
 
 @router.post("/tags", dependencies=[Depends(same_site)])
 def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text = "") -> Response:
-    """Give a checkpoint a tag."""
+    """Tag a checkpoint."""
     made = visit.repo.tag(place_of(ref), name.strip(), session_id, description=description or None)
     return visit.go(f"/sessions/{session_id}/checkpoints/{made.checkpoint_id}")
 

@@ -1,4 +1,4 @@
-"""How pages are written: the templates, and what they may call. Whatever text comes out of a database is made harmless.
+"""Rendering of pages: the templates, and the functions that they may call. Text from a database is made harmless.
 
 Two walls: what a template shows is escaped (Jinja's autoescape), and characters that reorder, hide or break a page are
 written out first (`render.text.visible`). A template has no filter that takes either away.

@@ -98,7 +98,7 @@ def calls(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offse
 
 @router.get("/sessions/{session_id}/export")
 def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool = False) -> Response:
-    """Give a session as a file to keep."""
+    """Download a session as a file."""
     return download(visit.repo, session_id, branch, files=files)
 
 

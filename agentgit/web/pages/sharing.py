@@ -37,7 +37,7 @@ def _page(visit: Visitor, session_id: int, token: str | None = None) -> Response
 
 @router.post("/sessions/{session_id}/members", dependencies=[Depends(same_site)])
 def share(visit: Visit, session_id: Id, user: Text, role: Role = "viewer", days: Days = None) -> Response:
-    """Give somebody a role."""
+    """Grant a user a role."""
     visit.repo.share(session_id, user.strip(), role, lasting(days * 86_400 if days else None))
     return visit.go(f"/sessions/{session_id}/sharing")
 

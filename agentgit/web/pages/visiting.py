@@ -1,4 +1,4 @@
-"""Who looks at a page, and where those go who are not in."""
+"""Visitors of a page, and the redirect for those who are not logged in."""
 
 from __future__ import annotations
 

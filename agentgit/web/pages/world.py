@@ -52,14 +52,14 @@ def plan(
 
 
 class _Parts(TypedDict):
-    """What of a session goes back."""
+    """The parts of a session that go back."""
 
     conversation: bool
     files: bool
 
 
 class _How(_Parts):
-    """How it goes back."""
+    """The parts that go back, the branch, and what to do with the tools."""
 
     branch: str | None
     tools: str
@@ -76,7 +76,7 @@ def _seen(plan: RollbackPlan) -> str:
 
 
 def _expect_seen(seen: str, plan: RollbackPlan) -> None:
-    """Make sure that what is done is what somebody has looked at.
+    """Check that the plan is still the one that the user has looked at.
 
     Raises:
         Conflict: something happened since, and something else would be done.
@@ -194,7 +194,7 @@ def resolve(
     back: Annotated[str, Form(max_length=LONGEST)] = "/",
     result: Annotated[str, Form(max_length=10_000)] = "",
 ) -> Response:
-    """Say what really happened, and return to the page that asked."""
+    """Record what really happened, and return to the page that asked."""
     visit.repo.resolve(invocation_id, outcome, result=_json(result) if outcome == "happened" else None)
     return visit.go(inside(back, ""))
 
