@@ -86,7 +86,7 @@ class _Late:
 class Shown:
     """A value that a notebook shows as HTML, and a terminal that shows values as text.
 
-    It does not know how. The room that draws is above its own, and says so in `render/drawn.py`.
+    It does not know how. The room that draws is above its own, and says so in `render/display.py`.
     """
 
     drawing: ClassVar[Drawing] = cast("Drawing", _Late())

@@ -106,7 +106,7 @@ class SignedWrite(CompiledStatement):
     """A statement that stores whole rows, prepared: each gets its code.
 
     Args:
-        statement: as for Prepared.
+        statement: As for CompiledStatement.
         table: which.
     """
 
@@ -124,7 +124,8 @@ class AuthenticQuery(CompiledStatement):
     """A query for whole rows, prepared: it gives none that somebody without the key has changed.
 
     Args:
-        statement: as for Prepared. It may give more columns, and rows of an outer join that have none of the table.
+        statement: As for CompiledStatement. It may select more columns, and rows of an outer join without a row of the
+            table.
         table: which.
     """
 
