@@ -236,7 +236,7 @@ def test_d5_the_kit_is_a_command(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "2 rules: 2 ok, 0 FAILED, 0 left out"
     no_trail(monkeypatch, path)
     assert __main__.main() == 1
-    assert "FAILED    schema: What the audit trail has" in capsys.readouterr().out
+    assert "FAILED    schema: Rows of the audit trail" in capsys.readouterr().out
     path.write_text("no database at all, only a text of some length")
     with pytest.raises(SystemExit) as refused:
         __main__.main()

@@ -131,7 +131,7 @@ def sessions(db: Where = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) -> None:
-    """Say where a session stands: its branch, its head, and what stopped half way."""
+    """Show where a session stands: its branch, its head, and what stopped half way."""
     with repository(db) as repo:
         found, named = references.path(repo, session)
         branch = repo.branch(found, named)

@@ -70,7 +70,7 @@ def compare(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what two branches did since they parted."""
+    """Show what two branches did since they parted."""
     session, a, b = _places(words)
     with repository(db) as repo:
         found = repo.compare(a, b, session)

@@ -35,7 +35,7 @@ def before(context: typer.Context, db: Where = None) -> None:
 
 @app.command()
 def current(db: Where = None, as_json: AsJson = False) -> None:
-    """Tell which schema a database has, and which is needed."""
+    """Show which schema a database has, and which is needed."""
     with database(db) as found:
         _report(found, as_json)
 
@@ -119,7 +119,7 @@ def grant(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a role of PostgreSQL what agentgit needs at work, and no more; run it again after each upgrade."""
+    """Grant a PostgreSQL role the rights that agentgit needs, and no more; run it again after each upgrade."""
     from agentgit.store.schema import roles
 
     with database(db) as found:

@@ -155,7 +155,7 @@ def audit_verify(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look whether nobody has changed the audit trail."""
+    """Check that nobody has changed the audit trail."""
     from agentgit.sessions.events import tips_of
 
     try:

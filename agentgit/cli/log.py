@@ -158,7 +158,7 @@ def tag(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a checkpoint a name, unique in the session, that keeps it; or list the tags."""
+    """Tag a checkpoint, which is kept as long as it has the tag; or list the tags."""
     given = list(words or [])
     if len(given) > (1 if delete else 3):
         raise InvalidInput(f"{' '.join(given)}: write a session, a place and a name; put quotes around each.")

@@ -64,7 +64,7 @@ def retention(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a session keeps of its checkpoints, or show it."""
+    """Set which checkpoints a session keeps, or show it."""
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so nothing would go. Leave out --now and --dry-run.")
     with repository(db) as repo:
@@ -140,7 +140,7 @@ def gc(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give back the space of what nothing needs any more."""
+    """Free the space of data that nothing needs any more."""
     with repository(db) as repo, bar("collecting", as_json) as progress:
         found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))

@@ -191,7 +191,7 @@ def resolve(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a call, or its reversal, happened, where the record cannot know."""
+    """Record whether a call, or its reversal, happened, where the record cannot know."""
     returned = output.result_of(result)
     with repository(db) as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=returned)

@@ -94,7 +94,7 @@ def share(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give somebody a role in a session."""
+    """Share a session with a user, in a role."""
     with repository(db) as repo:
         found = repo.share(session, user, role, time_of(expires))
         _one(as_json, found, f"{found.user_name} is {found.role} of {session}")
@@ -126,7 +126,7 @@ def accept(
 
 
 def whoami(db: Where = None, as_json: AsJson = False) -> None:
-    """Say who you are in this database; --user or $AGENTGIT_USER chooses."""
+    """Show which user you are in this database; --user or $AGENTGIT_USER chooses."""
     with repository(db) as repo:
         _one(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
 
@@ -184,7 +184,7 @@ def users_list(db: Where = None, as_json: AsJson = False) -> None:
 
 @users.command("password")
 def users_password(user: Who, db: Where = None, as_json: AsJson = False) -> None:
-    """Give a user another password, asked for or from a pipe; all their logins end."""
+    """Set the password of a user, asked for or from a pipe; all their logins end."""
     with repository(db) as repo:
         _one(as_json, repo.users.set_password(user, _password()), f"{user} has a new password")
 

@@ -88,7 +88,7 @@ def _thread(row: Any) -> dict[str, str]:
 
 
 def keeps_the_trail(trial: Trial) -> None:
-    """What the audit trail has can be neither changed nor deleted."""
+    """Rows of the audit trail can be neither changed nor deleted."""
     trial.branch()
     write = trial.repo.store.database.write
     for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
