@@ -15,7 +15,7 @@ from starlette.responses import Response
 import agentgit
 from agentgit.errors import AgentGitError
 from agentgit.web import problems
-from agentgit.web.api import account, checkpoints, people, sessions, sharing, telling, world
+from agentgit.web.api import account, checkpoints, events, people, sessions, sharing, world
 
 MOST = 10
 """How many slips of a request are told at once."""
@@ -33,7 +33,7 @@ def make() -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=_name,
     )
-    for part in (account, sessions, checkpoints, world, telling, sharing, people):
+    for part in (account, sessions, checkpoints, world, events, sharing, people):
         api.include_router(part.router)
     api.add_exception_handler(AgentGitError, _failed)
     api.add_exception_handler(RequestValidationError, _invalid)
