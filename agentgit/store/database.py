@@ -42,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ATTEMPTS = 6
-"""How often a transaction runs when another one was in its way."""
+"""The number of times that a transaction runs when another one conflicts with it."""
 
 _SHRINK = {
     "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
@@ -59,7 +59,7 @@ _USER = "agentgit.user_id"
 """The setting that says whose sessions a transaction sees."""
 
 _NOT_YOURS = "01000"
-"""How a server warns of a table that it did not look at, as it is another role's."""
+"""The code of a server's warning that it skipped a table because another role owns it."""
 
 _SIZE = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",

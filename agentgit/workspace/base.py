@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
 
 LAST = "last"
-"""What `restore` may expect instead of a snapshot: the files as they were last saved or restored."""
+"""The value that `restore` may expect instead of a snapshot: the files as they were last saved or restored."""
 
 POSITION, NUMBER, PLACE = "position", "number", "place"
-"""What the catalog keeps by name: where the workspace is, the last number of a name, and whose storage it is."""
+"""The names in the catalog: the position of the workspace, the last number of a name, the owner of the storage."""
 
 Paths = Iterable[str | os.PathLike[str]] | None
 

@@ -23,7 +23,7 @@ from agentgit.workspace.trees import TreeEntry
 from agentgit.workspace.values import UNDO, FileCheckpoint, when
 
 LEFT_OUT = "left_out"
-"""What the catalog calls the list of what no snapshot is to hold."""
+"""The catalog's name for the list of paths that no snapshot is to hold."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (

@@ -15,7 +15,7 @@ from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 from agentgit.workspace.values import WorkspaceDiff
 
 LOOKED_AT = 8000
-"""How many bytes of a file are searched for a zero byte, which text has not; as git does."""
+"""The number of bytes of a file that are searched for a zero byte, which text does not have. Git does the same."""
 
 Read = tuple[bytes, bytes | None]
 """A path, and the contents of the file there; None if they are too large to be shown."""

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from agentgit.errors import Unavailable
 
 PAUSE = 0.002
-"""How long to wait before looking again, in seconds."""
+"""The pause before the next attempt, in seconds."""
 
 _held = threading.local()
-"""Which files this thread has locked: it would wait for itself."""
+"""The files that this thread has locked. Without this list it would wait for itself."""
 
 
 @contextmanager

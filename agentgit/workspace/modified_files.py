@@ -16,7 +16,7 @@ from agentgit.errors import InvalidInput
 Tool = TypeVar("Tool")
 
 ATTRIBUTE = "__agentgit_modifies__"
-"""Where a decorated tool or its function carries the names of the arguments that hold paths."""
+"""The attribute of a decorated tool or its function that holds the names of the arguments with paths."""
 
 
 def _set_of(words: str) -> frozenset[str]:
@@ -59,7 +59,7 @@ PATCH_ARGUMENTS = ("patch", "diff", "input", "patchtext")
 PATCHED = re.compile(
     r"^(?:\*\*\* (?:Add|Update|Delete) File: |\*\*\* Move to: |(?:---|\+\+\+) )(?P<path>[^\t\r\n]+)", re.MULTILINE
 )
-"""Where a patch names a file, in both of the usual forms."""
+"""The places where a patch names a file, in both of the usual forms."""
 
 LOOKING = frozenset({"view", "read", "cat", "list"})
 """Values of `command` with which a tool that can edit only looks."""

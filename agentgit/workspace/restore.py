@@ -21,7 +21,7 @@ from agentgit.workspace.trees import TreeChange, TreeEntry, Trees
 CHANGED = "changed meanwhile"
 
 NAMED = 5
-"""How many failures are told in one."""
+"""The number of failures that one error names."""
 
 Progress = Callable[[int, int], None]
 """Is told how many of how many files are done."""

@@ -10,7 +10,7 @@ from typing import Any
 from agentgit.values import shown
 
 EVERYTHING = "all that the environment keeps; it does not list files"
-"""What is said of a restore by an environment of the user's own."""
+"""The text that describes a restore by an environment of the user's own."""
 
 UNDO = "undo"
 """The kind of a snapshot that belongs to the undo stack."""

@@ -27,13 +27,13 @@ from agentgit.sessions.events import NOWHERE, Event
 LOG = logging.getLogger("agentgit.events")
 
 MOST = 10_000
-"""How many events wait for a callback at most; then the oldest are left out, and counted."""
+"""The greatest number of events that wait for a callback. Beyond it, the oldest are left out and counted."""
 
 LAST_SECONDS = 5.0
-"""How long closing waits for callbacks that are not done."""
+"""The time that closing waits for unfinished callbacks."""
 
 LOOK_SECONDS = 0.05
-"""How often a thread looks whether the loop that it waits for still runs."""
+"""The interval at which a thread checks that the loop that it waits for still runs."""
 
 LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop", default=None)
 """The event loop of the async verb that this code runs for, also in the threads that it uses."""
@@ -59,7 +59,7 @@ class _Place:
     session_id: int
     events: list[tuple[Event, asyncio.AbstractEventLoop | None]]
     settled: bool | None = None
-    """Whether it was committed; None while that is not known."""
+    """True if it was committed, False if it was not; None while that is not known."""
 
 
 @dataclass
@@ -159,13 +159,13 @@ class Subscription:
     def __init__(self, bus: Bus, callback: Callback, wants: Wants, may: Wants | None = None) -> None:
         self.callback = callback
         self.handled = 0
-        """How many events it was called with and came back from."""
+        """The number of calls of the callback that returned."""
         self.failed = 0
-        """How many times it raised."""
+        """The number of calls that raised."""
         self.missed = 0
-        """How many events it was not told: too many waited, or it was closed before it came to them."""
+        """The number of events that the callback missed: too many waited, or it was closed before their turn."""
         self.last_error: BaseException | None = None
-        """What it raised last."""
+        """The last exception that the callback raised."""
         self._bus = bus
         self._wants = wants
         self._may = may

@@ -33,16 +33,16 @@ from agentgit.store.sql.tables import (
 from agentgit.values import from_json, to_json
 
 LEASE = timedelta(seconds=60)
-"""How long what somebody took to send is his."""
+"""The time for which a delivery belongs to the process that took it."""
 
 TRIES = 12
-"""How often an event is sent before it is given up: for about six hours."""
+"""The number of attempts to send an event before it is given up, which takes about six hours."""
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=2)
-"""What lies between tries: twice as much each time, with some chance in it."""
+"""The pause between attempts. It doubles each time, with some randomness."""
 
 HELD = timedelta(minutes=1)
-"""How long, at most, the other events of a webhook wait when one could not be sent."""
+"""The longest time that the other events of a webhook wait after one could not be sent."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,13 +29,13 @@ from agentgit.store.sql.tables import (
 from agentgit.values import as_object, to_json
 
 _NOTES = "agentgit_notes"
-"""Where a connection has the notes of its transaction."""
+"""The key under which a connection keeps the notes of its transaction."""
 
 _WRITTEN = "agentgit_written"
-"""Where it has what became rows of these."""
+"""The key under which a connection keeps the events written from these notes."""
 
 _SESSION_NAME, _BRANCH_NAME = "session", "branch"
-"""Where the detail of a row has the names; they are told also when session and branch are gone."""
+"""The keys of the names in the detail of a row. The names remain after session and branch are gone."""
 
 
 class Note(NamedTuple):

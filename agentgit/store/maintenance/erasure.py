@@ -37,7 +37,7 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 STAYS = {AUDIT_EVENT.name, ERASURE.name}
-"""What is treated by itself."""
+"""The tables that are treated separately."""
 
 AUTHORED = {"checkpoint", "tag", "operation", SESSION.name, *STAYS}
 """Tables that name a user as the author of something that is somebody else's; the id stays there, and no name."""

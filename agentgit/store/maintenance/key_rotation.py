@@ -24,7 +24,7 @@ from agentgit.store.sql.encryption import InClear, Seal, as_given, as_stored, te
 from agentgit.store.sql.tables import BLOB
 
 AT_ONCE = 500
-"""How many rows one transaction takes, so that other writers need not wait for long."""
+"""The number of rows in one transaction, so that other writers need not wait for long."""
 
 Progress = Callable[[int, int], None]
 

@@ -24,7 +24,7 @@ from agentgit.store.threads.graph_rows import INTERRUPT
 from agentgit.values import as_object, to_json
 
 MARK = "retention"
-"""Where the metadata of a session has what it keeps."""
+"""The key in the metadata of a session that holds its retention."""
 
 UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 """The statuses of effects of which somebody has still to find out or to mend something."""

@@ -19,13 +19,13 @@ MESSAGE, MESSAGE_PY, MESSAGE_MSGPACK = "message", "message+py", "message+msgpack
 """A message in LangChain's stored form, `{"type": ..., "data": {...}}`; `+msgpack` where it holds what is not plain."""
 
 MSGPACK = "msgpack"
-"""What LangGraph's serializer wrote."""
+"""The kind of a value that LangGraph's serializer wrote."""
 
 RUN, RUN_PY = "run", "run+py"
 """Several small items of a list in one leaf."""
 
 SEALED = "serde"
-"""What a serializer of the user wrote: its type, NUL, its bytes."""
+"""The kind of a value that the user's own serializer wrote: its type, NUL, its bytes."""
 
 READERS: dict[str, Callable[[bytes], Any]] = {
     JSON: orjson.loads,

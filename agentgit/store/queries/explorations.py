@@ -21,10 +21,10 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 MARK = "exploration"
-"""Where the metadata of a branch says to which exploration it belongs, and how far it came."""
+"""The key in the metadata of a branch that holds its exploration and its progress."""
 
 NAME = "explore"
-"""What an exploration without a name is called; the next one has a number too."""
+"""The name of an exploration that was given none. The next one has a number too."""
 
 
 def mark_of(row: Found) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 
 ANSWERS = ("assistant", "tool")
-"""Who speaks between two inputs of a user."""
+"""The roles that speak between two inputs of a user."""
 
 
 CheckpointRef = Checkpoint | str | int
-"""How a user may name a checkpoint."""
+"""The forms in which a user may name a checkpoint."""
 
 
 class Lookup:

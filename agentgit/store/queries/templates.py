@@ -14,10 +14,10 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 TEMPLATE = "template"
-"""Where the metadata of a branch says what it began as."""
+"""The key in the metadata of a branch that holds the template that it began as."""
 
 ERASED = "an erased session"
-"""What is told of a template that was erased."""
+"""The text shown in place of a template that was erased."""
 
 
 def begin(

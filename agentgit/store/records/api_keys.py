@@ -16,7 +16,7 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import API_KEY
 
 USE_IS_NOTED = timedelta(minutes=1)
-"""How often, at most, the last use of a key is written down."""
+"""The shortest interval at which the last use of a key is recorded."""
 
 
 class ApiKeyStore:

@@ -88,7 +88,7 @@ def named(user_id: int, name: str | None, description: str | None = None, data: 
 
 
 MERGED = "merged"
-"""Where the data of a checkpoint says what a merge brought to it."""
+"""The key in the data of a checkpoint that holds what a merge brought to it."""
 
 
 def merged_by(data: bytes | None) -> int | None:

@@ -17,7 +17,7 @@ from agentgit.store.sql.tables import ENCRYPTION_KEY
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
 _WHOLE = b"agentgit, nothing is in clear, and every row has its code"
-"""What the proof of a key says: that it is this key, and whether everything was encrypted when it was written."""
+"""The contents of the proof of a key: that it is this key, and whether everything was encrypted at the time."""
 
 
 def unlock(database: Database, tenant_id: int) -> None:

@@ -53,7 +53,7 @@ LOGGED = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
 LAST_LOGGED = {status: (status,) for status in LOGGED} | dict.fromkeys(
     (REVERSING, REVERSE_FAILED), (DONE, REVERSE_UNKNOWN)
 )
-"""What the world log told last of a call that has this status now; of others it tells nothing."""
+"""The last events in the world log of a call that has this status now. For other statuses it has none."""
 
 TOLD = LOGGED | {REVERSE_FAILED}
 """The statuses that the audit trail tells of."""
@@ -463,7 +463,7 @@ class Journal:
 
 
 HAS_PLACE = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind != REDO)
-"""What has a place on the track: not a call that waits for an answer, nor one that ran again for another."""
+"""The calls with a place on the track: not a call that waits for an answer, nor one that ran again for another."""
 
 # The statements of every turn and call, built once: building one takes as long as running it.
 _of_branch = (

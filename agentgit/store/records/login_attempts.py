@@ -20,10 +20,10 @@ from agentgit.errors import TooManyAttempts
 from agentgit.store.sql.tables import LOGIN_FAILURE
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=2), timedelta(minutes=15)
-"""What lies between attempts once there were too many: twice as much each time."""
+"""The pause between attempts after too many. It doubles each time."""
 
 FORGOTTEN = timedelta(days=1)
-"""How long after the last failure all is forgotten."""
+"""The time after the last failure at which all failures are forgotten."""
 
 
 class LoginSubject(NamedTuple):

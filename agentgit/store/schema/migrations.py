@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from agentgit.errors import InvalidInput
 
 BASE = "base"
-"""What Alembic calls a database before the first migration."""
+"""Alembic's name for a database before the first migration."""
 
 VERSION_TABLE = "agentgit_version"
 

@@ -31,7 +31,7 @@ _CATALOG = {
     "grants": "SELECT a.grantee::regrole::text, string_agg(a.privilege_type, ', ') FROM pg_class c, "
     "aclexplode(c.relacl) a WHERE c.oid = to_regclass(:name) AND a.grantee NOT IN (0, c.relowner) GROUP BY 1",
 }
-"""What a table has, each by its name."""
+"""The queries that list the parts of a table, each part by its name."""
 
 _IS_PLAIN = text("SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(:name)")
 

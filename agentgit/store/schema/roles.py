@@ -20,7 +20,7 @@ ONLY = {
     "erasure": "SELECT, INSERT",
     "tenant": "SELECT, INSERT, UPDATE",
 }
-"""Where it is less than all of `WORK`. Of the trail a trigger lets only go what was erased with its session."""
+"""The tables with fewer rights than `WORK`. A trigger allows only events erased with their session to be deleted."""
 
 # A member of a role becomes that role by SET ROLE.
 _ROLE = text(

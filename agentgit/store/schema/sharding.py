@@ -10,7 +10,7 @@ KINDS = ("citus", "cockroach", "yugabyte")
 """The servers that there is a script for; none of them has run it here."""
 
 _UNKNOWN = ("FUNCTION agentgit_", "TRIGGER ", "POLICY ", "ROW LEVEL SECURITY")
-"""What Citus does not do on distributed tables, and CockroachDB not or otherwise: the trail's trigger and the walls."""
+"""The statements that Citus cannot run on distributed tables, nor CockroachDB as they are: trail trigger, walls."""
 
 _GIN = "USING gin (words) WITH (gin_pending_list_limit=256)"
 

@@ -34,7 +34,7 @@ NAMES = "§n"
 """The word that all texts have which people wrote at checkpoints; no text has a word with such a sign."""
 
 CHECKPOINTS_AT_ONCE = 200
-"""How many checkpoints one transaction takes in, so that other writers need not wait for long."""
+"""The number of checkpoints indexed in one transaction, so that other writers need not wait for long."""
 
 
 class Fresh(NamedTuple):

@@ -39,16 +39,16 @@ from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 
 MOST_SCOPES = 50
-"""How many branches one query names."""
+"""The greatest number of branches in one query."""
 
 AT_ONCE = 200
-"""How many texts are looked at together."""
+"""The number of texts that are examined together."""
 
 FAR = 500
 """Past so many checkpoints behind the end of a part, its branch is asked by itself, for what it had until there."""
 
 NEAR_THE_END = 1_000
-"""How many texts before the end of a part are looked at to tell the newest one."""
+"""The number of texts before the end of a part that are examined to find the newest one."""
 
 
 class Search:

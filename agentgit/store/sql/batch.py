@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.util import await_only
 
 _BATCH = "agentgit_batch"
-"""Where a connection has the batch of its transaction."""
+"""The key under which a connection keeps the batch of its transaction."""
 
 
 class Statement(NamedTuple):

@@ -20,7 +20,7 @@ from agentgit.store.sql.encryption import seal_of
 Convert = Callable[[Any], Any]
 
 PAGE = 2000
-"""How many rows are in memory at a time, where there are many."""
+"""The number of rows in memory at a time, if there are many."""
 
 
 class CompiledStatement:

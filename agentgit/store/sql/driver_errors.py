@@ -23,7 +23,7 @@ On SQLite writers take turns, so there only a unique key can be somebody else's:
 """
 
 TAKEN = "UNIQUE constraint failed"
-"""What SQLite says of a unique key, and what the triggers say that keep REPLACE from the trail."""
+"""SQLite's message for a unique key, and that of the triggers that keep REPLACE from the trail."""
 
 UNKNOWN_NAMES = {"42P01", "42703", "3F000"}
 """States for a table, a column or a schema that does not exist."""
@@ -50,10 +50,10 @@ SHOWN = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
 """Classes of states whose messages are the server's own words, without values and without SQL."""
 
 _NAMES_ONLY = re.compile(r"[A-Z ]+ constraint failed(: [\w., ]+)?|no such (table|column): [\w.]+")
-"""What SQLite says with names of tables and columns, and with nothing of what is in them."""
+"""SQLite's messages that name tables and columns, and nothing of their contents."""
 
 REFUSED = "The audit trail cannot be changed"
-"""What the triggers of the audit trail say."""
+"""The message of the triggers of the audit trail."""
 
 
 class Again(Unavailable):

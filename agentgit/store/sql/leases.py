@@ -26,7 +26,7 @@ SHORTEST = 3.0
 """Seconds; a shorter one would end in an ordinary pause."""
 
 PER_LEASE = 3
-"""How often a lease is renewed in its time: two renewals may fail."""
+"""The number of renewals in the time of a lease: two of them may fail."""
 
 _log = logging.getLogger("agentgit")
 
@@ -128,7 +128,7 @@ class Leases:
 
 
 UNTIL = func.clock_timestamp() + bindparam("lease")
-"""When a lease ends that is given now; the time of the transaction may be long past."""
+"""The end of a lease that is given now. The time of the transaction may be long past."""
 
 
 def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> None:

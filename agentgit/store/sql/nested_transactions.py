@@ -16,7 +16,7 @@ from typing import Any
 from agentgit.errors import Conflict, Unavailable
 
 WAITING_SECONDS = 600
-"""How long a writer waits for another one of this process. Collections of large databases take minutes."""
+"""The time that a writer waits for another one of this process. Collections of large databases take minutes."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ POOL_SIZE = 16
 """Connections that one open database has at most; on event loops, each loop."""
 
 POOL_SECONDS = 30
-"""How long a transaction waits for a connection before it gives up."""
+"""The time that a transaction waits for a connection before it gives up."""
 
 THRESHOLD = "prepare_threshold"
 """In a URL: how often a statement runs before the driver prepares it, or `none`."""
@@ -98,7 +98,7 @@ def watch(engine: Engine, url: URL) -> None:
     begin_by_hand(engine)
     wanted = _wanted(url)
     known: list[bool] = []
-    """Whether there is a pooler; it is asked once."""
+    """The answer to whether there is a pooler, which is asked once."""
 
     def prepare(raw: Any, _record: Any) -> None:
         connection = getattr(raw, "driver_connection", raw)

@@ -23,7 +23,7 @@ BY_HAND = {"isolation_level": "AUTOCOMMIT"}
 """The driver's own BEGIN has room for nothing else, and is one more way to the server."""
 
 CARRIED = {"synchronous_commit": "off"}
-"""What a later commit carries to the disk need not wait for it."""
+"""The settings of a transaction that need not wait for the disk, because a later commit carries its changes there."""
 
 
 def settings_of(values: Mapping[str, str]) -> list[Statement]:

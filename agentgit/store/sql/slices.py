@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 AT_ONCE = 500
-"""How many parameters one statement has at most; SQLite allows 999 in old builds."""
+"""The greatest number of parameters in one statement. SQLite allows 999 in old builds."""
 
 
 def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:

@@ -11,10 +11,10 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
 BUSY_SECONDS = 30
-"""How long a writer waits for another one before it gives up."""
+"""The time that a writer waits for another one before it gives up."""
 
 READING, WRITING, DURABLE = "reading", "NORMAL", "FULL"
-"""What a transaction does; the writing ones are named after what SQLite's `synchronous` has to be."""
+"""The modes of a transaction. The writing ones are named after the value that SQLite's `synchronous` needs."""
 
 KEPT = 16
 """Connections that stay open between transactions."""

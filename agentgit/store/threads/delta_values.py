@@ -24,7 +24,7 @@ from agentgit.store.threads.ancestry import ancestors, writes_of
 from agentgit.store.threads.graph_rows import WRITES, Draft, Found, GraphKey, Made, Pending, pending
 
 LIVE_BYTES = 128 * 2**20
-"""How much of the values made last is kept at hand, to go on from there."""
+"""The total size of the recently made values that are kept in memory, to go on from there."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from agentgit.store.threads.ancestry import ancestors
 from agentgit.store.threads.graph_rows import KEY, Found, found, where
 
 OF_SESSIONS = "agentgit-"
-"""What the ids of the threads begin with that belong to sessions."""
+"""The prefix of the ids of threads that belong to sessions."""
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata that names the channels whose value is spread over the writes of earlier checkpoints."""

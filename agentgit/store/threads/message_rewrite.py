@@ -20,7 +20,7 @@ from agentgit.store.threads.graph_rows import Found, found, hash_state
 from agentgit.store.threads.graph_store import GraphStore
 
 READABLE = (MESSAGE, MESSAGE_PY)
-"""How the messages are written that can be read and written without LangChain."""
+"""The forms of messages that can be read and written without LangChain."""
 
 
 def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: Rewriter) -> None:

@@ -23,7 +23,7 @@ from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, WRITES, GraphKey
 from agentgit.values import from_json
 
 NO_WRITES = b"[]"
-"""What a checkpoint keeps at which nothing waited."""
+"""The stored form of a checkpoint's pending writes if it has none."""
 
 Rows = list[dict[str, Any]]
 

@@ -15,7 +15,7 @@ from agentgit.store.threads.graph_rows import KEY, GraphKey
 from agentgit.store.threads.lifecycle import OF_SESSIONS
 
 IMPORTED = "imported"
-"""Where the metadata of a branch says from which thread it was made."""
+"""The key in the metadata of a branch that holds the thread that it was made from."""
 
 PREFIX = f"{OF_SESSIONS}import-"
 _NAME = re.compile(PREFIX + "[0-9a-f]{40}")

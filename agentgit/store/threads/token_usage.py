@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 """The model of a message that does not name one."""
 
 MARK = b'"usage_metadata":{'
-"""What the stored form of a message has in it that says what was used; the others need not be read."""
+"""Bytes in the stored form of every message that reports its usage. The others need not be read."""
 
 MOST = 2**53
 LONGEST = 200

@@ -19,7 +19,7 @@ from agentgit.values import as_object, from_json
 Record = dict[str, Any]
 
 BROKEN_OFF = {INTENDED: UNKNOWN, REVERSING: REVERSE_UNKNOWN}
-"""What becomes of what goes on at the moment of an export: nobody who reads it will ever know how it ended."""
+"""The statuses that replace those of calls in progress during an export. A reader can never learn how they ended."""
 
 
 def of_branch(row: Row[Any], **other: Any) -> Record:

@@ -19,7 +19,7 @@ Write = Callable[[dict[str, Any]], None]
 """Writes one record."""
 
 RECENT = 8
-"""How many lists back a list may lean on; whoever reads the file has as many in memory."""
+"""The number of recent lists that a list may refer to. Whoever reads the file keeps as many in memory."""
 
 SHORT = 8
 """Items; a list that has no more is always written whole, and none leans on it. So the messages that each step wrote do

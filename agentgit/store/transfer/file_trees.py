@@ -26,7 +26,7 @@ ODD = "a path, a link or a size in it is not for every system"
 NOT_KNOWN = "nobody there has opened its storage"
 NOT_WANTED = "no workspace was named to put them into"
 REASONS = (OWN, GONE, ODD, NOT_KNOWN)
-"""Why a snapshot may not be in an export though a checkpoint has it."""
+"""The reasons for which an export may lack a snapshot that a checkpoint has."""
 
 PART_BYTES = 256 * 1024
 LARGEST_FILE = 2**30

@@ -28,7 +28,7 @@ TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "
 
 
 PICKLE = b"pickle"
-"""What LangGraph's serializer calls a pickle, if somebody allows it."""
+"""The name that LangGraph's serializer gives a pickle, if somebody allows it."""
 
 
 class ListItems(NamedTuple):

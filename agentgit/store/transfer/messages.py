@@ -12,7 +12,7 @@ DEEPEST = 300
 """Levels of a value that is stored as JSON; what is deeper is not written as that."""
 
 _RESERVED = ("cls", "_fields_set")
-"""What LangChain cannot make a message with, because its constructor calls its own arguments so."""
+"""The keys that LangChain cannot make a message with, because they name arguments of its constructor."""
 
 
 def stored(value: Any) -> dict[str, Any]:

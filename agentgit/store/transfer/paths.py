@@ -14,7 +14,7 @@ LONGEST_PATH, LONGEST_NAME = 4096, 255
 DEVICES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
     f"{port}{n}" for port in ("com", "lpt") for n in range(10)
 }
-"""What Windows takes for a device, with any ending."""
+"""The names that Windows takes for a device, with any ending."""
 
 REPOSITORY = (".git", "git~1")
 

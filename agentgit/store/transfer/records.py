@@ -47,7 +47,7 @@ PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
 version leave out whole snapshots, those of the third single paths. Checkpoints of the fourth keep pending writes."""
 
 SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
-"""What an export is of."""
+"""The kinds of objects that an export can be of."""
 
 HEADER = "agentgit-export"
 
@@ -88,7 +88,7 @@ SETTINGS: dict[str, Check] = {
     "current": flag,
     "give_up": flag,
 }
-"""What is kept of an operation's request, besides its steps."""
+"""The settings that are kept of an operation's request, besides its steps."""
 
 _COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
 

@@ -14,13 +14,13 @@ from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import shown
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How each directory on the way to a file is opened: never through a symbolic link."""
+"""The flags that open each directory on the way to a file: never through a symbolic link."""
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""How a file is opened to be read; a pipe that somebody puts in its place is not waited for."""
+"""The flags that open a file for reading, without waiting for a pipe that somebody puts in its place."""
 
 PRIVATE, OLD = b".agentgit-", b"-old"
-"""How the names begin and end that a change gives to what it works with; they are gone when it is done."""
+"""The beginning and the end of the names of a change's working files, which are gone when the change is done."""
 
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -14,7 +14,7 @@ IN_MEMORY = 8 << 20
 """The most that is held in memory of one file, in bytes; git streams what is larger too."""
 
 CHUNK = 1 << 20
-"""How much of a larger file is read at once, in bytes."""
+"""The part of a larger file that is read at once, in bytes."""
 
 
 class Large:

@@ -15,7 +15,7 @@ from agentgit.workspace.disk.permissions import O_PATH, READABLE, SEARCHABLE
 from agentgit.workspace.disk.renaming import rename_to_free
 
 IMMOVABLE = {stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
-"""What cannot be made again on another file system."""
+"""The kinds of files that cannot be made again on another file system."""
 
 
 class Aside:

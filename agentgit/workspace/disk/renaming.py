@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
-"""What a system answers that does not have the call, a file system that cannot do it, or a container that bars it."""
+"""The errors of a system without the call, a file system that cannot do it, or a container that bars it."""
 
 Call = Callable[[int, bytes, int, bytes, int], int]
 """Renames a name in one open directory to a name in another; returns 0 or the number of the error."""

@@ -24,7 +24,7 @@ from agentgit.workspace.disk.move_aside import Aside
 from agentgit.workspace.locations import expect_in_place
 
 MOST_LINKS = 40
-"""How many symbolic links may lead to each other, as in Linux."""
+"""The greatest number of symbolic links that may lead to each other, as in Linux."""
 
 ABSENT, FILE, LINK, OTHER = "absent", "file", "link", "other"
 

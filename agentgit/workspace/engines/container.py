@@ -31,7 +31,7 @@ RUNNING = "agentgit.running"
 """A label of a container that was made by a restore: whether it is to run."""
 
 NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
-"""What follows the container's name in those of the two that stand beside it while it is replaced."""
+"""The suffixes of the container's name for the two that stand beside it while it is replaced."""
 
 NEVER_RAN = ("created", "configured")
 """States of a container that was made and not yet started."""

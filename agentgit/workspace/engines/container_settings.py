@@ -77,10 +77,10 @@ COMPARED = (
     "User",
     "WorkingDir",
 )
-"""What of the part that a snapshot's image carries must be the same in a container of it."""
+"""The settings in a snapshot's image that a container made from it must share."""
 
 VOLATILE = frozenset({"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolation", "LogConfig", "Mounts"})
-"""What differs from container to container and is no setting, and what `Mounts` of the container says better."""
+"""Fields that differ between containers and are no settings, and those that `Mounts` of the container says better."""
 
 
 def options(container: Inspected) -> list[str]:

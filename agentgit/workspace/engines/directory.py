@@ -19,16 +19,16 @@ from agentgit.workspace.disk.contents import IN_MEMORY, Data, Large, parts
 from agentgit.workspace.trees import TreeChange, TreeEntry, WrittenTree, digest_of
 
 FILES, INDEX = b"files", "tree.json"
-"""What is in the directory of a snapshot: the copies, and what stands at each path with its real permission bits."""
+"""The contents of a snapshot's directory: the copies, and the entry of each path with its real permission bits."""
 
 UNFINISHED = ".new-"
-"""What comes before the key of a snapshot that is being written."""
+"""The prefix of the key of a snapshot that is being written."""
 
 READ_ONLY = 0o444
 """Copies are shared by snapshots, so nobody should write to one by mistake."""
 
 NO_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system says that has no hard links, or no more of them for one file."""
+"""The errors of a file system that has no hard links, or no more of them for one file."""
 
 
 class Copies:

@@ -32,7 +32,7 @@ from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Wor
 Paths = Iterable[bytes] | None
 
 NAMED = 5
-"""How many paths a failure names."""
+"""The number of paths that a failure names."""
 
 
 class Expected(NamedTuple):

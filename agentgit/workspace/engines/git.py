@@ -38,7 +38,7 @@ SETTINGS = (
 )
 
 KEPT = 8
-"""How many snapshots' odd modes and trees are remembered."""
+"""The number of snapshots whose odd modes and trees are remembered."""
 
 NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """The tree without entries, which every git knows."""

@@ -18,7 +18,7 @@ from agentgit.workspace.scan.index import Skipped, within
 from agentgit.workspace.trees import TreeChange, TreeEntry
 
 UNKNOWN = "the snapshot does not record what it left out, so this may have been there"
-"""Why a file stays that an old snapshot does not have."""
+"""The reason for which a file stays that an old snapshot does not have."""
 
 UNRECORDED = "this snapshot is older than the record of what is left out; what of that is missing cannot be told"
 
@@ -49,7 +49,7 @@ class ExcludedPaths(NamedTuple):
 
 
 Left = Mapping[bytes, ExcludedPaths]
-"""What is left out, by path. Of an excluded directory there is only its own path."""
+"""The excluded paths, by path. Of an excluded directory there is only its own path."""
 
 
 def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict[bytes, ExcludedPaths]:

@@ -23,21 +23,21 @@ from agentgit.workspace.trees import TreeEntry, WrittenTree, digest, digest_of
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 
 UNLISTED = {errno.EACCES: UNREADABLE, errno.EPERM: UNREADABLE, errno.ENAMETOOLONG: "its path is too long"}
-"""Why a directory is left out that cannot be listed, by what the system says."""
+"""The reasons for which a directory that cannot be listed is left out, by the system's error."""
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
 NO_STAMP: Stamp = (0, 0, 0, 0, 0)
-"""How something looks that cannot be looked at."""
+"""The stamp of something that cannot be examined."""
 
 Found = tuple[bytes, Stamp]
 """A path, and how it looks."""
 
 Contents = tuple[Stamp | None, str, Data]
-"""How a file looked, the hash of its contents, and the contents."""
+"""The stamp of a file, the hash of its contents, and the contents."""
 
 NOTHING: Contents = (None, "", b"")
-"""What there is of something that is no file."""
+"""The contents of something that is no file."""
 
 
 class Scan:

@@ -18,13 +18,13 @@ from agentgit.workspace.lock import exclusive
 from agentgit.workspace.values import plain
 
 UNDO, REDO, SAFETY = "undo", "redo", "safety"
-"""Where an entry is: on the stack, undone and next to be redone, or undone before something else was done."""
+"""The place of an entry: on the stack, undone and next to be redone, or undone before something else was done."""
 
 FOLDER = "folder"
 """The kind of a directory that was not there."""
 
 PATIENCE = 60.0
-"""How long one process waits for another, in seconds."""
+"""The time that one process waits for another, in seconds."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entry (

@@ -43,7 +43,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import InClear
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
-"""How SQLAlchemy writes a time on SQLite."""
+"""The format in which SQLAlchemy writes a time on SQLite."""
 
 _DIGITS = re.sub(r"\d", "[0-9]", "2026-01-01 00:00:00.000000")
 """The same for SQLite itself."""
@@ -52,7 +52,7 @@ FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 """The times that Python can hold; PostgreSQL has more, and `infinity`."""
 
 SHOWN = 40
-"""How many characters of a wrong value a finding shows."""
+"""The number of characters of a wrong value that a finding shows."""
 
 
 class _Kind(NamedTuple):

@@ -30,10 +30,10 @@ from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, METADATA
 from agentgit.store.store import Store
 
 REFERENCES, HASHES, HEADS = 1, 2, 3
-"""How deep to look."""
+"""The levels of the check."""
 
 MOST = 1000
-"""How many findings are told one by one; a database whose file is torn could have millions."""
+"""The number of findings that are reported one by one. A database whose file is torn could have millions."""
 
 TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
 

@@ -65,7 +65,7 @@ class RowCheck:
         self.connection, self.store, self.report, self.hashes = connection, store, report, hashes
         self.users = self.ids(USER)
         self.authors = self.users | set(erased_users(connection, store.tenant_id))
-        """Who made something, also those who were erased since."""
+        """The users who may have made something, also those who were erased since."""
         self.current: dict[int, int | None] = {}
         """Of each session the branch that it continues on."""
         self.of_branch: dict[int, Owner] = {}

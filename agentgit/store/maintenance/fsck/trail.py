@@ -75,7 +75,7 @@ class _Chains:
     ) -> None:
         self.report, self.erased, self.hashes, self.wanted = report, erased, hashes, wanted
         self.told: set[Tip] = set()
-        """How the trails of erased sessions ended, as that of no session tells."""
+        """The ends of the trails of erased sessions, as recorded in the trail that belongs to no session."""
         self.tips: dict[int, Tip] = {}
         """The end of each chain."""
         self.met: dict[tuple[int, int], str] = {}
