@@ -141,10 +141,10 @@ class Database:
     """An open database. Safe to use from many threads.
 
     Args:
-        where: a path, `:memory:` or a URL.
-        pool_size: how many connections to a server there are at most.
-        lease_seconds: how long a run on a server counts as alive after it was last heard of.
-        keyring: what its values are encrypted with; None if they are not.
+        where: A path, `:memory:` or a URL.
+        pool_size: The greatest number of connections to a server.
+        lease_seconds: The time for which a run on a server counts as alive after it was last heard of.
+        keyring: The keys that its values are encrypted with; None if they are not.
     """
 
     def __init__(

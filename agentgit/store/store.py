@@ -68,10 +68,10 @@ class Store:
     """Everything of one tenant.
 
     Args:
-        database: an open one that has its tables.
-        tenant_id: whose.
-        compression: how new values are packed, `zlib`, `zstd` or `none`.
-        webhook_hosts: where webhooks may be sent besides public addresses.
+        database: An open database that has its tables.
+        tenant_id: The tenant.
+        compression: The compression of new values: `zlib`, `zstd` or `none`.
+        webhook_hosts: The hosts that webhooks may be sent to besides public addresses.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Store:
         """Read the tool track of a branch from the root of the session.
 
         Args:
-            branch: its row.
-            position: how many invocations; None for all.
+            branch: The row of the branch.
+            position: The number of invocations; None for all.
         """
         return self.journal.track(connection, self.parts(connection, branch, position))
 
@@ -164,9 +164,9 @@ class Store:
         A batch that waits for an answer (an interrupt) is not stepped behind: it goes on rightly from a fork.
 
         Args:
-            connection: any.
-            branch_id: the branch.
-            thread_id: its thread.
+            connection: Any open connection.
+            branch_id: The branch.
+            thread_id: Its thread.
         """
         tally, stand = self.journal.tally(connection, branch_id), self.graphs.stand(connection, thread_id)
         return lambda branch: self._moment(connection, branch, tally(), stand())
@@ -267,9 +267,9 @@ def snapshot_of(at: At | None, position: int, pending: bytes | None = None) -> S
     """Return what a checkpoint made at a graph checkpoint points at.
 
     Args:
-        at: the graph checkpoint; None is before the first.
-        position: how many tool invocations lie before it.
-        pending: the pending writes there; None if that is not known.
+        at: The graph checkpoint; None is before the first.
+        position: The number of tool invocations before it.
+        pending: The pending writes there; None if that is not known.
     """
     return Snapshot(
         graph_checkpoint_id=at.place.checkpoint_id if at else None,

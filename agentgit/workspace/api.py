@@ -33,18 +33,18 @@ class Workspace(Base):
     """Snapshots of a directory. Going back takes a snapshot first, touches only what differs, and loses nothing.
 
     Args:
-        workspace_dir: the directory.
-        storage_dir: where snapshots are kept; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
+        workspace_dir: The directory.
+        storage_dir: The directory of the snapshots; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
         environment: `"git"`, `"directory"` (needs no git), or something with `checkpoint()` and `restore(id)`.
-        auto_checkpoint: whether an agent with this workspace takes snapshots by itself before files are modified.
-        max_checkpoints: how many are kept; the oldest go first. Pinned ones stay and do not count. None keeps all.
-        exclude_patterns: what to leave out besides what the workspace's `.gitignore` files name, in their language.
-        max_file_size: a greater file is left out, unless an earlier snapshot holds it, in bytes.
+        auto_checkpoint: True if an agent with this workspace takes snapshots by itself before files are modified.
+        max_checkpoints: The number to keep. The oldest go first. Pinned ones stay and do not count. None keeps all.
+        exclude_patterns: Patterns to leave out besides those of the workspace's `.gitignore` files, in their syntax.
+        max_file_size: The greatest size in bytes. A greater file is left out, unless an earlier snapshot holds it.
 
     Raises:
-        InvalidInput: there is no such directory, or it is protected, such as the home directory; or the storage is that
+        InvalidInput: There is no such directory, or it is protected, such as the home directory; or the storage is that
             of another workspace.
-        Unavailable: git is not installed, or the storage cannot be used.
+        Unavailable: Git is not installed, or the storage cannot be used.
 
     Example:
         >>> import pathlib, tempfile
@@ -146,15 +146,15 @@ class Workspace(Base):
         """Take a snapshot. If nothing changed, that costs next to nothing.
 
         Args:
-            message: what to say of it.
-            name: what to call it; another may have the same name.
-            metadata: kept with it, JSON-like.
-            paths: only these may have changed: nothing else is looked at.
+            message: A description of the snapshot.
+            name: The name of the snapshot. Another may have the same name.
+            metadata: Metadata that is kept with it, JSON-like.
+            paths: Only these may have changed: nothing else is looked at.
             kind: `manual`, or what took it.
-            progress: is told how many of how many files are done.
+            progress: The function to call with the number of files done and their total.
 
         Raises:
-            Unavailable: the storage or the workspace cannot be used, or another process does for long.
+            Unavailable: The storage or the workspace cannot be used, or another process does for long.
         """
         with self._working():
             new = self._new(message, kind, name=name, metadata=metadata)
@@ -164,9 +164,9 @@ class Workspace(Base):
         """Return the snapshot that the files stand at; take one if they stand at none.
 
         Args:
-            message: what to say of a new one.
-            kind: what takes it.
-            holder: who needs it until `let_go`, however many come after it; None if nobody does.
+            message: A description of the snapshot, if a new one is taken.
+            kind: The kind of a new snapshot: what takes it.
+            holder: The holder that needs it until `let_go`, however many come after it; None if nobody does.
         """
         with self._working():
             found = self._taken(self._new(message, kind), anew=False)
@@ -222,7 +222,7 @@ class Workspace(Base):
         """Return the snapshots, newest first.
 
         Args:
-            limit: how many at most.
+            limit: The greatest number of them.
         """
         return [row.snapshot for row in self._catalog.rows(limit=limit)]
 
@@ -258,17 +258,17 @@ class Workspace(Base):
         """Bring the files back to a snapshot. What stands now is in the safety snapshot that the result names.
 
         Args:
-            ref: the id, a beginning of it, or the name of the snapshot.
-            paths: only these files and directories; None is everything.
-            expect: a snapshot that the files should be like now, or `last`: as they were last saved or restored. None
+            ref: The id, a beginning of it, or the name of the snapshot.
+            paths: Only these files and directories; None is everything.
+            expect: A snapshot that the files should be like now, or `last`: as they were last saved or restored. None
                 is whatever they are: the safety snapshot holds it.
-            force: go on if they are not.
-            progress: is told how many of how many files are done.
+            force: True to go on if they are not.
+            progress: The function to call with the number of files done and their total.
 
         Raises:
-            NotFound: there is no such snapshot.
-            WorkspaceChanged: a file that would be touched is not as in `expect`; nothing was touched.
-            Unavailable: a path cannot be written; what is done stays, and restoring again goes on from there.
+            NotFound: There is no such snapshot.
+            WorkspaceChanged: A file that would be touched is not as in `expect`; nothing was touched.
+            Unavailable: A path cannot be written; what is done stays, and restoring again goes on from there.
         """
         with self._working():
             expected = self._expected(expect) if expect is not None and not force else None
@@ -286,12 +286,12 @@ class Workspace(Base):
         """Return what `restore` would do; nothing is touched.
 
         Args:
-            ref: as `restore` takes it.
-            paths: only these files and folders; None is all.
-            since: the snapshot that `changed` is told against; None, or one that is gone, is the last save or restore.
+            ref: The snapshot, in any form that `restore` takes.
+            paths: Only these files and folders; None is all.
+            since: The snapshot that `changed` is told against; None, or one that is gone, is the last save or restore.
 
         Raises:
-            NotFound: there is no such snapshot.
+            NotFound: There is no such snapshot.
         """
         with self._working():
             known = self._find(since) if since is not None else None
@@ -387,10 +387,10 @@ class Workspace(Base):
         Args:
             event: `created` and `deleted` (with the `FileCheckpoint`), `restored` (with the `Restored`), `pruned` (with
                 a list of `FileCheckpoint`) or `failed` (with the failure).
-            callback: is called with one argument.
+            callback: The function to call, with one argument.
 
         Raises:
-            InvalidInput: there is no such event.
+            InvalidInput: There is no such event.
         """
         if event not in self._listeners:
             raise InvalidInput(f"There is no event {event!r}; there are {', '.join(EVENTS)}.")
@@ -432,7 +432,7 @@ class WholeSnapshots:
     """The snapshots of a workspace that its undo stack takes. Nothing else uses them: they go when the stack says so.
 
     Args:
-        workspace: which.
+        workspace: The workspace.
     """
 
     def __init__(self, workspace: Workspace) -> None:

@@ -81,10 +81,10 @@ class Catalog:
     """The catalog in one file.
 
     Args:
-        path: of the file; it is made if it is not there.
+        path: The path of the file, which is made if it is not there.
 
     Raises:
-        Unavailable: it cannot be opened or written.
+        Unavailable: It cannot be opened or written.
     """
 
     def __init__(self, path: str) -> None:
@@ -126,9 +126,9 @@ class Catalog:
         """Enter a snapshot, if there is one, and what is known. A new snapshot outlasts a loss of power.
 
         Args:
-            snapshot: the new one.
-            known: what is known now; `known.key` is its tree.
-            left: what the snapshot left out; None if that is not known.
+            snapshot: The new snapshot.
+            known: What is known now; `known.key` is its tree.
+            left: The paths that the snapshot left out; None if they are not known.
         """
         with self._write(lasting=snapshot is not None) as db:
             if snapshot is not None:
@@ -158,9 +158,9 @@ class Catalog:
         """Enter a snapshot of files that did not stand here.
 
         Args:
-            snapshot: the new one.
-            tree: the key of its tree.
-            left: what it left out; None if that is not known.
+            snapshot: The new snapshot.
+            tree: The key of its tree.
+            left: The paths that it left out; None if they are not known.
         """
         with self._write(lasting=True) as db:
             _insert(db, snapshot, tree, left)
@@ -171,8 +171,8 @@ class Catalog:
         Those of the undo stack are its own.
 
         Args:
-            tree: the key of the tree.
-            left: what is left out.
+            tree: The key of the tree.
+            left: The paths that are left out.
         """
         where = "tree = ? AND left_out = ? AND kind <> ?"
         query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608
@@ -184,7 +184,7 @@ class Catalog:
         """Return what a snapshot left out; None if there is no record of it.
 
         Args:
-            snapshot: its id.
+            snapshot: The id of the snapshot.
         """
         query = "SELECT paths FROM left_out WHERE id = (SELECT left_out FROM snapshot WHERE id = ?)"
         with self._open() as db:

@@ -27,9 +27,9 @@ def contents_of(
     """Read files and links of a snapshot, one after the other.
 
     Args:
-        trees: keeps it.
-        key: of its tree; None if there is none.
-        entries: which, by path.
+        trees: The store of the trees.
+        key: The key of its tree; None if there is none.
+        entries: The entries to read, by path.
     """
     for path, _, data in trees.contents(key, entries) if key else ():
         yield path, data if isinstance(data, bytes) else None
@@ -60,12 +60,12 @@ def compared(
     """Compare two snapshots.
 
     Args:
-        from_id: of the first.
-        to_id: of the second.
-        changes: by path.
-        contents: of the files and links that `differs`, sorted by path, in the first snapshot and in the second.
-        sides: what is left out there.
-        among: whether a path is among those that are asked about.
+        from_id: The id of the first snapshot.
+        to_id: The id of the second snapshot.
+        changes: The changes, by path.
+        contents: The contents of the files and links that `differs`, by path, in the first snapshot and in the second.
+        sides: The paths left out on each side.
+        among: The test for paths that are asked about.
     """
     left, uncertain = _left_out(changes, sides, among)
     added, modified, deleted = set(left.new), set(left.changed), set(left.missing)

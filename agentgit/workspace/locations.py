@@ -54,12 +54,12 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
     """Return the real path of a workspace's storage, and make it, for its user alone.
 
     Args:
-        path: where it is to be; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
-        workspace: the real path of the workspace.
+        path: The path that it gets; None is in `$AGENTGIT_HOME`, by default `~/.local/share/agentgit`.
+        workspace: The real path of the workspace.
 
     Raises:
-        InvalidInput: it is the workspace itself, or the workspace is in it.
-        Unavailable: it cannot be made.
+        InvalidInput: It is the workspace itself, or the workspace is in it.
+        Unavailable: It cannot be made.
     """
     if path is None:
         path = Path(_home(), "workspaces", _short(workspace))
@@ -77,8 +77,8 @@ def note_storage(storage: str, workspace: str) -> None:
     """Note, where only this user writes, that a program has opened a workspace; see `expect_noted`.
 
     Args:
-        storage: its real path.
-        workspace: the real path of the directory.
+        storage: The real path of the storage.
+        workspace: The real path of the directory.
     """
     if noted_workspace(storage) == workspace:
         return
@@ -106,11 +106,11 @@ def expect_noted(storage: str, workspace: str | None = None) -> None:
     written to. So a row chooses among the places that are known here, as it does among functions.
 
     Args:
-        storage: as it is stored.
-        workspace: as it is stored; None if its directory does not matter.
+        storage: The path of the storage, as it is stored.
+        workspace: The path of the workspace, as it is stored; None if its directory does not matter.
 
     Raises:
-        NotAllowed: it is not known here.
+        NotAllowed: It is not known here.
     """
     known = noted_workspace(storage)
     if known is None or (workspace is not None and known != workspace):

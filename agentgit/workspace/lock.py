@@ -23,12 +23,12 @@ def exclusive(path: str | os.PathLike[str], *, patience: float, what: str) -> It
     """Keep all others out until the block ends.
 
     Args:
-        path: of a file that stands for what is locked; it is made if it is not there, and stays.
-        patience: how long to wait for others, in seconds.
-        what: is locked, for the message.
+        path: The path of a file that stands for what is locked. It is made if it is not there, and stays.
+        patience: The time to wait for others, in seconds.
+        what: The thing that is locked, for the message.
 
     Raises:
-        Unavailable: another one took longer than that, this thread has it already, or the file cannot be opened.
+        Unavailable: Another one took longer than that, this thread has it already, or the file cannot be opened.
     """
     end, place = time.monotonic() + patience, os.path.realpath(path)
     mine: set[str] = _held.__dict__.setdefault("places", set())

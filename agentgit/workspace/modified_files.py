@@ -122,9 +122,9 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
     not name any modifies everything.
 
     Args:
-        tool_name: as the model calls it; what a server puts before the name, as in `files__write_file`, is not counted.
-        tool: the tool or its function; None if it is out of sight.
-        args: of the call.
+        tool_name: Its name for the model. A server's prefix of the name, as in `files__write_file`, is not counted.
+        tool: The tool or its function; None if it is out of sight.
+        args: The arguments of the call.
 
     Example:
         >>> paths_of("write_file", None, {"file_path": "a.txt", "content": "x"})

@@ -61,11 +61,11 @@ class Restore:
     """One restore.
 
     Args:
-        disk: the workspace.
-        trees: where the contents are.
-        target: the key of the snapshot that is wanted.
-        differences: between what stood when the restore began and the target.
-        progress: is told how far it is.
+        disk: The workspace.
+        trees: The store of the contents.
+        target: The key of the snapshot that is wanted.
+        differences: The differences between what stood when the restore began and the target.
+        progress: The function to call with the number of files done and their total.
         again: True if a process was killed in this restore: what it did counts as done now.
     """
 
@@ -144,7 +144,7 @@ class Restore:
         """Remove the directories that are empty now and that the target does not have.
 
         Args:
-            below: only these and what is below them; None is all.
+            below: Only these paths and what is below them; None is all.
         """
         gone = {path for path, (before, after) in self._changes.items() if _folder(before) and not _folder(after)}
         for path, (before, after) in self._changes.items():

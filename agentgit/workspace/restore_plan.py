@@ -48,10 +48,10 @@ class RestorePlanner:
     """Plans restores of one workspace.
 
     Args:
-        root: the workspace.
-        trees: keeps the snapshots.
-        catalog: knows what each of them left out.
-        patterns: what is left out, beside what `.gitignore` files name.
+        root: The workspace.
+        trees: The store of the trees.
+        catalog: The catalog, which knows what each snapshot left out.
+        patterns: The patterns of paths that are left out, besides those of `.gitignore` files.
     """
 
     def __init__(self, root: bytes, trees: Trees, catalog: Catalog, patterns: tuple[str, ...]) -> None:
@@ -61,10 +61,10 @@ class RestorePlanner:
         """Return what a restore does about the differences, and what it must leave.
 
         Args:
-            snapshot: the id of the one that is wanted.
-            tree: the key of its tree.
-            changes: between what stands now and the snapshot, at the paths that are asked about.
-            now: what is left out now.
+            snapshot: The id of the wanted snapshot.
+            tree: The key of its tree.
+            changes: The differences between what stands now and the snapshot, at the paths that are asked about.
+            now: The paths that are left out now.
         """
         then = self._catalog.left(snapshot)
         stays = staying(changes, then, partial(self._trees.tree, tree))

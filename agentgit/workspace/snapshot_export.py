@@ -62,7 +62,7 @@ class Outgoing:
     """Writes the snapshots of one export.
 
     Args:
-        write: writes one record.
+        write: The function that writes one record.
     """
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
@@ -81,12 +81,12 @@ class Outgoing:
         """Write the tree of a snapshot, unless that was done before.
 
         Args:
-            settings: what opens its workspace.
-            snapshot: its id there.
+            settings: The settings that open its workspace.
+            snapshot: The id of the snapshot there.
 
         Raises:
-            Corrupt: contents are gone, or are not what was written.
-            Unavailable: the storage cannot be read.
+            Corrupt: Contents are gone, or are not what was written.
+            Unavailable: The storage cannot be read.
         """
         storage = str(settings.get("storage"))
         if (storage, snapshot) not in self._sent:

@@ -88,12 +88,12 @@ class Incoming:
         """Store all trees as snapshots; give the id of each. If one fails there is none.
 
         Args:
-            workspace: which.
-            holder: who needs them.
+            workspace: The workspace.
+            holder: The holder that needs them.
 
         Raises:
-            InvalidInput: its environment is its user's own.
-            Unavailable: it cannot be written.
+            InvalidInput: Its environment is its user's own.
+            Unavailable: It cannot be written.
         """
         with workspace._working():
             engine = workspace._engine

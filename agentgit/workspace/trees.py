@@ -42,10 +42,10 @@ class WrittenTree(NamedTuple):
     """One change on the way into a snapshot.
 
     Args:
-        path: what changed.
-        entry: what stands there now; None if nothing does, or a directory that need not be named any more. Taking away
+        path: The path that changed.
+        entry: What stands there now; None if nothing does, or a directory that need not be named any more. Taking away
             a directory leaves what is below it, which has changes of its own.
-        data: the contents of a file, or the target of a link; empty for all else. Large ones can be read until the
+        data: The contents of a file, or the target of a link; empty for all else. Large ones can be read until the
             next change is asked for.
     """
 
@@ -72,13 +72,13 @@ class Trees(Protocol):
         """Keep a snapshot: that of another key, with changes.
 
         Args:
-            key: of the new one, made of `0-9a-f`; killed on the way, there is no snapshot under it, or a whole one.
-            base: the key of the one to begin with; None begins with nothing.
-            changes: what to take away first, then what to put there; each path once.
+            key: The key of the new one, made of `0-9a-f`. If the process is killed, it has no snapshot, or a whole one.
+            base: The key of the one to begin with; None begins with nothing.
+            changes: The changes: first the removals, then the additions. Each path comes once.
 
         Raises:
-            NotFound: there is no snapshot `base`.
-            Unavailable: it cannot be written; the error says why.
+            NotFound: There is no snapshot `base`.
+            Unavailable: It cannot be written; the error says why.
         """
         ...
 

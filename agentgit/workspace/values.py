@@ -42,14 +42,14 @@ class FileCheckpoint:
     """A snapshot of the files of a workspace.
 
     Args:
-        id: what `restore`, `diff`, `get` and `delete` take; so is any beginning of it that no other has.
-        name: what its user called it; None if nothing. Several may have the same name.
-        message: what its user said of it.
+        id: The id that `restore`, `diff`, `get` and `delete` take. They also take any unique beginning of it.
+        name: The name that its user gave it, or None. Several may have the same name.
+        message: The user's description of it.
         timestamp: UTC.
-        files_changed: how many files differ from the snapshot before it.
-        metadata: what its user gave with it.
+        files_changed: The number of files that differ from the snapshot before it.
+        metadata: The metadata that its user gave with it.
         kind: `manual`, `auto` (before a tool or at a checkpoint), `safety` (before a restore) or `undo`.
-        pinned: whether it is kept however many come after it.
+        pinned: True if it is kept however many come after it.
     """
 
     id: str

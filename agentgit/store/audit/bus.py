@@ -140,10 +140,10 @@ class Subscription:
     """A callback that is told events, until it is closed. A context manager. Made by `Repository.on`.
 
     Args:
-        bus: tells it.
-        callback: called with each event, in a thread of its own; or a coroutine function.
-        wants: tells which events it gets; must be quick.
-        may: tells whether it may be told one when its turn has come; this may read the database.
+        bus: The bus that calls it.
+        callback: The function to call with each event, in a thread of its own; or a coroutine function.
+        wants: The function that decides which events it gets. It must be quick.
+        may: The function that decides whether it may get an event when its turn has come. It may read the database.
 
     Example:
         >>> import agentgit

@@ -50,14 +50,14 @@ class TakenDelivery:
     """An event that somebody is about to send.
 
     Args:
-        id: of the delivery.
-        owner: who took it.
-        webhook_id: whose it is.
-        url: where to.
-        secret: as the webhook has it.
-        session_id: the session of the event.
-        number: its number there.
-        attempts: how often it was tried, with this time.
+        id: The id of the delivery.
+        owner: The owner that took it.
+        webhook_id: The webhook that it belongs to.
+        url: The address that it is sent to.
+        secret: The secret of the webhook, as stored.
+        session_id: The session of the event.
+        number: Its number in the session.
+        attempts: The number of attempts, including this one.
     """
 
     id: int
@@ -131,7 +131,7 @@ class Outbox:
     """The webhooks of one tenant, and what is to be sent to them.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -238,8 +238,8 @@ class Outbox:
         """Take some events that are due; for a while nobody else can take them.
 
         Args:
-            connection: in a transaction that writes.
-            most: how many at most.
+            connection: A connection in a transaction that writes.
+            most: The greatest number of them.
         """
         now, owner = datetime.now(UTC), secrets.token_hex(16)
         due = connection.execute(_DUE.limit(most), {"tenant": self.tenant_id, "now": now}).all()
@@ -267,9 +267,9 @@ class Outbox:
         Nothing happens if somebody else has taken it since, or its session went with it: then it is `gone`.
 
         Args:
-            connection: in a transaction that writes.
-            taken: what was sent.
-            problem: why it failed; None if it did not.
+            connection: A connection in a transaction that writes.
+            taken: The delivery that was sent.
+            problem: Why it failed; None if it did not.
             for_good: True if it need not be tried again.
         """
         this = {"tenant": self.tenant_id, "delivery": taken.id, "by": taken.owner}

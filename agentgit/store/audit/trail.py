@@ -55,12 +55,12 @@ class _Chain:
     """The end of the trail of one session, as it grows.
 
     Args:
-        session_id: the session; `NOWHERE` for none.
-        name: how the session is called.
-        owner_id: whose it is.
-        seq: the number of the last event.
-        last_id: its id.
-        hash: its hash.
+        session_id: The session; `NOWHERE` for none.
+        name: The name of the session.
+        owner_id: The user who owns it.
+        seq: The number of the last event.
+        last_id: The id of the last event.
+        hash: The hash of the last event.
         has_hooks: True if the tenant has webhooks.
     """
 
@@ -111,13 +111,13 @@ def note(
     """Note that something happens in this transaction; the trail has it when that commits.
 
     Args:
-        connection: in `Database.write`.
-        tenant_id: whose.
-        kind: one of `agentgit.sessions.events.KINDS`.
-        session_id: the session, if the branch does not say which.
-        branch_id: the branch, if it is about one.
-        user_id: who does it; None is agentgit itself.
-        detail: ids, names and counts, JSON-like.
+        connection: The connection of `Database.write`.
+        tenant_id: The tenant.
+        kind: One of `agentgit.sessions.events.KINDS`.
+        session_id: The session, if the branch does not say which.
+        branch_id: The branch, if it is about one.
+        user_id: The user who does it; None is agentgit itself.
+        detail: Ids, names and counts, JSON-like.
     """
     made = Note(tenant_id, kind, session_id, branch_id, user_id, datetime.now(UTC), detail)
     connection.info[_NOTES].append(made)
@@ -306,7 +306,7 @@ class Trail:
     """The trail of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -325,12 +325,12 @@ class Trail:
         """Read a part of the trail, the oldest first.
 
         Args:
-            connection: any.
-            of: whose, or of which sessions.
-            after: only those with a greater id.
-            kinds: only these.
-            since: only those that happened then or later.
-            limit: how many at most.
+            connection: Any open connection.
+            of: The user or the sessions whose events are read.
+            after: Read only events with a greater id.
+            kinds: Read only events of these kinds.
+            since: Read only events that happened then or later.
+            limit: The greatest number of them.
         """
         found: list[Any] = []
         for query in self._queries(of, kinds, since):

@@ -94,13 +94,13 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
     """Erase a session: its rows in all tables, its trail, its words, and the values that only it needed.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        session_id: which.
-        user_id: who wants it.
+        store: The store of the tenant.
+        connection: A connection in a transaction that writes.
+        session_id: The session.
+        user_id: The user who asks for it.
 
     Raises:
-        Conflict: somebody works on it.
+        Conflict: Somebody works on it.
     """
     _expect_alone(connection)
     rows = _session(store, connection, session_id)
@@ -123,13 +123,13 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
     """Erase a user: every session of theirs, and what else is theirs. What they made in others' sessions stays.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        user: who goes.
-        by: who wants it.
+        store: The store of the tenant.
+        connection: A connection in a transaction that writes.
+        user: The user to erase.
+        by: The user who asks for it.
 
     Raises:
-        Conflict: somebody works on one of the sessions, or there would be no admin any more.
+        Conflict: Somebody works on one of the sessions, or there would be no admin any more.
     """
     hold_user(store, connection, user.id)
     _expect_alone(connection)
@@ -255,11 +255,11 @@ def _finish(
     """Collect the values that nobody needs any more, forget the words that SQLite keeps apart, and let the trails go.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        sessions: how many rows of each session went.
-        by: who wants it.
-        rows: all that went.
+        store: The store of the tenant.
+        connection: A connection in a transaction that writes.
+        sessions: The number of deleted rows of each session, by table.
+        by: The user who asks for it.
+        rows: The number of deleted rows, by table.
     """
     if rows[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         forget_words(connection, store.tenant_id)

@@ -65,12 +65,12 @@ def collect(
     """Delete the values of a tenant that no graph checkpoint and no write refers to.
 
     Args:
-        connection: in a transaction that writes; for a dry run any.
-        blobs: the values of the tenant.
+        connection: A connection in a transaction that writes; for a dry run, any open connection.
+        blobs: The values of the tenant.
         dry_run: True to count only.
         imports: True to also delete the threads that imports have left half way.
-        find_steps: says which graph checkpoints go; it is asked when nobody writes any more. None keeps all.
-        parts: tells how far it is, see `sizes`.
+        find_steps: The function that finds the graph checkpoints to delete. It runs when nobody writes. None keeps all.
+        parts: The reporter of the progress, see `sizes`.
     """
     tenant_id = blobs.tenant_id
     if not dry_run and connection.dialect.name == "postgresql":
@@ -122,13 +122,13 @@ def in_use(
     Each list comes with the one that it continues, or None.
 
     Args:
-        connection: any.
-        blobs: the values of the tenant.
-        leaves_out: tells which graph checkpoints, and writes on them, do not count.
-        parts: tells how far it is.
+        connection: Any open connection.
+        blobs: The values of the tenant.
+        leaves_out: The test for graph checkpoints that, with the writes on them, do not count.
+        parts: The reporter of the progress.
 
     Raises:
-        Corrupt: a list or a record is damaged, so nobody knows what it needs.
+        Corrupt: A list or a record is damaged, so nobody knows what it needs.
     """
     parts = parts or Parts()
     live = set(_referenced(connection, blobs.tenant_id, leaves_out, parts))

@@ -33,8 +33,8 @@ class Rotation:
     """Seals the values of one tenant anew.
 
     Args:
-        database: with the keys that its values have, and the current one.
-        tenant_id: whose values.
+        database: The database, opened with the keys that its values have, and the current one.
+        tenant_id: The tenant that the values belong to.
     """
 
     def __init__(self, database: Database, tenant_id: int) -> None:
@@ -44,10 +44,10 @@ class Rotation:
         """Seal all that is not sealed with the current key, and forget the keys that nothing is sealed with then.
 
         Args:
-            seal: with the current key, and those that values are sealed with.
+            seal: The seal, with the current key and those that values are sealed with.
             off: True to store all of it in clear.
-            user_id: who wants it.
-            progress: told how many rows are done, and of how many.
+            user_id: The user who asks for it.
+            progress: The function to call with the number of rows done and their total.
         """
         if off:
             self.database.write(lambda c: prove(c, self.tenant_id, seal, is_whole=False), durable=True)

@@ -71,10 +71,10 @@ def automatic(connection: Connection, store: Store, session_id: int, meta: bytes
     """Thin a session out if it is time, in the transaction that made a checkpoint; tell how many went.
 
     Args:
-        connection: in a transaction that writes.
-        store: where.
-        session_id: which.
-        meta: the metadata of the session as `Sessions.touch` gives it; None to lock the session and read them.
+        connection: A connection in a transaction that writes.
+        store: The store of the tenant.
+        session_id: The session.
+        meta: The metadata of the session as `Sessions.touch` gives it; None to lock the session and read them.
     """
     if meta is None:
         store.sessions.lock(connection, session_id)
@@ -130,12 +130,12 @@ def clear(
     """Delete the checkpoints of a session that nothing needs; tell what became of each.
 
     Args:
-        connection: in a transaction that writes.
-        store: where.
-        session_id: which.
-        branch_id: only those that this branch made; None for all.
-        ids: only these; None for all.
-        user_id: who wants it.
+        connection: A connection in a transaction that writes.
+        store: The store of the tenant.
+        session_id: The session.
+        branch_id: Only checkpoints that this branch made; None for all.
+        ids: Only these checkpoints; None for all.
+        user_id: The user who asks for it.
     """
     store.sessions.lock(connection, session_id)  # so that nobody goes to one meanwhile
     found = points(connection, store, session_id, branch_id)
@@ -160,10 +160,10 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
     """Read the checkpoints of a session, each with what needs it; from columns alone.
 
     Args:
-        connection: any.
-        store: where.
-        session_id: which.
-        branch_id: only those that this branch made; None for all.
+        connection: Any open connection.
+        store: The store of the tenant.
+        session_id: The session.
+        branch_id: Only checkpoints that this branch made; None for all.
     """
     branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
     wanted = list(branches) if branch_id is None else [branch_id]

@@ -48,9 +48,9 @@ class Sizes:
     Each answer walks through what is stored, but reads no state.
 
     Args:
-        connection: any; all answers are of the moment that it sees.
-        store: where.
-        session_id: which.
+        connection: Any open connection. All answers are of the moment that it sees.
+        store: The store of the tenant.
+        session_id: The session.
     """
 
     def __init__(self, connection: Connection, store: Store, session_id: int) -> None:
@@ -115,10 +115,10 @@ def figures(
     """Count what was done on some branches.
 
     Args:
-        connection: any.
-        store: where.
-        sessions: the sessions that they are of.
-        branches: their rows.
+        connection: Any open connection.
+        store: The store of the tenant.
+        sessions: The sessions that they are of.
+        branches: The rows of its branches.
     """
     ids = [branch.id for branch in branches]
     points = {row.branch: row for row in _many(connection, store, _POINTS, ids)}
@@ -155,9 +155,9 @@ def storage(connection: Connection, store: Store, branches: Sequence[Found]) -> 
     """Measure what some branches take; it walks through everything that is stored, but reads no state.
 
     Args:
-        connection: any.
-        store: where.
-        branches: their rows.
+        connection: Any open connection.
+        store: The store of the tenant.
+        branches: The rows of its branches.
     """
     blobs, threads = store.graphs.content.blobs, {branch.thread_id for branch in branches}
     mine, _ = in_use(connection, blobs, lambda place: place.thread not in threads)

@@ -55,11 +55,11 @@ def find(
     """Find the steps that nothing needs, one branch after the other.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        without: checkpoints of agentgit that are taken as gone already.
-        branches: only those of these; None is all.
-        parts: tells how far it is.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        without: Checkpoints of agentgit that are taken as gone already.
+        branches: The branches to look at; None for all.
+        parts: The reporter of the progress.
     """
     found = connection.execute(_BRANCHES, {"tenant": tenant_id}).all()
     wanted = [branch for branch in found if branches is None or branch.id in branches]
@@ -100,9 +100,9 @@ def needed(steps: Sequence[GraphStep], named: Collection[str], asking: Collectio
     """Choose the steps of a thread that stay, by namespace and id; but not those that values are spread over.
 
     Args:
-        steps: all of the thread.
-        named: the ids that checkpoints of agentgit name.
-        asking: the ids of those that wait, or once waited, for an answer.
+        steps: All steps of the thread.
+        named: The ids that checkpoints of agentgit name.
+        asking: The ids of those that wait, or once waited, for an answer.
 
     Example:
         >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]

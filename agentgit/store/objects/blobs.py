@@ -63,8 +63,8 @@ def leaf(type_: str, data: bytes) -> Leaf:
     """Name a value by its hash.
 
     Args:
-        type_: how the bytes are to be read, at most 32 characters.
-        data: the bytes, uncompressed.
+        type_: The way in which the bytes are read, at most 32 characters.
+        data: The bytes, uncompressed.
 
     Example:
         >>> leaf("json", b"1").hash.hex()[:16]
@@ -137,9 +137,9 @@ class Blobs:
     """The values of one tenant.
 
     Args:
-        tenant_id: whose; no other tenant's value is ever read or reused.
-        compression: how new values are packed, see `agentgit.store.objects.compression`; all kinds are read.
-        chunk_bytes: how large a value may be to be stored in one row.
+        tenant_id: The tenant. No other tenant's value is ever read or reused.
+        compression: The compression of new values, see `agentgit.store.objects.compression`. All kinds are read.
+        chunk_bytes: The greatest size of a value that is stored in one row.
     """
 
     def __init__(self, tenant_id: int, compression: str = "zstd", chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -159,13 +159,13 @@ class Blobs:
         """Store values that may be stored already, small ones in one statement.
 
         Args:
-            connection: in a transaction that writes.
-            leaves: what to store; equal ones are stored once.
-            lists: each list's hash, its items' hashes, and the hash of a stored value or None; if that value is a
+            connection: A connection in a transaction that writes.
+            leaves: The values to store. Equal ones are stored once.
+            lists: Each list's hash, its items' hashes, and the hash of a stored value or None; if that value is a
                 list, this one probably continues it.
 
         Raises:
-            Corrupt: such an earlier list does not match its hash.
+            Corrupt: Such an earlier list does not match its hash.
         """
         fresh = {value.hash: value for value in leaves}
         large = {key for key, value in fresh.items() if len(value.data) > self._chunk_bytes}
@@ -243,11 +243,11 @@ class Blobs:
         A list comes back with type `list` and no bytes; `item_hashes` reads it.
 
         Args:
-            connection: any.
-            hashes: which, 32 bytes each.
+            connection: Any open connection.
+            hashes: The hashes of the values, 32 bytes each.
 
         Raises:
-            Corrupt: a row is missing or does not match its hash.
+            Corrupt: A row is missing or does not match its hash.
         """
         wanted = set(hashes)
         found = self._leaves.find(wanted)

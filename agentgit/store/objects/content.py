@@ -25,8 +25,8 @@ class Content:
     """The values of one tenant.
 
     Args:
-        tenant_id: whose.
-        compression: how new values are packed.
+        tenant_id: The tenant.
+        compression: The compression of new values.
     """
 
     def __init__(self, tenant_id: int, compression: str = "zstd") -> None:
@@ -36,8 +36,8 @@ class Content:
         """Store values, and give the hash of each.
 
         Args:
-            connection: in a transaction that writes.
-            values: each with the hash of a stored value that it may continue, or None.
+            connection: A connection in a transaction that writes.
+            values: The values, each with the hash of a stored value that it may continue, or None.
         """
         leaves: list[Leaf] = []
         lists: list[tuple[bytes, tuple[bytes, ...], bytes | None]] = []
@@ -73,11 +73,11 @@ class Content:
         """Read values, each checked against its hash.
 
         Args:
-            connection: any.
-            hashes: which; equal ones are read once.
+            connection: Any open connection.
+            hashes: The hashes of the values. Equal ones are read once.
 
         Raises:
-            Corrupt: a row is missing or does not match its hash.
+            Corrupt: A row is missing or does not match its hash.
         """
         tops = self.blobs.get_many(connection, hashes)
         records = {key: unpack(top.data) for key, top in tops.items() if top.type == RECORD}

@@ -18,9 +18,9 @@ class Walked(NamedTuple):
     """A stored list.
 
     Args:
-        key: its hash.
-        items: the hashes of its items one behind the other, without those that a list before it has.
-        wrong: what is wrong with it; empty if it matches its hash.
+        key: The hash of the list.
+        items: The hashes of its items one behind the other, without those that a list before it has.
+        wrong: What is wrong with it; empty if it matches its hash.
     """
 
     key: bytes
@@ -32,9 +32,9 @@ def walk(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) ->
     """Hash lists, each after the one that it continues.
 
     Args:
-        connection: any.
-        blobs: the values of the tenant.
-        stored: the lists as they are stored, by their hashes; what they continue may be another one.
+        connection: Any open connection.
+        blobs: The values of the tenant.
+        stored: The lists as they are stored, by their hashes; what they continue may be another one.
     """
     after: dict[bytes | None, list[bytes]] = defaultdict(list)
     for key, data in stored.items():

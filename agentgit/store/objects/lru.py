@@ -16,8 +16,8 @@ class Recent(Generic[K, T]):
     """The values used last, up to a total weight; all of them are true. Safe to use from many threads.
 
     Args:
-        limit: the greatest total weight.
-        weigh: tells the weight of a value.
+        limit: The greatest total weight.
+        weigh: The function that returns the weight of a value.
 
     Example:
         >>> recent = Recent(16, len)

@@ -42,10 +42,10 @@ class Compared:
     """Two checkpoints without their common beginning.
 
     Args:
-        a: the first.
-        b: the second.
-        messages: how many messages both begin with.
-        calls: how many tool invocations both begin with.
+        a: The first.
+        b: The second.
+        messages: The number of messages that both begin with.
+        calls: The number of tool invocations that both begin with.
     """
 
     a: Rest
@@ -58,7 +58,7 @@ class Comparing:
     """Compares the checkpoints of one tenant.
 
     Args:
-        store: where.
+        store: The store of the tenant.
     """
 
     def __init__(self, store: Store) -> None:
@@ -68,9 +68,9 @@ class Comparing:
         """Read of two checkpoints what they do not share.
 
         Args:
-            connection: any.
-            a: the row of the first.
-            b: the row of the second.
+            connection: Any open connection.
+            a: The row of the first.
+            b: The row of the second.
         """
         one, other, rests = self._at(connection, a), self._at(connection, b), (Rest(), Rest())
         messages = self._fold_messages(connection, one, other, rests)
@@ -160,9 +160,9 @@ class Comparing:
         """Find the newest checkpoint that is on the way to both; None if they have no way in common.
 
         Args:
-            connection: any.
-            a: the row of the first.
-            b: the row of the second.
+            connection: Any open connection.
+            a: The row of the first.
+            b: The row of the second.
         """
         pairs = zip(self.ends(connection, a).items(), self.ends(connection, b).items(), strict=False)
         same = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]

@@ -55,7 +55,7 @@ class Explorations:
     """The explorations of one tenant.
 
     Args:
-        store: where.
+        store: The store of the tenant.
     """
 
     def __init__(self, store: Store) -> None:
@@ -65,9 +65,9 @@ class Explorations:
         """Add to what an explored branch says about itself.
 
         Args:
-            connection: in a transaction that writes.
-            row: the branch.
-            facts: as `mark_of` gives them.
+            connection: A connection in a transaction that writes.
+            row: The row of the branch.
+            facts: The facts, as `mark_of` returns them.
         """
         self.store.sessions.note(connection, row.id, {MARK: {**mark_of(row), **facts}})
 
@@ -99,13 +99,13 @@ class Explorations:
         """Read what an exploration found until now.
 
         Args:
-            connection: any.
-            session_id: the session.
-            name: what it is called.
-            path: the names of the branches to read; None for all.
+            connection: Any open connection.
+            session_id: The session.
+            name: The name of the exploration.
+            path: The names of the branches to read; None for all.
 
         Raises:
-            NotFound: there is no exploration of that name.
+            NotFound: There is no exploration of that name.
         """
         rows = self.rows(connection, session_id, name)
         if not rows:

@@ -35,8 +35,8 @@ class Lookup:
     """Finds what one principal may see, and refuses what it may not do. Who names anything goes through here.
 
     Args:
-        store: where.
-        principal: who looks; what belongs to others, and is not shared with them, is not found.
+        store: The store of the tenant.
+        principal: The one who looks. What belongs to others, and is not shared with them, is not found.
     """
 
     def __init__(self, store: Store, principal: Principal) -> None:
@@ -151,14 +151,14 @@ class Lookup:
         """Find a session by its name or id; None is the one of their own that moved last, else a shared one.
 
         Args:
-            connection: any.
-            ref: others' sessions are called like `alice/support-42`, or by their name alone if that is no own one's.
-            needs: the role that it takes to do what is about to be done.
+            connection: Any open connection.
+            ref: Others' sessions are called like `alice/support-42`, or by their name alone if that is no own one's.
+            needs: The role that it takes to do what is about to be done.
 
         Raises:
-            NotFound: there is none; near names are told.
-            Ambiguous: it is the name of several, or the name of one and the id of another.
-            NotAllowed: they see it, and may not do that.
+            NotFound: There is none; near names are told.
+            Ambiguous: It is the name of several, or the name of one and the id of another.
+            NotAllowed: They see it, and may not do that.
         """
         self.stands(connection)
         found = self._find(connection, ref)
@@ -233,15 +233,15 @@ class Lookup:
         """Find the checkpoint that a reference means, seen from a branch.
 
         Args:
-            connection: any.
-            session: where to look.
-            branch: what `HEAD` is on, and whose path is preferred.
-            place: a Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+            connection: Any open connection.
+            session: The session to look in.
+            branch: The branch that `HEAD` is on. Its path is preferred.
+            place: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
 
         Raises:
-            NotFound: nothing is called so; near names are told.
-            Ambiguous: several things are, and none of them is on the branch's path.
-            InvalidInput: it is a checkpoint of another session.
+            NotFound: Nothing is called so; near names are told.
+            Ambiguous: Several things are, and none of them is on the branch's path.
+            InvalidInput: It is a checkpoint of another session.
         """
         if isinstance(place, Checkpoint):
             if place.id is None:

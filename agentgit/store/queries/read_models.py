@@ -23,8 +23,8 @@ class Views:
     """Makes the values that leave the store.
 
     Args:
-        store: where.
-        admit: refuses to load what somebody may no more see, by the session's id.
+        store: The store of the tenant.
+        admit: Refuses to load what somebody may no more see, by the session's id.
     """
 
     def __init__(self, store: Store, admit: Callable[[Connection, int], None]) -> None:

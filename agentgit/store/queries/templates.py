@@ -29,16 +29,16 @@ def begin(
     too; they are then calls that were made in another world.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        user_id: whose session it becomes.
-        name: how it is called.
-        point: the row of the checkpoint.
-        called: how a person calls that, with its session.
+        store: The store of the tenant.
+        connection: A connection in a transaction that writes.
+        user_id: The user who owns the new session.
+        name: The name of the new session.
+        point: The row of the checkpoint.
+        called: The name that a person uses for it, with its session.
         calls: True to bring the calls on the way to the checkpoint along, so that they can be made again.
 
     Raises:
-        NotFound: the checkpoint was deleted meanwhile.
+        NotFound: The checkpoint was deleted meanwhile.
     """
     session_id = store.sessions.create(connection, user_id, name)
     store.sessions.lock(connection, point.external_session_id)  # who erases it comes before this, or sees this
@@ -93,9 +93,9 @@ def forget(store: Store, connection: Connection, session_id: int) -> None:
     """Take what a session that is erased was called out of the words of those that began as one of its checkpoints.
 
     Args:
-        store: where; its transactions see the sessions of all users.
-        connection: in a transaction that writes.
-        session_id: the session, whose rows are still there.
+        store: The store of the tenant. Its transactions see the sessions of all users.
+        connection: A connection in a transaction that writes.
+        session_id: The session, whose rows are still there.
     """
     mine = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
     of_mine = CHECKPOINT.join(
@@ -138,9 +138,9 @@ def with_files(store: Store, connection: Connection, session_id: int) -> None:
     """Let the beginning of a session have the files that were just brought, so that a rollback brings them again.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        session_id: a session that began as a template, and has not gone on.
+        store: The store of the tenant.
+        connection: A connection in a transaction that writes.
+        session_id: A session that began as a template, and has not gone on.
     """
     branch = store.sessions.branches(connection, session_id)[0]
     files = store.snapshots.of_branch(connection, branch)

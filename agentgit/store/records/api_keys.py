@@ -23,7 +23,7 @@ class ApiKeyStore:
     """The API keys of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:

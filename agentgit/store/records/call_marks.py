@@ -25,9 +25,9 @@ def marks(connection: Connection, tenant_id: int, session_id: int) -> dict[int, 
     of the newest run.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        session_id: the external session.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        session_id: The external session.
     """
     key = {"tenant": tenant_id, "session": session_id}
     again = {row.replay_of: row.status for row in _AGAIN.all(connection, key)}

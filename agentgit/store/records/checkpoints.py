@@ -103,7 +103,7 @@ class CheckpointStore:
     """The checkpoints of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -214,9 +214,9 @@ class CheckpointStore:
         Where a branch begins stays.
 
         Args:
-            connection: in a transaction that writes.
-            ids: which.
-            user_id: who wants it; None is what the session keeps.
+            connection: A connection in a transaction that writes.
+            ids: The ids of the checkpoints.
+            user_id: The user who asks for it; None if the session's retention does.
         """
         held = self._sessions_of(connection, ids)
         if not held:

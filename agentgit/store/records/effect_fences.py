@@ -24,9 +24,9 @@ class Fences:
     """Looks up what a call is compared with.
 
     Args:
-        tenant_id: whose.
-        journal: the invocations.
-        world: where they stand.
+        tenant_id: The tenant.
+        journal: The invocations.
+        world: The world log that they stand in.
     """
 
     def __init__(self, tenant_id: int, journal: Journal, world: World) -> None:
@@ -45,11 +45,11 @@ class Fences:
         """Read the calls of a tool on a path that had this id, or that this task made, newest first.
 
         Args:
-            connection: any.
-            path: root first.
-            tool_name: which tool.
-            tool_call_id: the id of the call in the AI message; models may repeat an id.
-            task: the task; None if the id counts.
+            connection: Any open connection.
+            path: The path, root first.
+            tool_name: The name of the tool.
+            tool_call_id: The id of the call in the AI message; models may repeat an id.
+            task: The task; None if the id counts.
         """
         parts = {part.branch_id: part for part in path}
         place = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
@@ -67,9 +67,9 @@ class Fences:
         """Read which of a person's answers the calls of a task took, later attempts and nearer branches last.
 
         Args:
-            connection: any.
-            path: root first. What its branches did after they were left counts too: it is the same task.
-            task: its name; a task that runs again has the same, on a fork too.
+            connection: Any open connection.
+            path: The path, root first. What its branches did after they were left counts too: it is the same task.
+            task: Its name; a task that runs again has the same, on a fork too.
         """
         parts = [part.branch_id for part in path]
         rows = self._rows(
@@ -92,9 +92,9 @@ class Fences:
         """Read what stands in the world of a session, or may stand there, and is the same call; oldest first.
 
         Args:
-            connection: any.
-            session_id: the external session.
-            identity: what makes two calls the same.
+            connection: Any open connection.
+            session_id: The external session.
+            identity: The value that makes two calls the same.
         """
         rows = self._rows(
             connection,
@@ -112,9 +112,9 @@ class Fences:
         """Read what a call called in its turn, and what of that has one of these statuses; oldest first.
 
         Args:
-            connection: any.
-            call: the call.
-            statuses: which.
+            connection: Any open connection.
+            call: The call.
+            statuses: The statuses to look for.
             reads: True for those that only read too.
         """
         if call.ended_at is None or call.kind != CALL:
@@ -142,9 +142,9 @@ class Fences:
         """Record that an answer from the record was not taken: the call that it was for raised before.
 
         Args:
-            connection: in a transaction that writes.
-            invocation_id: the replay; it never stood in the world.
-            error: what was raised.
+            connection: A connection in a transaction that writes.
+            invocation_id: The replay; it never stood in the world.
+            error: The exception that was raised.
         """
         is_replay = TOOL_INVOCATION.c.kind == REPLAY
         self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)

@@ -64,9 +64,9 @@ class TrackPart:
     """The part of a track that one branch recorded itself.
 
     Args:
-        branch_id: the branch.
-        before: how many invocations lie before its first one.
-        count: how many of its own belong to the track; None for all.
+        branch_id: The branch.
+        before: The number of invocations before its first one.
+        count: The number of its own invocations that belong to the track; None for all.
     """
 
     branch_id: int
@@ -79,24 +79,24 @@ class Intent:
     """A call that is about to run.
 
     Args:
-        session_id: the external session.
-        branch_id: the branch that calls.
-        batch: the calls of one AI message have the same, those of a later one a greater number.
-        batch_index: its place in the AI message.
-        tool_name: which tool.
-        tool_call_id: the id of the call in the AI message, if one asked for it.
-        effect: what the tool does to the world.
-        undo: the qualified name of its undo function.
-        args: JSON-like.
-        idempotency_key: the same for every attempt.
-        owner: the turn that calls.
-        started_at: aware UTC.
-        verify: the qualified name of the function that looks whether it happened.
-        precheck: the qualified name of the function that looks whether it can be undone.
+        session_id: The external session.
+        branch_id: The branch that calls.
+        batch: The calls of one AI message have the same, those of a later one a greater number.
+        batch_index: Its place in the AI message.
+        tool_name: The name of the tool.
+        tool_call_id: The id of the call in the AI message, if one asked for it.
+        effect: The effect of the tool on the world.
+        undo: The qualified name of its undo function.
+        args: The arguments, JSON-like.
+        idempotency_key: A key that is the same for every attempt.
+        owner: The turn that calls.
+        started_at: The start, in aware UTC.
+        verify: The qualified name of the function that looks whether it happened.
+        precheck: The qualified name of the function that looks whether it can be undone.
         kind: `call`, `replay` or `redo`.
-        identity: the hash of what makes two calls the same.
-        replay_of: the invocation that it stands for.
-        task: the task that makes it, if no AI message asked for it.
+        identity: The hash of what makes two calls the same.
+        replay_of: The invocation that it stands for.
+        task: The task that makes it, if no AI message asked for it.
     """
 
     session_id: int
@@ -142,7 +142,7 @@ class Journal:
     """The invocations of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -158,7 +158,7 @@ class Journal:
         """Record calls of one branch, in their order; give the id of the last.
 
         Args:
-            calls: each with how it ended; None if it is about to run.
+            calls: The calls, each with its outcome; None if it is about to run.
         """
         first = self.arrivals(connection, calls[0][0].branch_id)
         rows = [self._row(intent, outcome, first + index) for index, (intent, outcome) in enumerate(calls)]
@@ -202,13 +202,13 @@ class Journal:
         """Record how a call ended.
 
         Args:
-            connection: in a transaction that writes.
-            invocation_id: which.
-            outcome: how.
+            connection: A connection in a transaction that writes.
+            invocation_id: The invocation.
+            outcome: The outcome of the call.
             is_past: True if it was made elsewhere long ago: then the trail does not tell of it.
 
         Raises:
-            Conflict: its status is no longer one that can end so.
+            Conflict: Its status is no longer one that can end so.
         """
         row = self._move(connection, invocation_id, outcome.status, **_ended(outcome))
         if row.effect != READ_ONLY:
@@ -246,15 +246,15 @@ class Journal:
         """Move one invocation to another status, by the rules of the journal.
 
         Args:
-            invocation_id: which.
-            status: where to.
-            operation_id: the rollback that does it.
-            owner: the piece of work that does it.
-            error: what its undo raised.
-            result: what the call returned, if that was learned only now.
+            invocation_id: The invocation.
+            status: The new status.
+            operation_id: The rollback that does it.
+            owner: The piece of work that does it.
+            error: The error that its undo raised.
+            result: The result of the call, if it became known only now.
 
         Raises:
-            Conflict: it is not in a status from which that may follow.
+            Conflict: It is not in a status from which that may follow.
         """
         values = {"result": to_json(result)} if result is not None else {}
         row = self._move(connection, invocation_id, status, owner=owner, error_message=error, **values)
@@ -265,9 +265,9 @@ class Journal:
         """Write down what else is known of a call whose outcome nobody knows, if that is still so.
 
         Args:
-            connection: in a transaction that writes.
-            call: as it was read.
-            error: its error message from now on.
+            connection: A connection in a transaction that writes.
+            call: The call, as it was last read.
+            error: Its new error message.
         """
         self.change(connection, call.id, TOOL_INVOCATION.c.status == call.status, error_message=error)
 
@@ -353,9 +353,9 @@ class Journal:
         """Read a track, in the order of the AI messages.
 
         Args:
-            connection: any.
-            parts: root first; the last is the branch that is looked at.
-            skip: how many calls at its beginning are left out: up to where a batch ends.
+            connection: Any open connection.
+            parts: The parts, root first. The last is the branch that is looked at.
+            skip: The number of calls to leave out at its beginning, up to the end of a batch.
         """
         track: list[ToolInvocation] = []
         for part in parts:
@@ -378,9 +378,9 @@ class Journal:
         """Read the calls of a branch that wait for an answer.
 
         Args:
-            connection: any.
-            branch_id: the branch.
-            position: the length of its track.
+            connection: Any open connection.
+            branch_id: The branch.
+            position: The length of its track.
         """
         rows = self.authentic(connection, connection.execute(_PAUSED, self._key(branch_id)).all())
         runs = self._runs(connection, rows)
@@ -410,8 +410,8 @@ class Journal:
         """Make values of rows, each as the branch that recorded it sees it; positions are those of its track.
 
         Args:
-            connection: any.
-            rows: with the column `inherited` of their branch, as `WITH_BRANCH` gives them.
+            connection: Any open connection.
+            rows: The rows, with the column `inherited` of their branch, as `WITH_BRANCH` returns them.
         """
         of_branch: dict[int, list[int]] = {}
         for row in self.authentic(connection, rows):

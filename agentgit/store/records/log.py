@@ -29,10 +29,10 @@ class LogPart:
     """The part of a log that lies on one branch.
 
     Args:
-        branch_id: the branch.
-        until: the number of its last checkpoint that belongs to the log.
-        newest_id: the newest of them, if that is known.
-        beyond: how many checkpoints of the branch come after that, as far as their texts can be found.
+        branch_id: The branch.
+        until: The number of its last checkpoint that belongs to the log.
+        newest_id: The newest of them, if that is known.
+        beyond: The number of later checkpoints of the branch, as far as their texts can be found.
     """
 
     branch_id: int
@@ -45,7 +45,7 @@ def of_path(path: Sequence[Segment], *, points: bool = False) -> list[LogPart]:
     """Return the parts of a path.
 
     Args:
-        path: root first.
+        path: The path, root first.
         points: True to have also the checkpoints where its branches left, for which their first ones stand.
     """
     ends = [segment.branch.branch_point_id for segment in path[1:]]
@@ -66,7 +66,7 @@ class LogStore:
     """The checkpoints of one tenant, in order of time.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -84,12 +84,12 @@ class LogStore:
         """Read checkpoints, the newest first, each with its branch's name, thread and session.
 
         Args:
-            connection: any.
-            parts: where.
-            wanted: which.
-            tagged: the id of the checkpoint that has the tag which is asked for.
-            after: only those that come behind this.
-            limit: how many at most.
+            connection: Any open connection.
+            parts: The parts of branches to read.
+            wanted: The filter for the checkpoints.
+            tagged: The id of the checkpoint that has the tag which is asked for.
+            after: Read only what comes after this.
+            limit: The greatest number of them.
         """
         prepared = _rows(_shape(wanted))
         found: list[Found] = []

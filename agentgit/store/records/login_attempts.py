@@ -42,9 +42,9 @@ def hidden(tenant_id: int, kind: str, value: str) -> bytes:
     """Return what stands for a name or an address, so that neither is stored.
 
     Args:
-        tenant_id: whose; the same value is something else in another tenant.
-        kind: of the value; what is kept of one kind says nothing of another.
-        value: the name or the address.
+        tenant_id: The tenant. The same value is something else in another tenant.
+        kind: The kind of the value. What is kept of one kind says nothing of another.
+        value: The name or the address.
     """
     return hashlib.sha256(f"{tenant_id}\0{kind}\0{value}".encode(errors="surrogatepass")).digest()
 
@@ -53,7 +53,7 @@ class Failures:
     """The failures of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:

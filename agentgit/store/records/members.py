@@ -25,7 +25,7 @@ class MemberStore:
     """Whom the sessions of one tenant are shared with.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:

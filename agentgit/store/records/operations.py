@@ -27,14 +27,14 @@ class Begun:
 
     Args:
         kind: `rollback` or `fork`.
-        session_id: the external session.
-        user_id: who asked for it.
-        source_id: the branch that was left.
-        target_id: the checkpoint to go to.
-        branch_id: the new branch.
-        request_id: the caller's own name for it, unique in the session; None for any.
-        owner: the piece of work that does it.
-        request: what was asked for and planned, JSON-like.
+        session_id: The external session.
+        user_id: The user who asked for it.
+        source_id: The branch that was left.
+        target_id: The checkpoint to go to.
+        branch_id: The new branch.
+        request_id: The caller's own name for it, unique in the session; None for any.
+        owner: The piece of work that does it.
+        request: The request and its plan, JSON-like.
     """
 
     kind: str
@@ -52,8 +52,8 @@ class OperationStore:
     """The operations of one tenant.
 
     Args:
-        tenant_id: whose.
-        leases: renews those of whoever works on one; None where they need none.
+        tenant_id: The tenant.
+        leases: Renews those of whoever works on one; None where they need none.
     """
 
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
@@ -162,9 +162,9 @@ class OperationStore:
         """Read the newest rollback that left a branch; None if an operation has led to the branch since.
 
         Args:
-            connection: to the database.
-            branch_id: the branch.
-            before: the id of the operation that leads to it now; only earlier ones count.
+            connection: A connection to the database.
+            branch_id: The branch.
+            before: The id of the operation that leads to it now; only earlier ones count.
         """
         there = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
         own = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")

@@ -67,10 +67,10 @@ def bring(connection: Connection, journal: Journal, branch: Found, calls: Sequen
     """Copy recorded calls to a branch of another session, as calls that were made in another world.
 
     Args:
-        connection: in a transaction that writes.
-        journal: the invocations.
-        branch: the row of a branch without calls.
-        calls: a track of the other session, in order.
+        connection: A connection in a transaction that writes.
+        journal: The invocations.
+        branch: The row of a branch without calls.
+        calls: A track of the other session, in order.
     """
     ids = [call.id for call in calls]
     found = [row for part in slices(ids) for row in _rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]

@@ -25,7 +25,7 @@ class Visible:
     """The sessions of one tenant, as its users see them.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -83,12 +83,12 @@ class Visible:
         """List the sessions that a user sees, the one that moved last first.
 
         Args:
-            connection: any.
-            user_id: who looks.
-            limit: how many at most; None for all.
-            after: the last one of the page before.
+            connection: Any open connection.
+            user_id: The user who looks.
+            limit: The greatest number of them; None for all.
+            after: The last one of the page before.
             shared: False for own ones only.
-            name: only those with this in their name.
+            name: Only sessions with this in their name.
         """
         conditions: list[Any] = []
         if after is not None:

@@ -54,8 +54,8 @@ class SessionStore:
     """The sessions of one tenant.
 
     Args:
-        tenant_id: whose.
-        leases: renews those of runs; None where they need none.
+        tenant_id: The tenant.
+        leases: Renews those of runs; None where they need none.
     """
 
     def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
@@ -110,13 +110,13 @@ class SessionStore:
         """Make the session continue on that branch.
 
         Args:
-            connection: in a transaction that writes.
-            session_id: the session.
-            branch_id: one of its branches.
-            user_id: who switches to it; None if it is part of something else that is told of.
+            connection: A connection in a transaction that writes.
+            session_id: The session.
+            branch_id: One of its branches.
+            user_id: The user who switches to it; None if it is part of something else that is reported.
 
         Raises:
-            NotFound: the session was deleted.
+            NotFound: The session was deleted.
         """
         if user_id is not None:
             note(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
@@ -171,12 +171,12 @@ class SessionStore:
         """Make a branch; give its id.
 
         Args:
-            session_id: its session.
-            name: unique in the session.
-            status: see `InternalSession`.
-            parent_id: the branch it leaves from.
-            branch_point_id: the checkpoint where it leaves.
-            inherited: how many invocations its track begins with.
+            session_id: The session that it belongs to.
+            name: A name that is unique in the session.
+            status: The status, see `InternalSession`.
+            parent_id: The branch it leaves from.
+            branch_point_id: The checkpoint where it leaves.
+            inherited: The number of invocations that its track begins with.
         """
         branch_id = new_id()
         row = {
@@ -200,13 +200,13 @@ class SessionStore:
         """Choose the name of a new branch.
 
         Args:
-            session_id: its session.
-            wanted: the name that a person asked for; None for the next one like `main-2`.
-            source: the branch that it is named after.
+            session_id: The session that it belongs to.
+            wanted: The name that a person asked for; None for the next one like `main-2`.
+            source: The branch that it is named after.
 
         Raises:
-            InvalidInput: no branch can be called so.
-            Conflict: there is a branch or a tag of that name.
+            InvalidInput: No branch can be called so.
+            Conflict: There is a branch or a tag of that name.
         """
         taken = {row.name for row in self.branches(connection, session_id)}
         of_session = and_(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
@@ -300,8 +300,8 @@ class SessionStore:
         """Note that a branch is up to date with the world.
 
         Args:
-            branch: its row.
-            seq: the end of the world log.
+            branch: The row of the branch.
+            seq: The end of the world log.
         """
         if branch.world_seen != seq:
             _SEE.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)

@@ -21,7 +21,7 @@ class TagStore:
     """The tags of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:

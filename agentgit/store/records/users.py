@@ -23,7 +23,7 @@ class UserStore:
     """The users of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -69,10 +69,10 @@ class UserStore:
         """Make a user.
 
         Args:
-            connection: in a transaction that writes.
-            name: a free one.
+            connection: A connection in a transaction that writes.
+            name: A free name.
             is_admin: True for an admin.
-            by: who makes it; None if the database was opened for a user that was not there.
+            by: The user who makes it; None if the database was opened for a user that was not there.
         """
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
         row_codes.add(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
@@ -84,8 +84,8 @@ class UserStore:
         """Let nobody make anything for a user until the transaction ends.
 
         Args:
-            connection: in a transaction that writes.
-            user_id: which.
+            connection: A connection in a transaction that writes.
+            user_id: The user.
             admins: True to hold all admins, too; in one order, so that no two wait for each other.
         """
         held = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
@@ -119,9 +119,9 @@ class UserStore:
         """End the logins and tokens that were given before now, and the keys of browsers.
 
         Args:
-            connection: in a transaction that writes.
-            user_id: of whom; None for the whole tenant.
-            but: the key of a browser that stays in.
+            connection: A connection in a transaction that writes.
+            user_id: The user; None for the whole tenant.
+            but: The key of a browser that stays in.
         """
         now = datetime.now(UTC)
         browsers = [API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.name == BROWSER, API_KEY.c.revoked_at.is_(None)]

@@ -21,7 +21,7 @@ class Snapshots:
     """The snapshots of one tenant.
 
     Args:
-        tenant_id: whose.
+        tenant_id: The tenant.
     """
 
     def __init__(self, tenant_id: int) -> None:
@@ -119,8 +119,8 @@ class Snapshots:
         A snapshot that another row needs is not among them.
 
         Args:
-            connection: any.
-            without: checkpoints that are taken as gone already.
+            connection: Any open connection.
+            without: Checkpoints that are taken as gone already.
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
         mine = CHECKPOINT.c.tenant_id == self.tenant_id

@@ -37,8 +37,8 @@ class World:
     """The worlds of one tenant's sessions.
 
     Args:
-        tenant_id: whose.
-        journal: its invocations.
+        tenant_id: The tenant.
+        journal: The store of the invocations.
     """
 
     def __init__(self, tenant_id: int, journal: Journal) -> None:
@@ -62,8 +62,8 @@ class World:
         Of a call that ran again also the one that it repeats is told.
 
         Args:
-            connection: any.
-            branch: its row; `world_seen` is where it stands in the log.
+            connection: Any open connection.
+            branch: The row of the branch. `world_seen` is its place in the log.
         """
         since = {
             "tenant": self.tenant_id,
@@ -78,9 +78,9 @@ class World:
         """Return what the log last told of these calls when a branch looked, counting what ran again in their place.
 
         Args:
-            connection: any.
-            branch: its row; `world_seen` is where it stands in the log.
-            ids: the calls, by their `first_id`.
+            connection: Any open connection.
+            branch: The row of the branch. `world_seen` is its place in the log.
+            ids: The calls, by their `first_id`.
         """
         found: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
@@ -100,12 +100,12 @@ class World:
         """Read the invocations of a session that may have left something in its world, newest first in world order.
 
         Args:
-            connection: any.
-            session_id: the external session.
-            path: the track whose invocations are left out.
+            connection: Any open connection.
+            session_id: The external session.
+            path: The track whose invocations are left out.
 
         Raises:
-            Corrupt: in an encrypted database, somebody without the key has changed a call or the log of the session.
+            Corrupt: In an encrypted database, somebody without the key has changed a call or the log of the session.
         """
         self._expect_authentic(connection, session_id)
         happened = (
@@ -180,9 +180,9 @@ class World:
         """Read the invocations on a path of which nobody knows whether they were reversed, or ran again.
 
         Args:
-            connection: any.
-            session_id: the external session.
-            path: the track.
+            connection: Any open connection.
+            session_id: The external session.
+            path: The track.
         """
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
@@ -203,9 +203,9 @@ class World:
         """Read what ran again in place of an invocation, newest first.
 
         Args:
-            connection: any.
-            invocation_id: the first one.
-            branch_id: the branch for which it ran; None for any.
+            connection: Any open connection.
+            invocation_id: The first invocation.
+            branch_id: The branch for which it ran; None for any.
         """
         its_session = select(_first.c.external_session_id).where(
             _first.c.tenant_id == self.tenant_id, _first.c.id == invocation_id
@@ -264,10 +264,10 @@ class World:
         """Return whether calls are on a path, and none of them was reversed, or may have been.
 
         Args:
-            connection: any.
-            session_id: the external session.
-            path: the track.
-            keys: the idempotency keys of the calls.
+            connection: Any open connection.
+            session_id: The external session.
+            path: The track.
+            keys: The idempotency keys of the calls.
         """
         query = select(
             *row_codes.columns(connection, TOOL_INVOCATION, "id", "idempotency_key", "kind", "replay_of")

@@ -73,8 +73,8 @@ def shape_of(connection: Connection, schema: str | None = None) -> Shape:
     """Read the shape of agentgit's tables.
 
     Args:
-        connection: any.
-        schema: the schema of PostgreSQL; None is the one that is looked in first.
+        connection: Any open connection.
+        schema: The schema of PostgreSQL; None is the one that is looked in first.
     """
     inspector = inspect(connection)
     place = schema or inspector.default_schema_name
@@ -134,8 +134,8 @@ def shape_at(connection: Connection, revision: str) -> Shape:
     """Return which shape the migrations give, by running them: on SQLite in memory, on a server in a schema that goes.
 
     Args:
-        connection: in a transaction that writes.
-        revision: the one wanted.
+        connection: A connection in a transaction that writes.
+        revision: The wanted revision.
     """
     if revision == migrations.BASE:
         return {}

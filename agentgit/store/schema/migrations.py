@@ -62,10 +62,10 @@ def run(connection: Connection, verb: str, revision: str, *, schema: str | None 
     """Run Alembic in the transaction of a connection.
 
     Args:
-        connection: in a transaction that writes.
+        connection: A connection in a transaction that writes.
         verb: `upgrade`, `downgrade` or `stamp`.
-        revision: where to.
-        schema: the schema of PostgreSQL that holds the tables, if it is not the one that is looked in first.
+        revision: The revision to reach.
+        schema: The schema of PostgreSQL that holds the tables, if it is not the one that is looked in first.
     """
     from alembic import command
 

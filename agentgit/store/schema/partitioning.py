@@ -54,16 +54,16 @@ def partition(database: Database, count: int) -> int:
     Tables that are divided already stay as they are, so it can be run again after an upgrade that brought new ones.
 
     Args:
-        database: on PostgreSQL, as the owner of its tables.
-        count: how many parts a table gets.
+        database: The database; on PostgreSQL, opened as the owner of its tables.
+        count: The number of parts of each table.
 
     Returns:
         How many tables were divided.
 
     Raises:
-        InvalidInput: it is SQLite, or the count is none.
-        NotAllowed: the tables are another role's.
-        SchemaMismatch: the schema is not this library's.
+        InvalidInput: It is SQLite, or the count is none.
+        NotAllowed: The tables are another role's.
+        SchemaMismatch: The schema is not this library's.
     """
     if database.is_sqlite:
         raise InvalidInput("A SQLite file has no partitions; bring its sessions to PostgreSQL by export and import.")

@@ -37,17 +37,17 @@ def grant(database: Database, role: str) -> int:
     """Grant a role what agentgit needs at work; what it had before on the tables is revoked first.
 
     Args:
-        database: as the owner of its tables.
-        role: who is to work on it.
+        database: The database, opened as the owner of its tables.
+        role: The role that is to work on it.
 
     Returns:
         On how many tables.
 
     Raises:
-        InvalidInput: it is SQLite, which has no roles.
-        NotFound: the server has no such role.
-        NotAllowed: the tables are another role's; or the role owns them, or row-level security does not hold for it.
-        SchemaMismatch: the schema is not this library's.
+        InvalidInput: It is SQLite, which has no roles.
+        NotFound: The server has no such role.
+        NotAllowed: The tables are another role's; or the role owns them, or row-level security does not hold for it.
+        SchemaMismatch: The schema is not this library's.
     """
     if database.is_sqlite:
         raise InvalidInput("A SQLite file has no roles; who may read and write the file may do everything in it.")

@@ -100,9 +100,9 @@ def _command(verb: str, database: Database, owner: str | None = None) -> str:
     """Write a command that can be pasted, but for a password, which is not shown.
 
     Args:
-        verb: what `agentgit db` is to do.
-        database: where.
-        owner: whose tables it changes; None is who has opened the database.
+        verb: The command of `agentgit db`.
+        database: The database.
+        owner: The owner of the tables that it changes; None is the one who opened the database.
     """
     name = database.name if owner is None else shown(database.url.set(username=owner))
     command = f"agentgit db {verb} --db {shlex.quote(name)}"
@@ -130,12 +130,12 @@ def expect_owner(connection: Connection, database: Database, verb: str) -> None:
     """Refuse what changes tables to a role that does not own them.
 
     Args:
-        connection: of the transaction that would change them.
-        database: whose.
-        verb: what `agentgit db` was to do.
+        connection: The connection of the transaction that would change them.
+        database: The database.
+        verb: The command of `agentgit db`.
 
     Raises:
-        NotAllowed: they are another role's; the text has the command for that one.
+        NotAllowed: They are another role's; the text has the command for that one.
     """
     if (others := _others(connection)) is not None:
         raise NotAllowed(
@@ -150,12 +150,12 @@ def upgrade(database: Database, revision: str | None = None) -> str:
     Tables of another application in the same database are left alone.
 
     Args:
-        database: any.
-        revision: a revision on the way; None is this library's.
+        database: Any open database.
+        revision: A revision on the way; None is this library's.
 
     Raises:
-        SchemaMismatch: the database is newer than the library, or a name of ours is taken; it was not touched.
-        InvalidInput: there is no such revision, or the database is newer than it.
+        SchemaMismatch: The database is newer than the library, or a name of ours is taken; it was not touched.
+        InvalidInput: There is no such revision, or the database is newer than it.
     """
     wanted = migrations.known(revision or REVISION)
     found = current(database)
@@ -209,14 +209,14 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
     """Bring the schema back to an earlier revision, in one transaction; tell what was lost with it.
 
     Args:
-        database: one that has tables.
-        revision: which; `base` removes all tables.
+        database: A database that has tables.
+        revision: The revision. `base` removes all tables.
         lose: True if data may go.
 
     Raises:
-        InvalidInput: there is no such revision, or the database is older than it.
-        NotAllowed: data would go; the text says what. Nothing was changed.
-        SchemaMismatch: the database is empty, or newer than the library.
+        InvalidInput: There is no such revision, or the database is older than it.
+        NotAllowed: Data would go; the text says what. Nothing was changed.
+        SchemaMismatch: The database is empty, or newer than the library.
     """
     migrations.known(revision)
 
@@ -270,12 +270,12 @@ def stamp(database: Database, revision: str) -> None:
     """Note that the tables are those of a revision, after a look that they are; for one who made them by `script`.
 
     Args:
-        database: one that has the tables.
-        revision: which.
+        database: A database that has the tables.
+        revision: The revision.
 
     Raises:
-        InvalidInput: there is no such revision.
-        SchemaMismatch: the tables are others; the text says in what. Or they are from before the first release.
+        InvalidInput: There is no such revision.
+        SchemaMismatch: The tables are others; the text says in what. Or they are from before the first release.
     """
     migrations.known(revision)
 

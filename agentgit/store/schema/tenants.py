@@ -21,13 +21,13 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
     """Return the id of a tenant, making it if there is none.
 
     Args:
-        database: one that has its tables.
-        name: how it is called; None is the first one, `local`.
+        database: A database that has its tables.
+        name: The name of the tenant; None is the first one, `local`.
         create: False to make none but the first one.
 
     Raises:
-        InvalidInput: no tenant can be called so.
-        NotFound: there is none, and none is to be made; near names are told.
+        InvalidInput: No tenant can be called so.
+        NotFound: There is none, and none is to be made; near names are told.
 
     Example:
         >>> from agentgit.store.schema import schema

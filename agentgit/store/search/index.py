@@ -51,9 +51,9 @@ class Texts:
     """The texts of one tenant.
 
     Args:
-        tenant_id: whose.
-        sessions: its branches.
-        graphs: its messages.
+        tenant_id: The tenant.
+        sessions: The store of the branches.
+        graphs: The store of the messages.
         names_only: True to put in only the names of checkpoints: words of what is encrypted would lie in clear.
     """
 
@@ -72,11 +72,11 @@ class Texts:
         """Put in the texts of a branch's next checkpoints; tell whether there may be more.
 
         Args:
-            connection: in a transaction that writes.
-            branch_id: the branch.
+            connection: A connection in a transaction that writes.
+            branch_id: The branch.
 
         Raises:
-            Corrupt: one of them cannot be read; nothing was written.
+            Corrupt: One of them cannot be read; nothing was written.
         """
         found = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
         rows = [row for row in found if row.number > row.searched]
@@ -120,8 +120,8 @@ class Texts:
         """Return the checkpoint that came before those to be put in, also on the branch that this one left.
 
         Args:
-            connection: any.
-            first: the first row of `_NEXT`.
+            connection: Any open connection.
+            first: The first row of `_NEXT`.
         """
         if first.number == first.searched:
             return first

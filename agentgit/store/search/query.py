@@ -77,13 +77,13 @@ class Search:
         """Return what was found, best first, each with its rank.
 
         Args:
-            connection: any.
-            session_id: where.
-            parts: the branches that count, each until where.
-            wanted: what is looked for.
-            after: only what comes behind this.
+            connection: Any open connection.
+            session_id: The session.
+            parts: The branches that count, each until where.
+            wanted: The query.
+            after: Read only what comes after this.
             whole: True if the parts are the whole session.
-            at_once: how many texts are read together, about as many as are wanted.
+            at_once: The number of texts that are read together, about as many as are wanted.
         """
         ends = {part.branch_id: part.until for part in parts}
         scopes = [scope_of_session(session_id)] if whole else None

@@ -25,9 +25,9 @@ class Loops:
     """One pool of async connections for each event loop that uses a database; a connection cannot change its loop.
 
     Args:
-        url: a database whose driver is async too.
-        pool_size: how many connections there are at most, on each loop.
-        seal: its seal, if it has keys.
+        url: A database whose driver is async too.
+        pool_size: The greatest number of connections on each loop.
+        seal: The seal of the database, if it has keys.
     """
 
     def __init__(self, url: URL, pool_size: int, seal: Seal | None = None) -> None:

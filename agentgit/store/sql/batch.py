@@ -23,9 +23,9 @@ class Statement(NamedTuple):
     """A statement as the driver takes it.
 
     Args:
-        sql: its text.
-        rows: its parameters, once for each time that it runs.
-        answer: takes what it found, the count of rows it touched and those that it read; None if nobody wants that.
+        sql: The text of the statement.
+        rows: The parameters, once for each time that it runs.
+        answer: The receiver of the count of rows it touched and those that it read; None if nobody wants them.
         prepare: False if it must never be prepared; None leaves it to the driver.
     """
 
@@ -43,8 +43,8 @@ class Batch:
     """The statements of one transaction that are not sent yet.
 
     Args:
-        connection: it has begun for SQLAlchemy; the server is told with the first statement.
-        settings: what holds for the transaction.
+        connection: A connection that has begun for SQLAlchemy; the server is told with the first statement.
+        settings: The settings of the transaction.
         only_reads: True if each way to the server may be a transaction of its own.
         one_moment: True if everything must be seen as it was at the first statement.
     """

@@ -45,8 +45,8 @@ class CompiledStatement:
         """Run the statement once for each of these parameters; on a server it goes with the next one that is answered.
 
         Args:
-            connection: in a transaction.
-            rows: by the names of the parameters.
+            connection: A connection in a transaction.
+            rows: The parameters of each run, by name.
         """
         self._start(connection, rows)
 
@@ -54,8 +54,8 @@ class CompiledStatement:
         """Run the statement, and give the count of rows it touched.
 
         Args:
-            connection: in a transaction.
-            row: by the names of the parameters.
+            connection: A connection in a transaction.
+            row: The parameters of the statement, by name.
         """
         answer = PendingResult(batch_of(connection))
         self._start(connection, [row], answer)
@@ -65,8 +65,8 @@ class CompiledStatement:
         """Run a query whose answer is needed later: on a server several go together.
 
         Args:
-            connection: in a transaction.
-            row: by the names of the parameters.
+            connection: A connection in a transaction.
+            row: The parameters of the statement, by name.
         """
         batch = batch_of(connection)
         foreseen: PendingResult | None = batch.foreseen.pop(self._asked(row), None) if batch is not None else None
@@ -82,8 +82,8 @@ class CompiledStatement:
         Nothing that it reads may change in between. The next `ask`, `all` or `first` with the same parameters gets it.
 
         Args:
-            connection: in a transaction.
-            row: by the names of the parameters.
+            connection: A connection in a transaction.
+            row: The parameters of the statement, by name.
         """
         batch = batch_of(connection)
         if batch is not None:
@@ -96,8 +96,8 @@ class CompiledStatement:
         """Run a query and give its rows, as named tuples.
 
         Args:
-            connection: in a transaction.
-            row: by the names of the parameters.
+            connection: A connection in a transaction.
+            row: The parameters of the statement, by name.
         """
         return self.ask(connection, row).all()
 
@@ -131,9 +131,9 @@ class CompiledStatement:
         """Run a query and give its rows a page at a time; the others are not in memory.
 
         Args:
-            connection: in a transaction.
-            row: by the names of the parameters.
-            size: how many rows a page has at most.
+            connection: A connection in a transaction.
+            row: The parameters of the statement, by name.
+            size: The greatest number of rows on a page.
             raw: True for tuples as the driver gives them, which takes a third of the time.
         """
         catch_up(connection)

@@ -71,9 +71,9 @@ class Raced(Again):
     says so.
 
     Args:
-        where: the database.
-        text: what everybody may read.
-        words: all of the driver's words, which name the row.
+        where: The database.
+        text: The text that everybody may read.
+        words: All of the driver's words, which name the row.
     """
 
     def __init__(self, where: str, text: str, words: str) -> None:
@@ -203,8 +203,8 @@ def missing_row(kind: str, row_id: object) -> NotFound:
     """Return the error for a row that other rows name, or that a caller still holds, and that does not exist.
 
     Args:
-        kind: what the row is, as a user calls it.
-        row_id: its id.
+        kind: The kind of the row, in a user's words.
+        row_id: The id of the row.
     """
     return NotFound(
         f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost: agentgit fsck "

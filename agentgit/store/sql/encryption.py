@@ -48,10 +48,10 @@ class Seal:
     """Seals and opens the values of one tenant in one open database.
 
     Args:
-        keyring: its keys.
+        keyring: The keys.
 
     Raises:
-        Unavailable: cryptography is not installed.
+        Unavailable: Cryptography is not installed.
     """
 
     def __init__(self, keyring: Keyring) -> None:
@@ -76,9 +76,9 @@ class Seal:
         """Seal a value.
 
         Args:
-            place: the table and the column, like `blob.data`.
-            value: its bytes.
-            key: the name of the key; None is the current one.
+            place: The table and the column, like `blob.data`.
+            value: The bytes of the value.
+            key: The name of the key; None is the current one.
         """
         name, nonce = key or self.keyring.current, os.urandom(NONCE_BYTES)
         closed: bytes = self._cipher(name).encrypt(nonce, value, self._about(place))
@@ -117,9 +117,9 @@ class Seal:
         Its key is derived from that of the values as in HKDF-Expand (RFC 5869), for this use and place.
 
         Args:
-            place: the table.
-            message: what is authenticated.
-            key: the name of the key; None is the current one.
+            place: The table.
+            message: The bytes to authenticate.
+            key: The name of the key; None is the current one.
         """
         name = key or self.keyring.current
         own = hmac.digest(self.keyring[name], b"row " + self._about(place) + b"\1", "sha256")

@@ -43,11 +43,11 @@ class Leases:
     """The leases of this process on one server.
 
     Args:
-        write: runs work in a transaction that sees all of a tenant.
-        seconds: how long one lasts.
+        write: Runs work in a transaction that sees all of a tenant.
+        seconds: The duration of a lease, in seconds.
 
     Raises:
-        InvalidInput: it is too short to be renewed in time.
+        InvalidInput: It is too short to be renewed in time.
     """
 
     def __init__(

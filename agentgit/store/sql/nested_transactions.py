@@ -46,12 +46,12 @@ def nested(stage: Stage, name: str, *, has_one_connection: bool) -> Iterator[Non
     """Refuse a transaction that would wait for one that its caller is in.
 
     Args:
-        stage: of the new one.
-        name: of the database.
+        stage: The stage of the new transaction.
+        name: The name of the database.
         has_one_connection: True if not even a reader may come between.
 
     Raises:
-        Conflict: it would wait for ever; nothing was done.
+        Conflict: It would wait for ever; nothing was done.
     """
     around = [one for one in _open.get() if one.is_open]
     for one in around:

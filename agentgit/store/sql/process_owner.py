@@ -40,7 +40,7 @@ def is_alive(name: str | None) -> bool:
     """Return whether that piece of work may still be going on; on another host nobody can tell, so it may.
 
     Args:
-        name: as `owner` gave it; None is nobody.
+        name: The name, as `owner` returned it; None is nobody.
     """
     if name is None:
         return False

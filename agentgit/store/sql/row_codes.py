@@ -59,13 +59,13 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
     """Change the rows that meet some conditions; tell how many.
 
     Args:
-        connection: in a transaction that writes.
-        table: which.
-        conditions: which rows.
-        values: of all of them, by column; what is worked out by the database is for columns without a code.
+        connection: A connection in a transaction that writes.
+        table: The table.
+        conditions: The conditions that the rows meet.
+        values: The new values, by column. Only columns without a code may take what the database works out.
 
     Raises:
-        Corrupt: somebody without the key has changed one before.
+        Corrupt: Somebody without the key has changed one before.
     """
     seal = seal_of(connection)
     if seal is None:
@@ -85,13 +85,13 @@ def copy(connection: Connection, table: Table, *conditions: Any, **values: Any) 
     """Copy the rows that meet some conditions.
 
     Args:
-        connection: in a transaction that writes.
-        table: which.
-        conditions: which rows.
-        values: what is other in the copies, by column.
+        connection: A connection in a transaction that writes.
+        table: The table.
+        conditions: The conditions that the rows meet.
+        values: The values that differ in the copies, by column.
 
     Raises:
-        Corrupt: somebody without the key has changed one before.
+        Corrupt: Somebody without the key has changed one before.
     """
     if seal_of(connection) is None:
         columns = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
@@ -107,7 +107,7 @@ class SignedWrite(CompiledStatement):
 
     Args:
         statement: As for CompiledStatement.
-        table: which.
+        table: The table.
     """
 
     def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
@@ -126,7 +126,7 @@ class AuthenticQuery(CompiledStatement):
     Args:
         statement: As for CompiledStatement. It may select more columns, and rows of an outer join without a row of the
             table.
-        table: which.
+        table: The table.
     """
 
     def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement], table: Table) -> None:
@@ -151,8 +151,8 @@ class SignedUpdate:
     """A change of one row that every turn makes, prepared.
 
     Args:
-        table: which.
-        columns: those that are changed.
+        table: The table.
+        columns: The columns that change.
     """
 
     def __init__(self, table: Table, *columns: str) -> None:
@@ -167,12 +167,12 @@ class SignedUpdate:
         """Make it.
 
         Args:
-            connection: in a transaction that writes.
-            key: of the row, by column.
-            values: by column.
+            connection: A connection in a transaction that writes.
+            key: The key of the row, by column.
+            values: The new values, by column.
 
         Raises:
-            Corrupt: somebody without the key has changed the row before.
+            Corrupt: Somebody without the key has changed the row before.
         """
         this = {f"of_{name}": value for name, value in key.items()}
         new = {f"new_{name}": value for name, value in values.items()}
@@ -189,12 +189,12 @@ def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> li
     """Return rows as they were read, if they are as somebody with a key wrote them.
 
     Args:
-        connection: of the database that they were read from.
-        table: which.
-        rows: with all its columns.
+        connection: A connection to the database that they were read from.
+        table: The table.
+        rows: The rows, with all columns of the table.
 
     Raises:
-        Corrupt: one is not.
+        Corrupt: One is not.
     """
     seal, found = seal_of(connection), list(rows)
     if seal is not None:

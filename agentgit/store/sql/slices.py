@@ -15,8 +15,8 @@ def slices(many: Sequence[T], most: int = AT_ONCE) -> Iterator[Sequence[T]]:
     """Return a sequence in pieces, in order.
 
     Args:
-        many: the sequence.
-        most: how many items a piece has at most.
+        many: The sequence.
+        most: The greatest number of items in a piece.
 
     Example:
         >>> list(slices([1, 2, 3, 4, 5], 2))

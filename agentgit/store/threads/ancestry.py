@@ -22,9 +22,9 @@ def ancestors(connection: Connection, tenant_id: int, start: Found) -> Iterator[
     """Walk from a graph checkpoint to the root of its namespace, nearest first; the checkpoint itself is left out.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        start: where.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        start: The graph checkpoint to start from.
     """
     seen = {start.place.checkpoint_id}
     at = start
@@ -46,10 +46,10 @@ def writes_of(
     """Read the writes to some channels on some checkpoints of one namespace, in order, by checkpoint id.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        checkpoints: which.
-        channels: to which channels.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        checkpoints: The graph checkpoints.
+        channels: The names of the channels.
     """
     by_id: dict[str, list[Any]] = {at.place.checkpoint_id: [] for at in checkpoints}
     ids, names = list(by_id), list(channels)

@@ -51,10 +51,10 @@ def put_after(connection: Connection, values: Mapping[str, Any], parent: Found, 
     """Store a graph checkpoint if its parent is the newest one still, and the fence holds.
 
     Args:
-        connection: in a transaction on a server.
-        values: its columns.
-        parent: what it was made from.
-        fence: by what its run holds its branch; None if there is none.
+        connection: A connection in a transaction on a server.
+        values: The values of the row, by column.
+        parent: The graph checkpoint that it was made from.
+        fence: The fence by which its run holds its branch; None if there is none.
 
     Returns:
         Its count, when the transaction has ended, is 1 if it was stored, and else 0.

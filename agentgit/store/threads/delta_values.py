@@ -67,7 +67,7 @@ class SpreadValues:
     """The spread values of one tenant.
 
     Args:
-        content: its values.
+        content: The store of its values.
     """
 
     def __init__(self, content: Content) -> None:
@@ -88,12 +88,12 @@ class SpreadValues:
         """Make the values that the parent does not have already; it costs what was written since.
 
         Args:
-            connection: any.
-            place: where the graph checkpoint is to be stored.
-            draft: the graph checkpoint.
-            parent: what it was made from.
-            names: the channels whose value the parent does not have.
-            same: channels that are as in the parent.
+            connection: Any open connection.
+            place: The key that the graph checkpoint is stored under.
+            draft: The graph checkpoint.
+            parent: The graph checkpoint that it was made from.
+            names: The channels whose value the parent does not have.
+            same: Channels that are as in the parent.
         """
         spread = Spread(names=sorted(draft.folds))
         if parent is not None:
@@ -156,9 +156,9 @@ class SpreadValues:
         """Read what channels are made of whose value is spread over the writes on earlier checkpoints.
 
         Args:
-            connection: any.
-            start: the checkpoint.
-            channels: which.
+            connection: Any open connection.
+            start: The checkpoint.
+            channels: The names of the channels.
 
         Returns:
             The writes to each channel since its last full value, oldest first, and the graph checkpoint that has that

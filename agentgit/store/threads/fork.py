@@ -48,14 +48,14 @@ def copy(
     """Copy a graph checkpoint of the whole graph into a new thread.
 
     Args:
-        connection: in a transaction that writes.
-        tenant_id: whose.
-        place: a checkpoint that exists.
-        target: the new thread.
-        pending: the pending writes that belong to it; None to choose among those that are there now.
+        connection: A connection in a transaction that writes.
+        tenant_id: The tenant.
+        place: A checkpoint that exists.
+        target: The new thread.
+        pending: The pending writes that belong to it; None to choose among those that are there now.
 
     Raises:
-        Conflict: the target exists.
+        Conflict: The target exists.
     """
     must_be_new(connection, tenant_id, target)
     checkpoints, writes = rows_of(connection, tenant_id, place, pending)
@@ -70,10 +70,10 @@ def rows_of(
     """Return the rows that a fork at a graph checkpoint of the whole graph copies: graph checkpoints, pending writes.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        place: a checkpoint that exists.
-        pending: the pending writes that belong to it; None to choose among those that are there now.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        place: A checkpoint that exists.
+        pending: The pending writes that belong to it; None to choose among those that are there now.
     """
     fork = _Fork(connection, tenant_id, place, pending)
     checkpoints, writes = fork.checkpoint(fork.start)

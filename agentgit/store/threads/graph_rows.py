@@ -168,7 +168,7 @@ def conversation(counts: Mapping[str, int]) -> str | None:
     """Return which channel is the conversation: `messages`, else the first one that holds messages.
 
     Args:
-        counts: how many messages each channel has that holds messages.
+        counts: The number of messages in each channel that holds messages.
 
     Example:
         >>> conversation({"notes": 1, "messages": 7}), conversation({})

@@ -55,8 +55,8 @@ class GraphStore:
     """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller.
 
     Args:
-        tenant_id: whose.
-        compression: how new values are packed, `zlib`, `zstd` or `none`.
+        tenant_id: The tenant.
+        compression: The compression of new values: `zlib`, `zstd` or `none`.
         counts: False if the answers of models that are put were given elsewhere: what they used is counted there.
     """
 
@@ -74,12 +74,12 @@ class GraphStore:
         """Store a graph checkpoint; one that is there already is replaced and keeps its `seq`.
 
         Args:
-            connection: in a transaction that writes.
-            place: where.
-            draft: what.
+            connection: A connection in a transaction that writes.
+            place: The key of the graph checkpoint.
+            draft: The graph checkpoint to store.
 
         Raises:
-            Conflict: its thread was deleted meanwhile, or another run moved it; see
+            Conflict: Its thread was deleted meanwhile, or another run moved it; see
                 `agentgit.store.threads.write_guard`.
         """
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
@@ -173,13 +173,13 @@ class GraphStore:
         """Store what a task wrote; storing it again changes nothing, except that negative indexes replace.
 
         Args:
-            connection: in a transaction that writes.
-            place: the graph checkpoint that the task belongs to.
-            task: who wrote.
-            writes: index, channel and value of each.
+            connection: A connection in a transaction that writes.
+            place: The graph checkpoint that the task belongs to.
+            task: The task that wrote.
+            writes: The writes: index, channel and value of each.
 
         Raises:
-            Conflict: that graph checkpoint was deleted meanwhile.
+            Conflict: That graph checkpoint was deleted meanwhile.
         """
         self._must_not_be_gone(connection, place)
         hashes = self.content.put(connection, [(body, None) for _, _, body in writes])
@@ -212,16 +212,16 @@ class GraphStore:
         messages.
 
         Args:
-            connection: in a transaction that writes.
-            source: the thread to leave from.
-            checkpoint_id: where.
-            target: the new thread.
-            pending: the pending writes that a checkpoint of agentgit keeps; None to choose among those of now.
+            connection: A connection in a transaction that writes.
+            source: The thread to leave from.
+            checkpoint_id: The graph checkpoint to copy.
+            target: The new thread.
+            pending: The pending writes that a checkpoint of agentgit keeps; None to choose among those of now.
 
         Raises:
-            NotFound: the source has no such graph checkpoint.
-            Conflict: the target thread exists.
-            Corrupt: the pending writes cannot be read.
+            NotFound: The source has no such graph checkpoint.
+            Conflict: The target thread exists.
+            Corrupt: The pending writes cannot be read.
         """
         head, place = self.snapshot(connection, source, checkpoint_id), GraphKey(source, "", checkpoint_id)
         fork.copy(connection, self.tenant_id, place, target, pending_writes.unpack(pending, "/".join(place)))
@@ -305,11 +305,11 @@ class GraphStore:
         """List graph checkpoints, newest first, a page at a time.
 
         Args:
-            connection: any.
-            scope: which.
-            before: only those older than the one with this id.
-            after: the last one of the page before; None for the first page.
-            limit: the greatest number of them.
+            connection: Any open connection.
+            scope: The scope of the search.
+            before: Only those older than the one with this id.
+            after: The last one of the page before; None for the first page.
+            limit: The greatest number of them.
             sessions: False to leave out the threads of sessions.
         """
         c = GRAPH_CHECKPOINT.c
@@ -370,13 +370,13 @@ class GraphStore:
         an own or encrypting serializer as a text that says so.
 
         Args:
-            connection: any.
-            thread: the thread.
-            checkpoint_id: a graph checkpoint of the whole graph.
+            connection: Any open connection.
+            thread: The thread.
+            checkpoint_id: A graph checkpoint of the whole graph.
 
         Raises:
-            NotFound: the thread has no such graph checkpoint.
-            Corrupt: a value does not match its hash.
+            NotFound: The thread has no such graph checkpoint.
+            Corrupt: A value does not match its hash.
         """
         at = self._expect(connection, thread, checkpoint_id)
         shown = {name: key for name, key in at.values.items() if is_shown(name)}
@@ -389,14 +389,14 @@ class GraphStore:
         """Read the messages in LangChain's stored form, oldest first.
 
         Args:
-            connection: any.
-            thread: the thread.
-            checkpoint_id: a graph checkpoint of the whole graph.
-            last: how many of the newest ones; None for all. Older ones are not read.
+            connection: Any open connection.
+            thread: The thread.
+            checkpoint_id: A graph checkpoint of the whole graph.
+            last: The number of newest ones to read; None for all. Older ones are not read.
 
         Raises:
-            NotFound: the thread has no such graph checkpoint.
-            Corrupt: a value does not match its hash.
+            NotFound: The thread has no such graph checkpoint.
+            Corrupt: A value does not match its hash.
         """
         return self.messages_at(connection, self._expect(connection, thread, checkpoint_id), last)
 

@@ -50,13 +50,13 @@ def copy(connection: Connection, tenant_id: int, source: str, target: str) -> No
     """Copy everything of a thread into a new one; nothing happens if the source is empty.
 
     Args:
-        connection: in a transaction that writes.
-        tenant_id: whose.
-        source: the thread.
-        target: the new thread.
+        connection: A connection in a transaction that writes.
+        tenant_id: The tenant.
+        source: The thread.
+        target: The new thread.
 
     Raises:
-        Conflict: the target exists.
+        Conflict: The target exists.
     """
     must_be_new(connection, tenant_id, target)
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
@@ -79,9 +79,9 @@ def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[st
     """Delete the graph checkpoints that those runs made, with their pending writes.
 
     Args:
-        connection: in a transaction that writes.
-        tenant_id: whose.
-        run_ids: as in the checkpoints' metadata.
+        connection: A connection in a transaction that writes.
+        tenant_id: The tenant.
+        run_ids: The ids of the runs, as in the checkpoints' metadata.
         sessions: True to delete them from the threads of sessions, too.
     """
     for part in slices(run_ids):
@@ -93,9 +93,9 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
     """Keep only the newest graph checkpoint of each namespace, and what its values are still spread over.
 
     Args:
-        connection: in a transaction that writes.
-        tenant_id: whose.
-        thread: which.
+        connection: A connection in a transaction that writes.
+        tenant_id: The tenant.
+        thread: The thread.
     """
     other = GRAPH_CHECKPOINT.alias("other")
     newest = (
@@ -125,9 +125,9 @@ def delta_chain(connection: Connection, tenant_id: int, start: Found) -> list[Fo
     back to the nearest one that has the value in full (`BaseCheckpointSaver.get_delta_channel_history`).
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        start: the checkpoint.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        start: The checkpoint.
     """
     wanted = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[Found] = []

@@ -33,10 +33,10 @@ def rewrite(connection: Connection, graphs: GraphStore, thread: str, rewriter: R
     earlier steps (DeltaChannel).
 
     Args:
-        connection: in a transaction that writes.
-        graphs: the graph checkpoints.
-        thread: one that nobody uses yet.
-        rewriter: knows the new results.
+        connection: A connection in a transaction that writes.
+        graphs: The graph checkpoints.
+        thread: A thread that nobody uses yet.
+        rewriter: The rewriter, which knows the new results.
     """
     mine = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     head, is_changed = graphs.newest(connection, thread), False

@@ -47,8 +47,8 @@ class PendingAt(NamedTuple):
         """Return the writes as rows of the table graph_write.
 
         Args:
-            tenant_id: whose.
-            thread: where the graph checkpoint is.
+            tenant_id: The tenant.
+            thread: The thread of the graph checkpoint.
         """
         place = {"tenant_id": tenant_id, "thread_id": thread, "ns": self.ns, "checkpoint_id": self.checkpoint_id}
         return [{**place, **write} for write in self.writes]
@@ -58,9 +58,9 @@ def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
     """Read what waits at a graph checkpoint of the whole graph now, in the form in which a checkpoint keeps it.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        place: of the graph checkpoint.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        place: The key of the graph checkpoint.
     """
     key = {"tenant_id": tenant_id, "thread_id": place.thread}
     found = []
@@ -77,9 +77,9 @@ def below(connection: Connection, tenant_id: int, place: GraphKey) -> dict[str, 
     """Find where the subgraphs of a graph checkpoint stand: the id of the newest checkpoint of each namespace.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        place: of the graph checkpoint of the whole graph.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        place: The key of the graph checkpoint of the whole graph.
     """
     key = {"tenant_id": tenant_id, "thread_id": place.thread, "root_id": place.checkpoint_id}
     newest: dict[str, str] = {}
@@ -107,14 +107,14 @@ def unpack(data: bytes | None, row: str) -> list[PendingAt] | None:
     """Read what a checkpoint keeps of what waited.
 
     Args:
-        data: as it is stored.
-        row: names the checkpoint, for the failure.
+        data: The bytes, as they are stored.
+        row: The row that names the checkpoint in an error.
 
     Returns:
         One for each graph checkpoint; None if it was never noted.
 
     Raises:
-        Corrupt: it cannot be read.
+        Corrupt: It cannot be read.
     """
     if data is None:
         return None
@@ -182,11 +182,11 @@ def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
     """List the tasks that had written something, those of the whole graph first.
 
     Args:
-        data: as it is stored.
-        row: names the checkpoint, for the failure.
+        data: The bytes, as they are stored.
+        row: The row that names the checkpoint in an error.
 
     Raises:
-        Corrupt: it cannot be read.
+        Corrupt: It cannot be read.
     """
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for at in unpack(data, row) or ():

@@ -25,9 +25,9 @@ def name(user_id: int, session_name: str, thread_id: str) -> str:
     """Name the thread that fills up: always the same, so that an import that was broken off is found again.
 
     Args:
-        user_id: whose session it becomes.
-        session_name: how that is called.
-        thread_id: the thread in the database that it comes from.
+        user_id: The user who owns the new session.
+        session_name: The name of the new session.
+        thread_id: The thread in the database that it comes from.
 
     Example:
         >>> name(1, "s", "t") == name(1, "s", "t"), len(name(1, "s", "t"))
@@ -63,10 +63,10 @@ def move(connection: Connection, tenant_id: int, source: str, target: str) -> in
     It tells how many graph checkpoints it moved.
 
     Args:
-        connection: in a transaction that writes.
-        tenant_id: whose.
-        source: the thread that filled up; it is empty afterwards.
-        target: the thread of a branch.
+        connection: A connection in a transaction that writes.
+        tenant_id: The tenant.
+        source: The thread that filled up; it is empty afterwards.
+        target: The thread of a branch.
     """
     tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
     newer = GRAPH_WRITE.alias("newer")
@@ -95,10 +95,10 @@ def move_new(connection: Connection, tenant_id: int, source: str, target: str) -
     It tells how many graph checkpoints it moved.
 
     Args:
-        connection: in a transaction that writes.
-        tenant_id: whose.
-        source: the thread that went on from a copy of the other; it is empty afterwards.
-        target: the thread of a branch.
+        connection: A connection in a transaction that writes.
+        tenant_id: The tenant.
+        source: The thread that went on from a copy of the other; it is empty afterwards.
+        target: The thread of a branch.
     """
     tail = [name for name in KEY if name not in ("tenant_id", "thread_id")]
     for table, key in ((GRAPH_WRITE, (*tail, "task_id", "idx")), (GRAPH_CHECKPOINT, tail)):

@@ -56,12 +56,12 @@ def of_put(
     """Return what the header of a new graph checkpoint has; nothing for subgraphs, and where nothing is known.
 
     Args:
-        connection: any.
-        content: the values of the tenant.
-        place: where it is going to be.
-        name: the channel that is its conversation; None if none is.
-        fresh: the values that the parent does not have.
-        parent: what it was made from.
+        connection: Any open connection.
+        content: The values of the tenant.
+        place: The key that it is stored under.
+        name: The channel that is its conversation; None if none is.
+        fresh: The values that the parent does not have.
+        parent: The graph checkpoint that it was made from.
         counts: False if what is new in it was said elsewhere, and is counted there.
     """
     if place.ns:
@@ -80,11 +80,11 @@ def _counted(
     """Count what a conversation says that was used, and give it as a header has it.
 
     Args:
-        connection: any.
-        content: the values of the tenant.
-        body: the conversation.
-        before: the conversation of the parent, as stored; None if it has none.
-        header: that of the parent.
+        connection: Any open connection.
+        content: The values of the tenant.
+        body: The conversation.
+        before: The conversation of the parent, as stored; None if it has none.
+        header: The header of the parent.
     """
     part = body.get("messages", []) if isinstance(body, dict) else body
     items = part if isinstance(part, list) else []

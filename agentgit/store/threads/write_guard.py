@@ -45,12 +45,12 @@ def refuse_second_run(place: GraphKey, parent_id: str | None, newest: Found | No
     """Refuse a checkpoint that would leave the newest one of its thread behind without anybody asking for it.
 
     Args:
-        place: where it would be stored.
-        parent_id: what it was made from.
-        newest: the newest graph checkpoint of its namespace.
+        place: The key that it would be stored under.
+        parent_id: The id of the graph checkpoint that it was made from.
+        newest: The newest graph checkpoint of its namespace.
 
     Raises:
-        Conflict: the parent is not the newest.
+        Conflict: The parent is not the newest.
     """
     at = newest.place.checkpoint_id if newest else None
     if at != parent_id:

@@ -59,11 +59,11 @@ def moved(meta: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """Return a branch's metadata with other ids.
 
     Args:
-        meta: as `checked` gave it.
-        ids: of branches, checkpoints and calls.
+        meta: The metadata, as `checked` returned it.
+        ids: The ids of branches, checkpoints and calls.
 
     Raises:
-        ValueError: it names a branch that is not there.
+        ValueError: It names a branch that is not there.
     """
     found = dict(meta)
     if began := meta.get("template"):  # which is of another session, and may be there under another id, or not

@@ -74,9 +74,9 @@ def keeping(store: Store, connection: Connection, session_id: int) -> frozenset[
     """Find the checkpoints of a session of whose pending writes those that are there now say too much or too little.
 
     Args:
-        store: where.
-        connection: any.
-        session_id: which.
+        store: The store of the tenant.
+        connection: Any open connection.
+        session_id: The session.
     """
     written = exists().where(
         GRAPH_WRITE.c.tenant_id == POINT.c.tenant_id,
@@ -109,16 +109,16 @@ def export(store: Store, connection: Connection, cut: Cut, write: Write, files: 
     """Write the records of an export, all but its header and its end.
 
     Args:
-        store: where from.
-        connection: one that sees one moment.
-        cut: what.
-        write: writes one record.
-        files: writes files; None leaves them out.
+        store: The store to export from.
+        connection: A connection that sees a single moment.
+        cut: The part to export.
+        write: The function that writes one record.
+        files: The writer of files; None leaves them out.
 
     Raises:
-        Conflict: a rollback of it is half done.
-        Corrupt: something that belongs to it is gone or damaged.
-        InvalidInput: something is too large.
+        Conflict: A rollback of it is half done.
+        Corrupt: Something that belongs to it is gone or damaged.
+        InvalidInput: Something is too large.
     """
     (_Session if cut.branch is None else _Path)(store, connection, cut, write, files).run()
 
@@ -244,8 +244,8 @@ class _Track:
     """The calls of one path as those of one branch: the record of each says where it is there.
 
     Args:
-        calls: the rows, each with its number and its batch.
-        others: what else was done in the same world.
+        calls: The rows, each with its number and its batch.
+        others: The other calls in the same world.
     """
 
     calls: list[tuple[Row[Any], int, int]] = field(default_factory=list)

@@ -26,8 +26,8 @@ def of_branch(row: Row[Any], **other: Any) -> Record:
     """Write a branch.
 
     Args:
-        row: of the table internal_session.
-        other: what is otherwise in the export.
+        row: A row of the table internal_session.
+        other: The values that differ in the export.
     """
     return {
         "record": "branch",
@@ -47,9 +47,9 @@ def of_state(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record:
     """Write a graph checkpoint.
 
     Args:
-        row: of the table graph_checkpoint.
-        branch_id: whose thread it is on.
-        other: what is otherwise in the export.
+        row: A row of the table graph_checkpoint.
+        branch_id: The branch whose thread it is on.
+        other: The values that differ in the export.
     """
     channels = {name: value.hex() for name, value in unpack(row["channels"]).items()}
     return {

@@ -30,11 +30,11 @@ class StateWriter:
     A graph checkpoint that comes a second time, as the copy that a fork begins with, is left out.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        values: writes the values.
-        write: writes one record.
-        branch_id: whose they are in the export.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        values: The writer of the values.
+        write: The function that writes one record.
+        branch_id: The branch that they belong to in the export.
     """
 
     def __init__(

@@ -66,9 +66,9 @@ class ValueWriter:
     """Writes the values of one export.
 
     Args:
-        blobs: where they are.
-        connection: any.
-        write: writes one record.
+        blobs: The store of the values.
+        connection: Any open connection.
+        write: The function that writes one record.
     """
 
     def __init__(self, blobs: Blobs, connection: Connection, write: Write) -> None:

@@ -150,7 +150,7 @@ class FileChecker:
     by the reason, and `left_paths` has each path that some tree leaves out, with the reason.
 
     Args:
-        keeps: keeps the files for an import; None only checks.
+        keeps: The keeper of the files for an import; None only checks.
     """
 
     def __init__(self, keeps: Keeps | None = None) -> None:

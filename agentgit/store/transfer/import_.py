@@ -56,12 +56,12 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
     """Return the records of an export, each checked before it is given.
 
     Args:
-        stream: the file, at any place.
-        checker: a new one.
+        stream: The file, at any place.
+        checker: A new checker.
 
     Raises:
-        InvalidInput: it is no export, or a newer one.
-        Corrupt: a line is damaged, or does not fit to the others; the text says which line, and what is wrong.
+        InvalidInput: It is no export, or a newer one.
+        Corrupt: A line is damaged, or does not fit to the others; the text says which line, and what is wrong.
     """
     stream.seek(0)
     number = 0
@@ -90,11 +90,11 @@ def check(stream: BinaryIO, keeps: Keeps | None = None) -> Checker:
     """Read an export and hold it against itself; nothing is stored.
 
     Args:
-        stream: the file, at any place.
-        keeps: keeps its files; None only checks them.
+        stream: The file, at any place.
+        keeps: The keeper of its files; None only checks them.
 
     Raises:
-        InvalidInput, Corrupt: as `records`.
+        InvalidInput, Corrupt: As `records`.
     """
     checker = Checker(keeps)
     for _ in records(stream, checker):
@@ -106,10 +106,10 @@ class Import:
     """Makes a session of an export.
 
     Args:
-        store: where.
-        user_id: whose it becomes.
-        stream: the file; it can be read again.
-        name: how the session is called; None for its own name, or the next free one like it.
+        store: The store of the tenant.
+        user_id: The user who owns the new session.
+        stream: The file; it can be read again.
+        name: The name of the session; None for its own name, or the next free one like it.
     """
 
     def __init__(self, store: Store, user_id: int, stream: BinaryIO, name: str | None) -> None:
@@ -122,13 +122,13 @@ class Import:
         """Import it; give the id of the session.
 
         Args:
-            whole: as `check` gave it.
-            files: where each tree is now; None leaves the files out.
+            whole: The checker, as `check` returned it.
+            files: The new place of each tree; None leaves the files out.
 
         Raises:
-            InvalidInput, Corrupt: as `records`; nothing is stored.
-            Conflict: there is a session of that name.
-            NotAllowed: the user was deleted.
+            InvalidInput, Corrupt: As `records`; nothing is stored.
+            Conflict: There is a session of that name.
+            NotAllowed: The user was deleted.
         """
         return self.store.database.write(lambda c: self._store(c, whole, files), durable=True)
 

@@ -67,7 +67,7 @@ class Checker:
     that the last record made whole.
 
     Args:
-        keeps: keeps the files; None only checks.
+        keeps: The keeper of the files; None only checks.
     """
 
     made: Leaf | ListItems | None
@@ -125,11 +125,11 @@ class Checker:
         """Take the next record.
 
         Args:
-            kind: of the record.
-            record: as `agentgit.store.transfer.records.checked` gives it.
+            kind: The kind of the record.
+            record: The record, as `agentgit.store.transfer.records.checked` returns it.
 
         Raises:
-            ValueError: it does not fit to what came before.
+            ValueError: It does not fit to what came before.
         """
         if (kind == "part") != (self._values.is_open or self.files.is_open):
             raise ValueError("is not where a part of a value or of a file should be")

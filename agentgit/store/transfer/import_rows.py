@@ -25,13 +25,13 @@ class ImportedRows:
     """Makes the rows of one imported session.
 
     Args:
-        tenant_id: whose.
-        user_id: whose the session becomes.
-        session_id: its new id.
-        ids: for each kind of record, the new id of each old one.
-        seen: how long the world log is: every branch is up to date with it.
-        files: where each tree of files is now; None leaves them out.
-        snapshots: for each checkpoint with files, its snapshot, by their old ids.
+        tenant_id: The tenant.
+        user_id: The user who owns the new session.
+        session_id: The new id of the session.
+        ids: For each kind of record, the new id of each old one.
+        seen: The length of the world log. Every branch is up to date with it.
+        files: The new place of each tree of files; None leaves them out.
+        snapshots: For each checkpoint with files, its snapshot, by their old ids.
     """
 
     tenant_id: int

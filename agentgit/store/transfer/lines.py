@@ -83,8 +83,8 @@ def damaged(number: int, what: str) -> Corrupt:
     """Make the failure that says which line is wrong.
 
     Args:
-        number: of the line, from 1.
-        what: what is wrong with it.
+        number: The number of the line, from 1.
+        what: The problem with the line.
     """
     return Corrupt(
         f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",

@@ -233,10 +233,10 @@ def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the kind of a record, and its fields in the form in which they are stored.
 
     Args:
-        record: as it was read from a line.
+        record: The record, as it was read from a line.
 
     Raises:
-        ValueError: it is none.
+        ValueError: It is none.
 
     Example:
         >>> checked({"record": "part", "data": "AAAA"})

@@ -68,11 +68,11 @@ class Carried:
         """Make it of a header, of how many records of each kind there are, and of what is left out.
 
         Args:
-            session: the session.
-            header: of the export.
-            counts: how many records of each kind there are.
-            left: how many snapshots are left out, by the reason.
-            paths: which single paths, with the reason.
+            session: The session.
+            header: The header of the export.
+            counts: The number of records of each kind.
+            left: The number of snapshots that are left out, by the reason.
+            paths: The single paths that are left out, with the reason.
         """
         numbers = {name: counts.get(kind, 0) for name, kind in _COUNTED.items()}
         snapshots = counts.get("snapshot", 0) - sum(left.values())

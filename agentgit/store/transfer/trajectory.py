@@ -22,10 +22,10 @@ def steps(
     """Return the steps of one branch, from the root of its session.
 
     Args:
-        messages: the conversation, as `history()` gives it.
-        calls: the tool track.
-        points: the checkpoints on the path, oldest first.
-        score: what an exploration gave the branch.
+        messages: The conversation, as `history()` gives it.
+        calls: The tool track.
+        points: The checkpoints on the path, oldest first.
+        score: The score that an exploration gave the branch.
 
     Example:
         >>> said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": []}]

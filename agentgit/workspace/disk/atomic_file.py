@@ -67,11 +67,11 @@ def write(parent: int, name: bytes, parts: Iterable[bytes], mode: int, owner: tu
     """Write a new file.
 
     Args:
-        parent: the open directory.
-        name: of the file in it; nothing is there.
-        parts: its contents.
-        mode: its permission bits.
-        owner: the ids of its user and group, which only a superuser can give.
+        parent: The open directory.
+        name: The name of the file in it. Nothing is there.
+        parts: The contents of the file.
+        mode: The permission bits of the file.
+        owner: The ids of its user and group, which only a superuser can give.
     """
     with open(os.open(name, CREATE, 0o600, dir_fd=parent), "wb") as file:
         file.writelines(parts)

@@ -21,8 +21,8 @@ class Large:
     """Contents too large for memory. Iterating reads them from the beginning, part by part; `len` is their size.
 
     Args:
-        file: holds nothing else; it stays open as long as this object is used.
-        size: in bytes.
+        file: The file, which holds nothing else. It stays open as long as this object is used.
+        size: The size in bytes.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:

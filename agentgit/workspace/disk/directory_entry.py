@@ -25,12 +25,12 @@ class DirectoryEntry(Generic[Look]):
     """One name in an open directory.
 
     Args:
-        parent: the open directory.
-        name: the name in it.
-        path: its path in the workspace, which errors name.
-        look: tells what stands at a name of the directory.
-        nothing: what `look` tells where nothing stands.
-        aside: takes what can neither stay nor go back.
+        parent: The open directory.
+        name: The name in it.
+        path: Its path in the workspace, which errors name.
+        look: The function that examines a name of the directory.
+        nothing: The result of `look` where nothing stands.
+        aside: The place for what can neither stay nor go back.
     """
 
     parent: int
@@ -44,15 +44,15 @@ class DirectoryEntry(Generic[Look]):
         """Put a file or a link here, in place of what was seen here, in one step.
 
         Args:
-            make: makes the new thing, under the name in this directory that it is given.
-            new: what `look` tells of the new thing.
-            seen: what was seen here.
+            make: The function that makes the new thing under a given name in this directory.
+            new: The result of `look` for the new thing.
+            seen: The result of `look` when this name was examined.
 
         Returns:
             False if something else stands here by now; that stays.
 
         Raises:
-            OSError: the system refused; what stood here stays.
+            OSError: The system refused; what stood here stays.
         """
         written, taken = written_name(self.name), taken_name(self.name)
         remove_file(self.parent, written)
@@ -93,14 +93,14 @@ class DirectoryEntry(Generic[Look]):
         """Clear away what a process left that was killed while it changed this place.
 
         Args:
-            known: what snapshots hold, which may go.
+            known: The result of `look` for what snapshots hold, which may go.
 
         Returns:
             Where in the storage something else is now that somebody wrote; None if there is no such thing, or it stands
             here again.
 
         Raises:
-            Unavailable: it cannot be moved.
+            Unavailable: It cannot be moved.
         """
         remove_file(self.parent, written_name(self.name))
         left = self._look(taken_name(self.name))

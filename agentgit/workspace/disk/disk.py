@@ -44,8 +44,8 @@ class Disk:
         """Read a file or a link; None if it is larger than so many bytes. What is gone by now is empty.
 
         Args:
-            path: relative to the workspace.
-            most: the most to read, in bytes.
+            path: The path, relative to the workspace.
+            most: The most to read, in bytes.
         """
         with told(path), self._parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
             name = os.path.basename(path)
@@ -64,10 +64,10 @@ class Disk:
         """Put a file or a link at a path in one step. A file is always a new one: other names of the old one keep it.
 
         Args:
-            path: where.
-            entry: what is to stand there.
-            data: its contents, or where it leads.
-            seen: what was seen there: a file, a link, or nothing.
+            path: The path.
+            entry: The entry to put there.
+            data: The contents of a file, or the target of a link.
+            seen: The thing seen there before: a file, a link, or nothing.
 
         Returns:
             False if something else stands there by now; that stays.
@@ -183,7 +183,7 @@ class Disk:
         """Open the directory that a path is in; None if it is not there, or a link or a file is in its place.
 
         Args:
-            path: relative to the workspace.
+            path: The path, relative to the workspace.
             must: True to fail instead.
             change: True to add names to it, or take some away.
         """

@@ -34,8 +34,8 @@ class Permits:
     """The bits given in one workspace. A context manager that takes them all back.
 
     Args:
-        root: the workspace.
-        journal: where they are written down.
+        root: The workspace.
+        journal: The journal that records them.
     """
 
     def __init__(self, root: bytes, journal: PermissionJournal) -> None:
@@ -52,8 +52,8 @@ class Permits:
         """Add permission bits to what stands at a path, if this user owns it and may; tell whether they were added.
 
         Args:
-            path: relative to the workspace; the workspace itself is `b""`.
-            bits: of its owner.
+            path: The path, relative to the workspace. The workspace itself is `b""`.
+            bits: The permission bits to add for its owner.
         """
         if os.geteuid() == 0:  # whom modes do not bind
             return False

@@ -97,11 +97,11 @@ class SingleFiles:
         """Return what stands at a path.
 
         Args:
-            path: relative to the workspace.
-            keep: is given the contents of a file, part by part.
+            path: The path, relative to the workspace.
+            keep: The function that receives the contents of a file, part by part.
 
         Raises:
-            Unavailable: it cannot be read.
+            Unavailable: It cannot be read.
         """
         with told(path), self._parent(path) as parent:
             if parent is None:
@@ -114,16 +114,16 @@ class SingleFiles:
         """Put something at a path, in one step: whoever reads the file sees either what was there or what comes.
 
         Args:
-            path: relative to the workspace.
-            state: what is to stand there; missing directories are made.
-            read: gives a part of a file by its hash.
-            seen: what was seen there: a file, a link, or nothing.
+            path: The path, relative to the workspace.
+            state: What is to stand there; missing directories are made.
+            read: The function that returns a part of a file by its hash.
+            seen: The thing seen there before: a file, a link, or nothing.
 
         Returns:
             False if something else stands there by now; that stays.
 
         Raises:
-            Unavailable: it cannot be written.
+            Unavailable: It cannot be written.
         """
         with told(path), self._parent(path, make=state.kind != ABSENT) as parent:
             if parent is None:
@@ -150,7 +150,7 @@ class SingleFiles:
         """Remove those directories that are empty; give those that are gone.
 
         Args:
-            paths: relative to the workspace.
+            paths: The paths, relative to the workspace.
         """
         gone = []
         for path in sorted(paths, key=len, reverse=True):

@@ -43,14 +43,14 @@ class ContainerEnvironment:
     """Snapshots of one container. All that is known of them is in the engine's own images.
 
     Args:
-        container: its name.
-        engine: a command, or its words where it needs options, like `("podman", "--root", "/srv/pods")`; None for
+        container: The name of the container.
+        engine: A command, or its words where it needs options, like `("podman", "--root", "/srv/pods")`; None for
             docker or podman, whichever answers and has the container.
-        timeout: how long one command may take, in seconds.
+        timeout: The time that one command may take, in seconds.
 
     Raises:
-        InvalidInput: that is no name of a container.
-        Unavailable: there is no engine, or it does not answer.
+        InvalidInput: That is no name of a container.
+        Unavailable: There is no engine, or it does not answer.
 
     Example:
         >>> sandbox = ContainerEnvironment("sandbox")  # doctest: +SKIP
@@ -72,11 +72,11 @@ class ContainerEnvironment:
         """Take a snapshot, running or stopped; give its id.
 
         Args:
-            message: what to say of it.
+            message: A description of the snapshot.
 
         Raises:
-            NotFound: there is no such container.
-            Unavailable: the engine does not answer, or says no; its words are in the message.
+            NotFound: There is no such container.
+            Unavailable: The engine does not answer, or says no; its words are in the message.
         """
         with self._alone():
             return self._commit(self._container(self.container), "manual", message)
@@ -88,11 +88,11 @@ class ContainerEnvironment:
         goes on.
 
         Args:
-            id: of the snapshot.
+            id: The id of the snapshot.
 
         Raises:
-            NotFound: there is no such snapshot.
-            Unavailable: the engine does not answer, or says no; its words are in the message.
+            NotFound: There is no such snapshot.
+            Unavailable: The engine does not answer, or says no; its words are in the message.
         """
         with self._alone():
             target = self._known(id)
@@ -123,7 +123,7 @@ class ContainerEnvironment:
         """Return one snapshot; None if there is none of that id.
 
         Args:
-            id: of the snapshot.
+            id: The id of the snapshot.
         """
         return next((snapshot for snapshot in self.list() if snapshot.id == id), None)
 
@@ -131,11 +131,11 @@ class ContainerEnvironment:
         """Remove one snapshot and its image.
 
         Args:
-            id: of the snapshot.
+            id: The id of the snapshot.
 
         Raises:
-            NotFound: there is no such snapshot.
-            Conflict: a container runs on its image.
+            NotFound: There is no such snapshot.
+            Conflict: A container runs on its image.
         """
         snapshot = self._known(id)
         try:
@@ -151,7 +151,7 @@ class ContainerEnvironment:
         One that the container is made of stays.
 
         Args:
-            keep: how many stay.
+            keep: The number of snapshots that stay.
         """
         gone = []
         for snapshot in self.list()[max(keep, 0) :]:
@@ -236,8 +236,8 @@ class ContainerEnvironment:
         """Make an image of the container, which stands still meanwhile.
 
         Args:
-            container: what the engine told of it; it may have been stopped since.
-            kind, message: of the snapshot.
+            container: The engine's description of it. It may have been stopped since.
+            kind, message: The kind and the message of the snapshot.
         """
         id = f"{time.time_ns():016x}{secrets.token_hex(2)}"
         record = {

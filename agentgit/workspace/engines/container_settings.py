@@ -90,7 +90,7 @@ def options(container: Inspected) -> list[str]:
     carries those.
 
     Args:
-        container: what the engine tells of it.
+        container: The engine's description of it.
     """
     return list(_options(container))
 
@@ -99,7 +99,7 @@ def mounts(container: Inspected) -> tuple[str, ...]:
     """Return the paths in a container that no image of it holds: volumes, mounted directories, memory.
 
     Args:
-        container: what the engine tells of it.
+        container: The engine's description of it.
     """
     memory = container["HostConfig"].get("Tmpfs") or {}
     return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(memory)))
@@ -109,7 +109,7 @@ def differences(before: Inspected, after: Inspected) -> tuple[str, ...]:
     """Name the settings that two containers do not share.
 
     Args:
-        before, after: what the engine tells of them.
+        before, after: The engine's descriptions of them.
     """
     one, other = _comparable(before), _comparable(after)
     return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))

@@ -14,15 +14,15 @@ class ContainerSnapshot:
     """The files of a container at one moment, as an image.
 
     Args:
-        id: what `restore` and `delete` take.
-        message: what its user said of it.
+        id: The id that `restore` and `delete` take.
+        message: The user's description of it.
         created_at: UTC.
         kind: `manual`, or `safety` if a restore took it.
-        image: the tag of the image.
-        size: of the image with the layers that it shares, in bytes.
+        image: The tag of the image.
+        size: The size of the image with the layers that it shares, in bytes.
         running: True if the container ran then.
-        not_included: paths in the container that the image does not hold: volumes, mounts.
-        settings: the options that a container of it is made with, if the container itself is gone.
+        not_included: Paths in the container that the image does not hold: volumes, mounts.
+        settings: The options that a container of it is made with, if the container itself is gone.
     """
 
     id: str

@@ -20,9 +20,9 @@ class Own:
     """Snapshots that an environment takes and restores; it alone knows what is in them.
 
     Args:
-        environment: takes them; if it has `delete(id)`, that is called for those that are not needed any more. If its
+        environment: Takes them; if it has `delete(id)`, that is called for those that are not needed any more. If its
             `takes_safety` is true, its `restore` takes the safety snapshot, and names it as `safety` of what it gives.
-        catalog: lists them.
+        catalog: The catalog that lists the snapshots.
     """
 
     def __init__(self, environment: Environment, catalog: Catalog) -> None:

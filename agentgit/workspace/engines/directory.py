@@ -35,10 +35,10 @@ class Copies:
     """Keeps each snapshot as a directory of copies. A copy is never a link to a file of the workspace.
 
     Args:
-        folder: where they are kept; it is made if it is not there.
+        folder: The directory that holds them, which is made if it is not there.
 
     Raises:
-        Unavailable: it cannot be made.
+        Unavailable: It cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -138,9 +138,9 @@ class _Writing:
     """One snapshot on its way to disk.
 
     Args:
-        new: the directory of its copies, which is empty.
-        old: that of the snapshot to begin with.
-        known: what stands in that one.
+        new: The directory of its copies, which is empty.
+        old: The directory of the snapshot to begin with.
+        known: The entries of that snapshot.
     """
 
     def __init__(self, new: bytes, old: bytes | None, known: dict[bytes, TreeEntry]) -> None:

@@ -75,12 +75,12 @@ class Files:
     """The files of one workspace and their snapshots.
 
     Args:
-        root: the workspace.
-        storage: its storage.
-        trees: keeps the snapshots.
-        catalog: lists them.
-        patterns: what is left out.
-        max_file_size: a greater file is left out, in bytes.
+        root: The workspace.
+        storage: The storage of the workspace.
+        trees: The store of the trees.
+        catalog: The catalog that lists the snapshots.
+        patterns: The patterns of paths that are left out.
+        max_file_size: The greatest size in bytes. A greater file is left out.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Files:
         """Take a snapshot, and enter it in the catalog.
 
         Args:
-            made: makes the value, given how many files changed.
-            paths: look only at these.
-            progress: is told how far it is.
+            made: The function that makes the value, given the number of changed files.
+            paths: Only these paths.
+            progress: The function to call with the number of files done and their total.
             anew: False to give the newest snapshot that holds the files as they are, if there is one.
         """
         known = self._now(paths, progress)
@@ -130,10 +130,10 @@ class Files:
         """Store a snapshot of files that did not stand here; give the key of its tree.
 
         Args:
-            snapshot: as it is to be listed.
-            base: the key of the tree to begin with; None begins with nothing.
-            changes: what to take away first, then what to put there.
-            left: what it left out where it was taken; None if that is not known.
+            snapshot: The snapshot, as it is to be listed.
+            base: The key of the tree to begin with; None begins with nothing.
+            changes: The changes: first the removals, then the additions.
+            left: The paths that it left out where it was taken; None if they are not known.
         """
         key = secrets.token_hex(8)
         self._trees.write(key, base, changes)
@@ -174,9 +174,9 @@ class Files:
         """Return what a restore would do.
 
         Args:
-            target: the snapshot.
-            paths: only these and what is below them; None is everything.
-            since: the snapshot that `changed` is told against; None is the last one.
+            target: The snapshot.
+            paths: Only these paths and what is below them; None is everything.
+            since: The snapshot that `changed` is told against; None is the last one.
         """
         now = self._unwritten()
         differences = self._differences_to_now(target.tree, now)
@@ -260,8 +260,8 @@ class Files:
         """Write what stands now, if it is not what was last written.
 
         Args:
-            paths: look only at these.
-            progress: is told how far it is.
+            paths: Only these paths.
+            progress: The function to call with the number of files done and their total.
         """
         known = self._catalog.known(self._known)
         self._known = None  # until it is stored

@@ -27,10 +27,10 @@ class ExcludedPaths(NamedTuple):
     """Something that a snapshot does not hold, as it stood when the snapshot was taken.
 
     Args:
-        why: the reason, such as `excluded`.
-        mode: as `os.lstat` gives it; 0 if that is not known.
-        size: in bytes; 0 for a directory, which is not looked into.
-        mtime: the time of its last modification in nanoseconds; 0 for a directory.
+        why: The reason, such as `excluded`.
+        mode: The mode, as `os.lstat` returns it; 0 if it is not known.
+        size: The size in bytes; 0 for a directory, which is not looked into.
+        mtime: The time of its last modification in nanoseconds; 0 for a directory.
     """
 
     why: str
@@ -56,8 +56,8 @@ def left_of(skipped: Mapping[bytes, Skipped], outside: Container[bytes]) -> dict
     """Return what is left out of the workspace.
 
     Args:
-        skipped: what the last look left out.
-        outside: paths that are none of the workspace's own, such as the storage.
+        skipped: The paths that the last scan left out.
+        outside: Paths that are none of the workspace's own, such as the storage.
     """
     return {
         path: _looking(why, stamp[4], stamp[2], stamp[0])
@@ -110,9 +110,9 @@ def staying(
     """Return what a restore must not remove, because the snapshot left it out or may have done so.
 
     Args:
-        changes: between what stands now and the snapshot.
-        then: what the snapshot left out; None if it does not record that.
-        target: returns what the snapshot holds; asked only if `then` is None.
+        changes: The differences between what stands now and the snapshot.
+        then: The paths that the snapshot left out; None if it does not record them.
+        target: Returns what the snapshot holds; asked only if `then` is None.
     """
     gone = {path: before for path, (before, after) in changes.items() if before is not None and after is None}
     if not gone:
@@ -129,7 +129,7 @@ def no_room(changes: Mapping[bytes, TreeChange]) -> Callable[[bytes], bool]:
     """Return a function that tells where a snapshot cannot have left out a file: above and below what it has.
 
     Args:
-        changes: what the snapshot has, or what a restore puts.
+        changes: The entries of the snapshot, or those that a restore puts.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
     parents = {one for path, (_, after) in changes.items() if after is not None for one in above(path)}

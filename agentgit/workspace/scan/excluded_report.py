@@ -39,12 +39,12 @@ def of_left_out(
     """Compare what a snapshot left out with what stands in the workspace.
 
     Args:
-        then: what the snapshot left out; None if it does not record that.
-        now: what is left out now.
-        root: the workspace.
-        has: the paths at which the snapshot has something else than what stands now.
-        stays: files that the snapshot does not have, and that stay because it may have left them out.
-        among: whether a path is among those that are asked about.
+        then: The paths that the snapshot left out; None if it does not record them.
+        now: The paths that are left out now.
+        root: The workspace.
+        has: The paths at which the snapshot has something else than what stands now.
+        stays: Files that the snapshot does not have, and that stay because it may have left them out.
+        among: The test for paths that are asked about.
     """
     if then is None:
         left = {b".": UNRECORDED} | dict.fromkeys(stays, UNKNOWN)
@@ -60,8 +60,8 @@ def in_the_way(now: Mapping[bytes, ExcludedPaths | Skipped], changes: Mapping[by
     """Iterate over what is left out now and stands where a restore puts something else: it is moved aside.
 
     Args:
-        now: what is left out now.
-        changes: what a restore does.
+        now: The paths that are left out now.
+        changes: The changes that a restore makes.
     """
     files = {path for path, (_, after) in changes.items() if after is not None and not after.is_directory}
     folders = {path for path, (_, after) in changes.items() if after is not None and after.is_directory}

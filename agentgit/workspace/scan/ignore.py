@@ -51,8 +51,8 @@ class IgnoreRules:
         """Return whether a path is left out, by itself or with a directory that it is in.
 
         Args:
-            path: relative to the workspace.
-            directory: whether it is one.
+            path: The path, relative to the workspace.
+            directory: True if the path is a directory.
         """
         if directory:
             if path not in self._folders:

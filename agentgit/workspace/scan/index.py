@@ -26,8 +26,8 @@ class SeenFiles(NamedTuple):
     """A captured file, link or directory.
 
     Args:
-        entry: what it is.
-        stamp: how it looked; None if it may have changed since without looking otherwise.
+        entry: The entry.
+        stamp: The stamp of the file; None if it may have changed since without looking different.
     """
 
     entry: TreeEntry
@@ -46,13 +46,13 @@ class Known:
     """All that is known, by path.
 
     Args:
-        key: of the snapshot that holds just this; None before the first.
-        settings: what was to be left out when this was looked up.
-        files: regular files and links.
-        folders: every directory that is not left out, the workspace itself as `b""`.
-        skipped: what is left out.
-        dirty: paths of which something else is known now than is stored.
-        generation: changes whenever something else is stored.
+        key: The key of the snapshot that holds just this; None before the first.
+        settings: The settings of what to leave out when this was scanned.
+        files: Regular files and links.
+        folders: Every directory that is not left out, the workspace itself as `b""`.
+        skipped: The paths that are left out.
+        dirty: Paths of which something else is known now than is stored.
+        generation: A value that changes whenever something else is stored.
     """
 
     key: str | None = None
@@ -93,8 +93,8 @@ def settled(stamp: Stamp, now: int | None = None) -> Stamp | None:
     """Return the stamp if a later change is sure to show in it, else None.
 
     Args:
-        stamp: how the file looks.
-        now: when that was, in nanoseconds; None is now.
+        stamp: The stamp of the file.
+        now: The time of that, in nanoseconds; None is now.
     """
     newest = max(stamp[:2])
     recent = RECENT if newest % WHOLE_SECOND else RECENT_COARSE

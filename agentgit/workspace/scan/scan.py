@@ -44,18 +44,18 @@ class Scan:
     """One look at a workspace. `changes` tells what changed, and brings `known` up to date on the way.
 
     Args:
-        root: the workspace, without a `/` at its end.
-        known: what is known so far; it is changed.
-        permits: lets its owner look into what he has closed to himself.
-        spool: the folder in which a large file takes space while it is read.
-        rules: what is left out, as it is now.
-        max_file_size: a file that is greater is left out, unless it is captured already, in bytes.
-        settings: stands for all that decides what is left out, but the workspace's own files.
-        paths: look only at these and what is below them; None looks at everything.
-        outside: absolute paths that are none of its own though they may be in it, such as the storage.
+        root: The workspace, without a `/` at its end.
+        known: The known files so far. They are changed.
+        permits: Lets its owner look into what he has closed to himself.
+        spool: The folder in which a large file takes space while it is read.
+        rules: The rules for what is left out, as they are now.
+        max_file_size: The greatest size in bytes. A greater file is left out, unless it is captured already.
+        settings: Stands for all that decides what is left out, but the workspace's own files.
+        paths: Look only at these and what is below them; None looks at everything.
+        outside: Absolute paths that are none of its own though they may be in it, such as the storage.
 
     Raises:
-        Unavailable: the workspace is not there.
+        Unavailable: The workspace is not there.
     """
 
     def __init__(

@@ -160,12 +160,12 @@ class UndoStack:
         """Keep what files are, before a call modifies them; give the id of the entry.
 
         Args:
-            label: what to call it, like `edit_file: a.txt`.
-            paths: of the files, which need not be there; None for the whole workspace.
+            label: Its label, like `edit_file: a.txt`.
+            paths: The paths of the files, which need not be there; None for the whole workspace.
 
         Raises:
-            InvalidInput: a path is outside of the workspace or no file; or paths are needed and not given.
-            Unavailable: a file cannot be read, or the storage cannot be written.
+            InvalidInput: A path is outside of the workspace or no file; or paths are needed and not given.
+            Unavailable: A file cannot be read, or the storage cannot be written.
         """
         with self._alone():
             self._finish()
@@ -227,11 +227,11 @@ class UndoStack:
         One whose undo was broken off is the first of them: asking again goes on with it, and takes no other.
 
         Args:
-            n: how many entries; all if there are fewer.
+            n: The number of entries; all if there are fewer.
 
         Raises:
             InvalidInput: `n` is less than one.
-            Unavailable: a file cannot be written; the next use of the stack goes on from there.
+            Unavailable: A file cannot be written; the next use of the stack goes on from there.
         """
         if n < 1:
             raise InvalidInput(f"undo({n}); it takes the number of entries to undo, one or more.")
@@ -249,11 +249,11 @@ class UndoStack:
         """Take back the newest undo; what stands now is kept on the stack.
 
         Args:
-            id: of one of `safety`; None for the newest undo, if nothing was kept since.
+            id: The id of one of `safety`; None for the newest undo, if nothing was kept since.
 
         Raises:
-            NotFound: there is no such entry.
-            Unavailable: a file cannot be written; the next use of the stack goes on from there.
+            NotFound: There is no such entry.
+            Unavailable: A file cannot be written; the next use of the stack goes on from there.
         """
         with self._alone():
             pending = self._rows.pending()

@@ -78,10 +78,10 @@ class UndoStorage:
     """The rows of an undo stack. Its user makes sure that only one thread of one process uses it at a time.
 
     Args:
-        path: of the SQLite file, which is made with the first use.
+        path: The path of the SQLite file, which is made with the first use.
 
     Raises:
-        Unavailable: it cannot be opened.
+        Unavailable: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,10 +142,10 @@ class UndoStorage:
 
         Args:
             stack: `UNDO` or `REDO`.
-            label: of the entry.
-            states: what stands at each path.
-            folders: directories that are not there.
-            whole: the id of a snapshot of the whole workspace.
+            label: The label of the entry.
+            states: The state of each path.
+            folders: Directories that are not there.
+            whole: The id of a snapshot of the whole workspace.
         """
         with self.writing():
             row = (stack, plain(label), time.time(), whole)
@@ -193,7 +193,7 @@ class UndoStorage:
         """Forget the oldest entries; give the snapshots of the whole workspace that were theirs.
 
         Args:
-            most: how many entries stay on the stack, and of those that were undone.
+            most: The number of entries that stay on the stack, and of those that were undone.
         """
         forgotten = [entry for stacks in ((UNDO,), (REDO, SAFETY)) for entry in self.ids(*stacks)[:-most]]
         return self.forget(forgotten) if forgotten else ()
@@ -202,7 +202,7 @@ class UndoStorage:
         """Forget entries, and contents that no other needs; give their snapshots of the whole workspace.
 
         Args:
-            ids: of the entries.
+            ids: The ids of the entries.
         """
         with self.writing():
             wholes = [entry.whole for id in ids if (entry := self.get(id)) and entry.whole is not None]
@@ -239,8 +239,8 @@ class UndoStorage:
         """Write down that an entry is being undone, before any file is touched.
 
         Args:
-            entry: its id.
-            kept: the id of the entry with what stands now.
+            entry: The id of the entry.
+            kept: The id of the entry with what stands now.
         """
         self._run("INSERT INTO pending VALUES (?,?)", entry, kept)
 

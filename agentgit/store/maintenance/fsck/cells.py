@@ -83,11 +83,11 @@ class Read(NamedTuple):
     """A row that was read.
 
     Args:
-        row: its values, by the names of the columns.
-        wrong: what is wrong with its cells, as sentences.
+        row: Its values, by the names of the columns.
+        wrong: What is wrong with its cells, as sentences.
         has_key: True if all cells of the key can be read.
-        cells: reads it.
-        raw: what the driver gave.
+        cells: The reader of the cells.
+        raw: The values that the driver returned.
     """
 
     row: Any
@@ -106,9 +106,9 @@ class Cells:
     """Reads the rows of one query.
 
     Args:
-        connection: any.
-        query: a select; what it checks are the columns of the table that its first column is of.
-        given: the parameters of a query that is asked again and again; None if it has none.
+        connection: Any open connection.
+        query: A select; what it checks are the columns of the table that its first column is of.
+        given: The parameters of a query that is asked again and again; None if it has none.
     """
 
     def __init__(self, connection: Connection, query: Any, given: Mapping[str, Any] | None = None) -> None:

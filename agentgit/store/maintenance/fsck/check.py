@@ -42,9 +42,9 @@ def fsck(store: Store, level: int, progress: Progress | None = None) -> Checked:
     """Check all rows of a tenant.
 
     Args:
-        store: which tenant, in which database.
+        store: The store of the tenant in its database.
         level: 1 to 3.
-        progress: told how many rows are done, and of how many.
+        progress: The function to call with the number of rows done and their total.
     """
     began = time.perf_counter()
     fresh = Store(store.database, store.tenant_id, store.compression)  # what is read is read anew, from no cache
@@ -127,9 +127,9 @@ def verify_trail(store: Store, known: Collection[Tip] = (), progress: Progress |
     """Check the audit trail alone.
 
     Args:
-        store: which tenant, in which database.
-        known: the ends of the trails, as an earlier look has given them.
-        progress: told how many rows are done, and of how many.
+        store: The store of the tenant in its database.
+        known: The ends of the trails, as an earlier look has given them.
+        progress: The function to call with the number of rows done and their total.
     """
     report = _Counting(progress)
     with store.database.reading() as connection, any_text(connection):

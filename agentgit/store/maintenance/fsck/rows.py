@@ -55,9 +55,9 @@ class RowCheck:
     """One check of the rows of a tenant. It keeps the ids of what it has seen, for those that refer to them.
 
     Args:
-        connection: any.
-        store: whose.
-        report: takes what is found.
+        connection: Any open connection.
+        store: The store of the tenant.
+        report: The report that receives the findings.
         hashes: True to also compare what rows say of states, and to read their JSON.
     """
 

@@ -54,10 +54,10 @@ def check_states(
     """Check the graph checkpoints and the pending writes.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        there: the hashes of the values that are stored.
-        report: takes what is found.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        there: The hashes of the values that are stored.
+        report: The report that receives the findings.
         hashes: True to also hash each state.
     """
     check = _States(there, report)
@@ -76,10 +76,10 @@ def check_pending(connection: Connection, tenant_id: int, there: set[bytes], rep
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of subgraphs below them.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        there: the hashes of the values that are stored.
-        report: takes what is found.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        there: The hashes of the values that are stored.
+        report: The report that receives the findings.
     """
     kept = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
     its_branch = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)

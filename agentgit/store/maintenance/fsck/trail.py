@@ -36,10 +36,10 @@ def check_trail(
     """Check every chain of a tenant; give their ends.
 
     Args:
-        connection: any.
-        tenant_id: whose.
-        report: takes what is found.
-        known: ends that earlier looks have given; the trails must still lead through these.
+        connection: Any open connection.
+        tenant_id: The tenant.
+        report: The report that receives the findings.
+        known: Ends that earlier looks have given; the trails must still lead through these.
         hashes: False to look at the numbers alone.
     """
     rows_of = select(*_columns(ERASURE, connection)).where(ERASURE.c.tenant_id == tenant_id)
@@ -64,10 +64,10 @@ class _Chains:
     """The chains of a tenant, as far as they were followed.
 
     Args:
-        report: takes what is found.
-        erased: the sessions whose trail was erased with them.
+        report: The report that receives the findings.
+        erased: The sessions whose trail was erased with them.
         hashes: False to look at the numbers alone.
-        wanted: the sessions and numbers whose hashes are compared with what was known before.
+        wanted: The sessions and numbers whose hashes are compared with what was known before.
     """
 
     def __init__(

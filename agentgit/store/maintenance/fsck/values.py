@@ -59,9 +59,9 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, ha
     """Check the values; give the hashes of those that are stored.
 
     Args:
-        connection: any.
-        store: whose.
-        report: takes what is found.
+        connection: Any open connection.
+        store: The store of the tenant.
+        report: The report that receives the findings.
         hashes: True to also unpack each value and hash it.
     """
     mine = BLOB.c.tenant_id == store.tenant_id
