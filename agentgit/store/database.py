@@ -77,10 +77,10 @@ def parse_url(where: str | Path | URL) -> URL:
     """Read what a user may give as a database: a path, `:memory:`, or a SQLAlchemy URL.
 
     Args:
-        where: the database.
+        where: The database.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: It is neither.
 
     Example:
         >>> parse_url("notes.db").render_as_string()
@@ -103,7 +103,7 @@ def read_url(text: str) -> URL:
     """Take a URL apart; what is wrong with one is told without its text, which may have a password anywhere.
 
     Raises:
-        InvalidInput: it is none, or what is before its host has a sign that belongs to the URL itself.
+        InvalidInput: It is none, or what is before its host has a sign that belongs to the URL itself.
 
     Example:
         >>> read_url("postgresql://me:p@ss@host/db")
@@ -213,7 +213,7 @@ class Database:
         """Let the transactions of this object see what another user sees, until the block ends.
 
         Args:
-            user_id: whose sessions are seen; if those of all are seen, they still are.
+            user_id: The user whose sessions are seen. If those of all are seen, they still are.
         """
         bound = self._bound
         if bound.get(_USER, EVERYBODY) != EVERYBODY:
@@ -267,7 +267,7 @@ class Database:
         """Refuse what comes after `close`: a connection would be opened again that nobody closes.
 
         Raises:
-            Unavailable: it was closed.
+            Unavailable: It was closed.
         """
         if self.is_closed:
             raise Unavailable(
@@ -308,13 +308,13 @@ class Database:
         """Run `work` in one transaction, again if another one was in its way, and commit.
 
         Args:
-            work: does the statements; it may run several times and must make its ids inside.
+            work: The function that runs the statements. It may run several times and must make its ids inside.
             durable: True if the commit must survive a loss of power (intents and pointers do).
             carried: True if a later commit of the same work is durable, and carries this one to the disk: then a server
                 need not wait for its disk now.
 
         Raises:
-            Unavailable: the database stayed locked, is read-only, full or out of reach.
+            Unavailable: The database stayed locked, is read-only, full or out of reach.
         """
         # On SQLite one attempt waits for its turn; on a server only one of those that collide gets through.
         attempts = ATTEMPTS if self.is_sqlite else 4 * ATTEMPTS

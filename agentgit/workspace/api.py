@@ -113,7 +113,7 @@ class Workspace(Base):
         """Make a workspace of its `settings`.
 
         Raises:
-            InvalidInput: its directory is not here, or only the process that made its environment has that.
+            InvalidInput: Its directory is not here, or only the process that made its environment has that.
         """
         if not settings.get("environment"):
             raise InvalidInput(
@@ -187,13 +187,13 @@ class Workspace(Base):
         """Copy a snapshot of another workspace into this one's storage, so that it can be restored here.
 
         Args:
-            source: the other workspace.
-            ref: the snapshot there.
-            pinned: keep it however many come after it.
+            source: The other workspace.
+            ref: The snapshot there.
+            pinned: True to keep it however many come after it.
 
         Raises:
-            NotFound: there is no such snapshot.
-            InvalidInput: one of the two has an environment of its user's own, which alone knows its snapshots.
+            NotFound: There is no such snapshot.
+            InvalidInput: One of the two has an environment of its user's own, which alone knows its snapshots.
         """
         with self._working(), source._working():
             row = source._row(ref)
@@ -302,7 +302,7 @@ class Workspace(Base):
 
         Raises:
             InvalidInput: `steps` is no positive number.
-            NotFound: there are not so many.
+            NotFound: There are not so many.
         """
         if steps < 1:
             raise InvalidInput("steps must be 1 or more.")
@@ -324,12 +324,12 @@ class Workspace(Base):
         """Return how two snapshots differ.
 
         Args:
-            a: the first; None is the newest.
-            b: the second; None is the workspace as it is now.
-            paths: only these files and directories.
+            a: The first; None is the newest.
+            b: The second; None is the workspace as it is now.
+            paths: Only these files and directories.
 
         Raises:
-            NotFound: there is no such snapshot.
+            NotFound: There is no such snapshot.
         """
         with self._working():
             newest = self._catalog.rows(limit=1)
@@ -349,7 +349,7 @@ class Workspace(Base):
         """Delete one snapshot; its space comes back with `gc`, or by itself after some more.
 
         Raises:
-            NotFound: there is no such snapshot.
+            NotFound: There is no such snapshot.
         """
         with self._working():
             row = self._row(ref)
@@ -368,7 +368,7 @@ class Workspace(Base):
         """Never capture, restore or delete these files from now on, whoever opens the workspace.
 
         Args:
-            paths: such as those of a database that is in use; those outside of the workspace do not matter.
+            paths: Paths such as those of a database that is in use. Those outside of the workspace do not matter.
         """
         inside = {os.fsdecode(self.relative(path)) for path in paths if self.holds(path)}
         if inside <= set(self._catalog.left_out()):

@@ -214,7 +214,7 @@ class Base(ABC):
         """Return paths relative to the workspace, as they are written: no link in the workspace is followed.
 
         Raises:
-            InvalidInput: one is outside of it.
+            InvalidInput: One is outside of it.
         """
         if paths is None:
             return None
@@ -235,7 +235,7 @@ class Base(ABC):
         """Return a path as an absolute one.
 
         Raises:
-            InvalidInput: no file can have it.
+            InvalidInput: No file can have it.
         """
         try:
             text = os.fsdecode(path)
@@ -256,7 +256,7 @@ class Base(ABC):
         """Return a path relative to the workspace, without following a link at its end.
 
         Raises:
-            InvalidInput: it is outside of the workspace.
+            InvalidInput: It is outside of the workspace.
         """
         whole = self._whole(path)
         real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))

@@ -105,7 +105,7 @@ class Catalog:
         """Return what is known of the files.
 
         Args:
-            before: what this process knew last; it is given again if nobody has changed it since.
+            before: What this process knew last; it is given again if nobody has changed it since.
         """
         with self._open() as db:
             state = dict(db.execute("SELECT name, value FROM state"))

@@ -22,7 +22,7 @@ def workspace_place(path: str | os.PathLike[str]) -> str:
     """Return the real path of a workspace.
 
     Raises:
-        InvalidInput: it is no directory, or one that holds much more than a session's files, like the home directory.
+        InvalidInput: It is no directory, or one that holds much more than a session's files, like the home directory.
     """
     real = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if not os.path.isdir(real):

@@ -87,11 +87,11 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
     """Declare that a tool modifies files, so that they are kept before each of its calls.
 
     Args:
-        arguments: the names of those that hold a path, a list of paths, or things that have a path. None given: the
+        arguments: The names of those that hold a path, a list of paths, or things that have a path. None given: the
             tool may modify any file of the workspace.
 
     Raises:
-        InvalidInput: the tool has no such argument, or is nothing that can be declared.
+        InvalidInput: The tool has no such argument, or is nothing that can be declared.
 
     Example:
         >>> @modifies_files("report")

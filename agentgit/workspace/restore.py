@@ -90,8 +90,8 @@ class Restore:
         """Do it, or do the rest of it. A path that fails does not stop the others.
 
         Raises:
-            Unavailable: paths cannot be written; all else is done, and doing it again goes on from there.
-            Corrupt: contents are damaged; all else is done.
+            Unavailable: Paths cannot be written; all else is done, and doing it again goes on from there.
+            Corrupt: Contents are damaged; all else is done.
         """
         if self._again:
             self._recover()

@@ -86,7 +86,7 @@ class Trees(Protocol):
         """Return all that stands in a snapshot.
 
         Raises:
-            NotFound: there is none under this key.
+            NotFound: There is none under this key.
         """
         ...
 
@@ -102,7 +102,7 @@ class Trees(Protocol):
         """Return the paths at which two snapshots differ, at little cost if most is the same.
 
         Raises:
-            NotFound: there is none under one of the keys.
+            NotFound: There is none under one of the keys.
         """
         ...
 
@@ -110,7 +110,7 @@ class Trees(Protocol):
         """Read files and links of a snapshot, one after the other; each comes with its contents.
 
         Raises:
-            Corrupt: the contents are gone or are not what was written.
+            Corrupt: The contents are gone or are not what was written.
         """
         ...
 

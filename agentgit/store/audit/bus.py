@@ -190,7 +190,7 @@ class Subscription:
         """Wait until it has done what was committed so far; tell whether it has.
 
         Args:
-            timeout: seconds; None is for ever. On an event loop use `await asyncio.to_thread(subscription.wait)`.
+            timeout: Seconds; None is for ever. On an event loop use `await asyncio.to_thread(subscription.wait)`.
                 In the callback itself it does not wait.
         """
         if threading.current_thread() is self._thread:

@@ -77,7 +77,7 @@ class _Chain:
         """Read it from a row of the statements below.
 
         Raises:
-            Corrupt: somebody has changed the last row so that nothing can follow it.
+            Corrupt: Somebody has changed the last row so that nothing can follow it.
         """
         last = (row.seq or 0, row.id or 0, row.hash or b"")
         if not all(isinstance(one, int) for one in last[:2]) or not isinstance(last[2], bytes):
@@ -258,7 +258,7 @@ def _value(row: Any) -> Event:
     """Make the value of a row, by the names of its columns.
 
     Raises:
-        Corrupt: somebody has changed it.
+        Corrupt: Somebody has changed it.
     """
     try:
         return _event(row)
@@ -390,7 +390,7 @@ class Trail:
         """Return the last event of each trail.
 
         Raises:
-            Corrupt: somebody has changed one of them.
+            Corrupt: Somebody has changed one of them.
         """
         mine = (AUDIT_EVENT.c.tenant_id == self.tenant_id,)
         last = select(AUDIT_EVENT.c.external_session_id, func.max(AUDIT_EVENT.c.seq).label("seq")).where(*mine)

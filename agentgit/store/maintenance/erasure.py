@@ -111,7 +111,7 @@ def hold_user(store: Store, connection: Connection, user_id: int) -> None:
     """Let nobody make a session for a user until the transaction ends, if this is not the last admin.
 
     Raises:
-        Conflict: it is.
+        Conflict: It is.
     """
     store.users.hold(connection, user_id, admins=True)  # else two last ones could go at once, each beside the other
     admins = {user.id for user in store.users.all(connection) if user.is_admin and user.disabled_at is None}

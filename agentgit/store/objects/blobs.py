@@ -122,7 +122,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
     """Read what `pack` wrote.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: It is something else.
     """
     try:
         (count,) = _count.unpack_from(data)
@@ -274,7 +274,7 @@ class Blobs:
         """Unpack a row; a list comes back without bytes, as from `get_many`.
 
         Raises:
-            Corrupt: it does not match its hash.
+            Corrupt: It does not match its hash.
         """
         if type_ == LIST:
             return Leaf(key, LIST, b"")
@@ -307,7 +307,7 @@ class Blobs:
         """Read a list's items' hashes in order, checked against the list's hash.
 
         Raises:
-            Corrupt: a row of its chain is missing or does not match.
+            Corrupt: A row of its chain is missing or does not match.
         """
         return self._read_list(connection, key).hashes
 
@@ -363,7 +363,7 @@ def continued(data: bytes) -> bytes | None:
     """Return which list a stored list continues; None if it stands alone.
 
     Args:
-        data: its stored bytes, or only the first 33 of them.
+        data: Its stored bytes, or only the first 33 of them.
     """
     return None if data[:1] == FULL else data[1 : 1 + HASH_BYTES]
 

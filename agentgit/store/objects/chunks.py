@@ -36,8 +36,8 @@ def cut(data: bytes, size: int) -> Iterator[Chunk]:
     """Cut a value into chunks; the hash of each is that of a leaf of type `chunk`.
 
     Args:
-        data: the value.
-        size: bytes in each chunk but the last.
+        data: The value.
+        size: The number of bytes in each chunk but the last.
 
     Example:
         >>> [len(chunk.data) for chunk in cut(bytes(10), 4)]

@@ -40,7 +40,7 @@ class Compression:
         name: `zstd`, `zlib` (bigger and slower) or `none`.
 
     Raises:
-        InvalidInput: it is none of these.
+        InvalidInput: It is none of these.
 
     Example:
         >>> codec, packed = Compression("zstd").pack(b"again and " * 100)
@@ -62,7 +62,7 @@ class Compression:
         """Pack bytes if that is worth it, and tell how.
 
         Args:
-            data: the bytes.
+            data: The bytes.
         """
         if self._codec == RAW or len(data) < COMPRESS_FROM:
             return RAW, data

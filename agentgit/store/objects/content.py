@@ -96,7 +96,7 @@ class Content:
         """Read the items' hashes of a list, or of the list `messages` of a record.
 
         Raises:
-            Corrupt: a row is missing or does not match its hash.
+            Corrupt: A row is missing or does not match its hash.
         """
         held = self._parts(connection, key).get("messages")
         return self.blobs.item_hashes(connection, key if held is None else held)

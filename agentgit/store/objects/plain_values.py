@@ -46,8 +46,8 @@ def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[di
     """Show the values of a state, the messages apart.
 
     Args:
-        values: the shown channels.
-        conversation: the channel that holds the messages, or that has them in its `messages`; None if none does.
+        values: The shown channels.
+        conversation: The channel that holds the messages, or that has them in its `messages`; None if none does.
     """
     state: dict[str, Any] = {}
     messages: list[dict[str, Any]] = []

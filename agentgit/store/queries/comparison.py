@@ -210,8 +210,8 @@ def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
     """Count the calls that two tracks begin with; both end at a checkpoint, so that each part says how many it has.
 
     Args:
-        a: the first, root first.
-        b: the second, root first.
+        a: The first, root first.
+        b: The second, root first.
 
     Example:
         >>> main, retry = TrackPart(branch_id=1, before=0, count=5), TrackPart(branch_id=2, before=3, count=1)

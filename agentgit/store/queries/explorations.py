@@ -31,7 +31,7 @@ def mark_of(row: Found) -> dict[str, Any]:
     """Read what an explored branch says about itself; empty if it is none.
 
     Args:
-        row: the branch.
+        row: The row of the branch.
 
     Returns:
         `name` and `of`, the exploration and the id of the branch that it began on; `choices`; `said`, what the step
@@ -86,7 +86,7 @@ class Explorations:
         """Return the name of the newest exploration of a session.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         for row in reversed(self.store.sessions.branches(connection, session_id)):
             if mark := mark_of(row):

@@ -205,7 +205,7 @@ class Lookup:
         """Find a branch by its name or id; None is the current one.
 
         Raises:
-            NotFound: the session has no such branch; near names are told.
+            NotFound: The session has no such branch; near names are told.
         """
         rows = self.store.sessions.branches(connection, session.id)
         if ref is None and not rows:  # it was erased since the session was looked up
@@ -273,8 +273,8 @@ class Lookup:
         A Checkpoint or its id may be of another session that they may begin an own one from.
 
         Raises:
-            NotFound: there is none; near ids are told.
-            NotAllowed: it is of a session of which they are only viewer.
+            NotFound: There is none; near ids are told.
+            NotAllowed: It is of a session of which they are only viewer.
         """
         if not isinstance(place, str):
             id = place.id if isinstance(place, Checkpoint) else place

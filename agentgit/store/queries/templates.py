@@ -122,7 +122,7 @@ def expect_to_run(store: Store, connection: Connection, session_id: int, point: 
     """Return the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
 
     Raises:
-        Conflict: the session went on without that.
+        Conflict: The session went on without that.
     """
     first, *others = store.sessions.branches(connection, session_id)
     beginning = store.checkpoints.by_id(connection, first.head_id)

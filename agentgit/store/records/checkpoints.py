@@ -78,7 +78,7 @@ def named(user_id: int, name: str | None, description: str | None = None, data: 
     """Make the label of a checkpoint that somebody asked for.
 
     Raises:
-        InvalidInput: the name is empty, or longer than 200 characters.
+        InvalidInput: The name is empty, or longer than 200 characters.
     """
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
         raise InvalidInput(f"A checkpoint's name has 1 to {NAME_LIMIT} characters; {name!r} cannot be one.")
@@ -177,7 +177,7 @@ class CheckpointStore:
         """Read one checkpoint that must exist.
 
         Raises:
-            NotFound: it does not.
+            NotFound: It does not.
         """
         asked = {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
         rows = row_codes.authentic(connection, CHECKPOINT, connection.execute(_ONE, asked))

@@ -96,7 +96,7 @@ def _says_whole(seal: Seal, name: str, proof: bytes) -> bool:
     """Return whether the proof of a key says that nothing is in clear.
 
     Raises:
-        InvalidInput: it is another key's.
+        InvalidInput: It is another key's.
     """
     try:
         said = seal.open(_PLACE, proof) if key_of(proof) == name else b""

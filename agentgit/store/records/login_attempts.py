@@ -63,10 +63,10 @@ class Failures:
         """Return what an attempt counts for; first what is forgotten when it succeeds.
 
         Args:
-            name: the user that it was to be, also one who is not there; None of a key or a token.
-            source: the address that it came from, if that is known. Then a name is blocked for that address, and for
+            name: The user that it was to be, also one who is not there; None of a key or a token.
+            source: The address that it came from, if that is known. Then a name is blocked for that address, and for
                 all only after many more: nobody can shut others out with a few wrong passwords.
-            device: the device on which this user has logged in before, if it is known. Then nothing else counts:
+            device: The device on which this user has logged in before, if it is known. Then nothing else counts:
                 nobody can shut them out there with many wrong passwords, nor from the same address.
         """
         if device is not None:
@@ -99,7 +99,7 @@ class Failures:
         """Count an attempt.
 
         Raises:
-            TooManyAttempts: there were too many before; this one is not to be looked at.
+            TooManyAttempts: There were too many before; this one is not to be looked at.
         """
         now = datetime.now(UTC)
         connection.execute(

@@ -40,9 +40,9 @@ class Segment:
     """The part of a path that lies on one branch.
 
     Args:
-        branch: the branch.
-        checkpoints: the number of its last checkpoint on the path; None for all.
-        track: its part of the tool track.
+        branch: The branch.
+        checkpoints: The number of its last checkpoint on the path; None for all.
+        track: The part of the tool track that belongs to it.
     """
 
     branch: Found
@@ -69,7 +69,7 @@ class SessionStore:
         """Make a session with its first branch, `main`; give its id.
 
         Raises:
-            NotAllowed: the user was deleted.
+            NotAllowed: The user was deleted.
         """
         self.users.expect(connection, user_id)
         now, session_id = datetime.now(UTC), new_id()
@@ -93,7 +93,7 @@ class SessionStore:
         """Read the row of one session that must exist.
 
         Raises:
-            NotFound: it does not.
+            NotFound: It does not.
         """
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
         row = row_codes.first(connection, SESSION, select(SESSION).where(where))
@@ -230,7 +230,7 @@ class SessionStore:
         """Read one branch.
 
         Raises:
-            NotFound: it was deleted.
+            NotFound: It was deleted.
         """
         rows = row_codes.authentic(connection, BRANCH, _BRANCH.all(connection, self._key(branch_id)))
         if not rows:
@@ -241,7 +241,7 @@ class SessionStore:
         """Take a branch for one run, if it is open; give its row as it is then, by which the run holds it.
 
         Raises:
-            Conflict: somebody else is running it, or its rollback was not finished.
+            Conflict: Somebody else is running it, or its rollback was not finished.
         """
         lease = self.leases.given if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
@@ -342,7 +342,7 @@ class SessionStore:
         """Follow a branch to the root; give the parts of its path, root first.
 
         Raises:
-            NotFound: it was deleted since its row was read.
+            NotFound: It was deleted since its row was read.
         """
         try:
             return self._lineage(connection, branch)

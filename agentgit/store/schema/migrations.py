@@ -94,11 +94,11 @@ def script(kind: str, start: str, end: str) -> str:
 
     Args:
         kind: `postgresql` or `sqlite`.
-        start: the revision that it has; `base` if it has no tables.
-        end: the revision that it is to have.
+        start: The revision that it has; `base` if it has no tables.
+        end: The revision that it is to have.
 
     Raises:
-        InvalidInput: there is no such revision, or the first is not older than the second.
+        InvalidInput: There is no such revision, or the first is not older than the second.
     """
     from alembic import command
 

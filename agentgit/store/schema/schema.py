@@ -297,11 +297,11 @@ def script(kind: str, start: str | None = None, end: str | None = None) -> str:
 
     Args:
         kind: `postgresql` or `sqlite`.
-        start: the revision that the database has; None if it has no tables.
-        end: the revision that it is to have; None is this library's.
+        start: The revision that the database has; None if it has no tables.
+        end: The revision that it is to have; None is this library's.
 
     Raises:
-        InvalidInput: there is no such revision or kind, or the first is not older than the second.
+        InvalidInput: There is no such revision or kind, or the first is not older than the second.
     """
     if kind not in ("postgresql", "sqlite"):
         raise InvalidInput(f"agentgit keeps its data in sqlite or postgresql, not in {kind!r}.")
@@ -312,7 +312,7 @@ def ready(database: Database) -> None:
     """Make a database usable: SQLite is upgraded at once; a server is left to its administrator.
 
     Raises:
-        SchemaMismatch: with the command to run; or it is a file of something else, which is not touched.
+        SchemaMismatch: With the command to run; or it is a file of something else, which is not touched.
     """
     if not database.is_sqlite:
         check(database)

@@ -22,7 +22,7 @@ def spread(kind: str) -> str:
         kind: `citus`, `cockroach` or `yugabyte`.
 
     Raises:
-        InvalidInput: there is no script for it.
+        InvalidInput: There is no script for it.
 
     Example:
         >>> "SELECT create_reference_table('tenant');" in spread("citus")

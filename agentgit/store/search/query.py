@@ -202,7 +202,7 @@ class Search:
         """Return a text; None if it is gone.
 
         Raises:
-            Corrupt: it is damaged.
+            Corrupt: It is damaged.
         """
         if row.kind == NAMED:
             return text_of_checkpoint(at)

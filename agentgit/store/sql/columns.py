@@ -87,7 +87,7 @@ class Payload(TypeDecorator[bytes]):
     """Bytes that are sealed in a database that has keys, see `agentgit.store.sql.encryption`.
 
     Args:
-        place: the table and the column, like `blob.data`.
+        place: The table and the column, like `blob.data`.
         is_hashed: True if whoever reads it compares it with a hash: then that is what names a row that does not open.
             What must not be in clear comes as `Clear`.
     """
@@ -120,7 +120,7 @@ class SealedText(SafeText):
     """Text that is sealed in a database that has keys.
 
     Args:
-        place: the table and the column.
+        place: The table and the column.
     """
 
     cache_ok = True

@@ -27,7 +27,7 @@ class CompiledStatement:
     """A statement that is compiled once for each kind of database.
 
     Args:
-        statement: the same for every kind, or one for each by the name of its dialect. No lists in `IN`.
+        statement: One statement for all dialects, or one for each by the name of the dialect. No lists in `IN`.
 
     Example:
         >>> from sqlalchemy import bindparam, create_engine, literal, select

@@ -86,8 +86,8 @@ def meaning(error: Exception, where: str, *, committing: bool | None = None) -> 
     """Return what a driver's failure means.
 
     Args:
-        error: the driver's own.
-        where: the database, without its password.
+        error: The driver's own error.
+        where: The database, without its password.
         committing: True if the commit was on its way, False if a transaction that writes had not come so far; None if
             nothing was to be written.
     """

@@ -88,8 +88,8 @@ class Seal:
         """Open what `seal` made.
 
         Raises:
-            KeyMissing: its key is not in the ring.
-            Corrupt: it was changed or moved, or its key is another one of that name.
+            KeyMissing: Its key is not in the ring.
+            Corrupt: It was changed or moved, or its key is another one of that name.
         """
         name = key_of(data) or ""
         if name not in self.keyring:
@@ -181,9 +181,9 @@ def as_given(seal: Seal | None, place: str, data: bytes) -> bytes:
     """Return the value of what is stored.
 
     Raises:
-        KeyMissing: its key is not there.
-        Corrupt: it does not open.
-        InClear: it is in clear where everything is encrypted.
+        KeyMissing: Its key is not there.
+        Corrupt: It does not open.
+        InClear: It is in clear where everything is encrypted.
     """
     if is_refused(seal, data):
         raise in_clear(place)

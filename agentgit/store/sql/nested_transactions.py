@@ -73,7 +73,7 @@ class Turns:
     """A lock whose users take turns, and give up if another one keeps it for too long.
 
     Args:
-        lock: the lock.
+        lock: The lock.
     """
 
     def __init__(self, lock: Any = None) -> None:

@@ -52,8 +52,8 @@ def server(url: URL, pool_size: int) -> Engine:
     """Make the engine of a server.
 
     Raises:
-        InvalidInput: the pool has no room, or the URL has a setting that cannot be meant.
-        Unavailable: the driver is missing.
+        InvalidInput: The pool has no room, or the URL has a setting that cannot be meant.
+        Unavailable: The driver is missing.
     """
     if pool_size < 1:
         raise InvalidInput(f"pool_size={pool_size} leaves no connection; give 1 or more.")
@@ -92,7 +92,7 @@ def watch(engine: Engine, url: URL) -> None:
     """Replace connections that were closed while they were idle, and prepare no statements behind a pooler.
 
     Raises:
-        InvalidInput: the URL has a setting that cannot be meant.
+        InvalidInput: The URL has a setting that cannot be meant.
     """
     ask_when_idle(engine)
     begin_by_hand(engine)

@@ -241,7 +241,7 @@ def code_after(connection: Connection, seal: Seal, table: Table, row: Any, value
     """Make the code that a row has after a change.
 
     Raises:
-        Corrupt: somebody without the key has changed the row before.
+        Corrupt: Somebody without the key has changed the row before.
     """
     authentic(connection, table, [row])
     return code(seal, table, {**row._asdict(), **values})

@@ -27,7 +27,7 @@ class Lite:
     """The connections to one SQLite database; each transaction has one to itself.
 
     Args:
-        url: the database.
+        url: The database.
         in_memory: True if it lives as long as its only connection.
     """
 

@@ -51,7 +51,7 @@ class Spread:
         """Return what the header of the graph checkpoint says of spread values; nothing if it has none.
 
         Args:
-            stored: the channels whose value is stored.
+            stored: The channels whose value is stored.
         """
         if not self.names:
             return {}

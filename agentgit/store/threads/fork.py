@@ -221,7 +221,7 @@ def carried(rows: Rows, *, superseded: bool) -> Rows:
     """Choose the pending writes that a fork takes along.
 
     Args:
-        rows: those of one graph checkpoint.
+        rows: The rows of one graph checkpoint.
         superseded: True if its thread has moved on.
     """
     tasks: dict[str, Rows] = defaultdict(list)

@@ -118,15 +118,15 @@ class Draft:
     """A graph checkpoint that is to be stored.
 
     Args:
-        parent_id: the graph checkpoint it was made from.
-        meta: its metadata, JSON-like.
-        header: everything else but the values, JSON-like; `versions` has the version of each channel.
-        names: the channels that have a value, in order.
-        changed: those whose value may differ from the parent's.
-        encode: gives the value of a channel; it is asked only for what the parent does not have.
+        parent_id: The graph checkpoint it was made from.
+        meta: Its metadata, JSON-like.
+        header: Everything else but the values, JSON-like; `versions` has the version of each channel.
+        names: The channels that have a value, in order.
+        changed: Those whose value may differ from the parent's.
+        encode: Gives the value of a channel; it is asked only for what the parent does not have.
         continues: True if the parent must still be the newest of its namespace.
-        folds: for each channel whose value is spread over the writes of earlier graph checkpoints, what makes it.
-        parent_thread: where the parent is, if it is not on the same thread.
+        folds: For each channel whose value is spread over the writes of earlier graph checkpoints, what makes it.
+        parent_thread: The thread of the parent, if it is not on the same thread.
     """
 
     parent_id: str | None
@@ -154,7 +154,7 @@ def hash_state(channels: Mapping[str, bytes]) -> bytes:
     """Hash a state: SHA-256 over the shown channels in the order of their names, each with NUL and its value's hash.
 
     Args:
-        channels: the hash of each value, 32 bytes each.
+        channels: The hash of each value, 32 bytes each.
 
     Example:
         >>> hash_state({"a": bytes(32), "__start__": bytes(32)}) == hash_state({"a": bytes(32)})
@@ -181,7 +181,7 @@ def found(row: Any) -> Found:
     """Read a row of the table graph_checkpoint.
 
     Raises:
-        Corrupt: its bytes cannot be read.
+        Corrupt: Its bytes cannot be read.
     """
     place = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:

@@ -354,7 +354,7 @@ class GraphStore:
         """Return what a checkpoint of agentgit keeps of a graph checkpoint.
 
         Raises:
-            NotFound: the thread has no such graph checkpoint.
+            NotFound: The thread has no such graph checkpoint.
         """
         row = ONE.first(connection, self._key(GraphKey(thread, "", checkpoint_id)))
         if row is None:
@@ -415,7 +415,7 @@ class GraphStore:
         """Read messages in LangChain's stored form by their hashes.
 
         Raises:
-            Corrupt: one does not match its hash.
+            Corrupt: One does not match its hash.
         """
         leaves = self.content.blobs.get_many(connection, hashes)
         return [show_message(leaves[key]) for key in hashes]

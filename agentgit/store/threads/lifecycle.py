@@ -40,7 +40,7 @@ def must_be_new(connection: Connection, tenant_id: int, thread: str) -> None:
     """Refuse to copy into a thread that has something.
 
     Raises:
-        Conflict: it has.
+        Conflict: It has.
     """
     if exists_already(connection, tenant_id, thread):
         raise Conflict(f"Thread {thread!r} has checkpoints already. Copy into a new thread, or delete this one first.")

@@ -93,7 +93,7 @@ def pack(found: Iterable[Sequence[Any]]) -> bytes:
     """Write what waits as it is stored.
 
     Args:
-        found: for each graph checkpoint its namespace, its id, and each write as task, index, path, channel, and value
+        found: For each graph checkpoint its namespace, its id, and each write as task, index, path, channel, and value
             in hexadecimal form.
 
     Example:
@@ -135,7 +135,7 @@ def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
     """List the values that are named.
 
     Raises:
-        Corrupt: it cannot be read.
+        Corrupt: It cannot be read.
     """
     for one in unpack(data, row) or ():
         for write in one.writes:

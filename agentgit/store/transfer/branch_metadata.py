@@ -45,7 +45,7 @@ def checked(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a branch's metadata; the rest is left out.
 
     Raises:
-        ValueError: something is not what it should be.
+        ValueError: Something is not what it should be.
 
     Example:
         >>> checked({"turns": 2, "colour": "red"})

@@ -56,10 +56,10 @@ class StateWriter:
         """Write what lies on a way through several threads, as one thread.
 
         Args:
-            ways: each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
+            ways: Each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
                 the way ends.
-            end: the thread that is written whole after them; None if the last way ends at a checkpoint.
-            points: checkpoints on the way that keep pending writes, the one where it ends last.
+            end: The thread that is written whole after them; None if the last way ends at a checkpoint.
+            points: Checkpoints on the way that keep pending writes, the one where it ends last.
         """
         states, writes = self._end(ways, points) if end is None and ways else ((), ())
         own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)

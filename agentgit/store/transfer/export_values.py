@@ -82,8 +82,8 @@ class ValueWriter:
         """Write the values that were not written before, with all that they are made of.
 
         Raises:
-            Corrupt: one is missing, or does not match its hash.
-            InvalidInput: one is too large.
+            Corrupt: One is missing, or does not match its hash.
+            InvalidInput: One is too large.
         """
         fresh = [key for key in dict.fromkeys(hashes) if key not in self._done]
         for part in slices(fresh, AT_ONCE):

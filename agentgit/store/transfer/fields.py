@@ -186,7 +186,7 @@ def fields(found: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, A
     """Check the fields of an object: all of these, and no other.
 
     Raises:
-        ValueError: one is missing, unknown or wrong; the text names it.
+        ValueError: One is missing, unknown or wrong; the text names it.
 
     Example:
         >>> fields({"id": 7}, {"id": ident})

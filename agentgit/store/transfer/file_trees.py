@@ -84,7 +84,7 @@ class FileTree:
         """Put something at a path, or take away what stands there; give what stood there.
 
         Raises:
-            ValueError: that cannot be; the tree is as before.
+            ValueError: That cannot be; the tree is as before.
         """
         if path in self._touched or (item is None and path not in self._items):
             raise ValueError(f"{_shown(path)} is there a second time, or goes though nothing is there")
@@ -180,7 +180,7 @@ class FileChecker:
         """Take a file, or its beginning if it comes in parts.
 
         Raises:
-            ValueError: it is none, or does not match its hash.
+            ValueError: It is none, or does not match its hash.
         """
         if sum(record[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("has not one of text, data, parts")
@@ -198,7 +198,7 @@ class FileChecker:
         """Take a part of a file.
 
         Raises:
-            ValueError: the file does not match its hash.
+            ValueError: The file does not match its hash.
         """
         assert self._open is not None  # noqa: S101  # whoever calls has looked
         data = unbased(record["data"])
@@ -231,7 +231,7 @@ class FileChecker:
         """Begin a tree.
 
         Raises:
-            ValueError: it is not the next one, or changes another one than the last.
+            ValueError: It is not the next one, or changes another one than the last.
         """
         if record["id"] != self._last + 1 or record["base"] not in (None, self._last or None):
             raise ValueError("is not the next tree, or does not begin with the one before it")
@@ -248,7 +248,7 @@ class FileChecker:
         """Take a path that the last tree leaves out, or does not leave out any more. It comes before its changes.
 
         Raises:
-            ValueError: it is of no tree, or was left out before, or was not.
+            ValueError: It is of no tree, or was left out before, or was not.
         """
         path, why = record["path"], record["why"]
         if self._tree is None or self._has_paths or (why is None and path not in self._left):
@@ -267,7 +267,7 @@ class FileChecker:
         """Take a change of the last tree.
 
         Raises:
-            ValueError: no system, or not every one, could have it; or it is too much.
+            ValueError: No system, or not every one, could have it; or it is too much.
         """
         if self._tree is None:
             raise ValueError("is of no tree")
@@ -293,7 +293,7 @@ class FileChecker:
         """Take a snapshot: of which tree, and which checkpoints have it.
 
         Raises:
-            ValueError: its tree did not come, or a checkpoint has another one.
+            ValueError: Its tree did not come, or a checkpoint has another one.
         """
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last:
             raise ValueError("is of no tree that came before it, or does not say why")
@@ -309,7 +309,7 @@ def unbased(data: str) -> bytes:
     """Read base64.
 
     Raises:
-        ValueError: it is none.
+        ValueError: It is none.
     """
     try:
         return base64.b64decode(data, validate=True)

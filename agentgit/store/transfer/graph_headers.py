@@ -16,7 +16,7 @@ def header(value: Any) -> dict[str, Any]:
     """Take the header of a graph checkpoint.
 
     Raises:
-        ValueError: something is missing, or is not what it should be.
+        ValueError: Something is missing, or is not what it should be.
     """
     found = thing(value)
     given = {name: found[name] for name in found if name in _NEEDED or name in _MORE}
@@ -29,7 +29,7 @@ def meta(value: Any) -> dict[str, Any]:
     """Take what LangGraph says of a graph checkpoint.
 
     Raises:
-        ValueError: something is not what it should be.
+        ValueError: Something is not what it should be.
 
     Example:
         >>> meta({"step": 1, "mine": "x"})

@@ -229,7 +229,7 @@ class Checker:
         """Return how many bytes values take together when they are read.
 
         Raises:
-            ValueError: far more than the export has.
+            ValueError: Far more than the export has.
         """
         weight = sum(map(self._weights.__getitem__, keys))
         if weight > max(MUCH, AT_MOST * self._carried):

@@ -56,7 +56,7 @@ class ValueReader:
         """Read a value; None if its parts are still to come.
 
         Raises:
-            ValueError: it is none, or does not match its hash.
+            ValueError: It is none, or does not match its hash.
         """
         if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("has not one of text, data, parts")
@@ -85,7 +85,7 @@ class ValueReader:
         """Read a list.
 
         Raises:
-            ValueError: it leans on one that did not come shortly before, or does not match its hash.
+            ValueError: It leans on one that did not come shortly before, or does not match its hash.
         """
         base = self._recent.get(fields["base"]) if fields["base"] is not None else ()
         if base is None or fields["keep"] > len(base):
@@ -112,7 +112,7 @@ def expect_readable(value: Leaf) -> None:
     """Read a value as people are shown it; that builds no objects.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: It cannot be read.
     """
     try:
         if value.type == RECORD:

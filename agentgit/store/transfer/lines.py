@@ -37,7 +37,7 @@ class Sealer:
         """Write one record; the hash goes on from the line before.
 
         Raises:
-            Corrupt: it is too long for a line.
+            Corrupt: It is too long for a line.
         """
         body = _json(record)[:-1]
         if len(body) + _TAIL > LONGEST:
@@ -58,10 +58,10 @@ def read(stream: BinaryIO) -> Iterator[ExportLine]:
     """Return the lines of an export, each checked against its hash.
 
     Args:
-        stream: at its beginning. One line at a time is in memory. Of what is no export nothing is given.
+        stream: The file, at its beginning. One line at a time is in memory. Of what is no export nothing is given.
 
     Raises:
-        Corrupt: a line is cut off, too long, no JSON object, or does not match its hash.
+        Corrupt: A line is cut off, too long, no JSON object, or does not match its hash.
     """
     chain, number = b"", 0
     while line := stream.readline(LONGEST + 1):

@@ -53,7 +53,7 @@ def readable(value: Mapping[str, Any]) -> dict[str, Any]:
     """Take a message in the form in which agentgit shows it, of whatever class it is.
 
     Raises:
-        ValueError: nobody could read it.
+        ValueError: Nobody could read it.
     """
     kind, data = value["type"], value["data"]
     fields({"type": kind, "name": data.get("name")}, {"type": text, "name": maybe(text)})

@@ -114,7 +114,7 @@ def set_mode(parent: int, name: bytes, mode: int) -> None:
     A file never gets other bits in place: it may have other names, outside of the workspace too.
 
     Raises:
-        OSError: it is no directory, or is not one's own.
+        OSError: It is no directory, or is not one's own.
     """
     try:
         file = os.open(name, FOLDER, dir_fd=parent)

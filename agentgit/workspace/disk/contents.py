@@ -47,7 +47,7 @@ def parts(data: Data) -> Iterable[bytes]:
     """Iterate over contents.
 
     Args:
-        data: the contents.
+        data: The contents.
     """
     return (data,) if isinstance(data, bytes) else data
 
@@ -56,12 +56,12 @@ def gather(read: Callable[[int], bytes], size: int, folder: str | bytes) -> Data
     """Read contents to their end, or to a size, into memory or into a file without a name.
 
     Args:
-        read: reads at most so many bytes, and none at the end.
-        size: read no more than that many bytes.
-        folder: where the file without a name takes its space.
+        read: The function that reads at most so many bytes, and none at the end.
+        size: The greatest number of bytes to read.
+        folder: The directory where the file without a name takes its space.
 
     Raises:
-        Unavailable: there is no space for it.
+        Unavailable: There is no space for it.
     """
     if size <= IN_MEMORY:
         return b"".join(_up_to(read, size))

@@ -85,7 +85,7 @@ class DirectoryEntry(Generic[Look]):
         """Move what stands here to the storage; return where it is now.
 
         Raises:
-            Unavailable: it cannot be moved, and is still here.
+            Unavailable: It cannot be moved, and is still here.
         """
         return self.aside.take(self.parent, self.name, self.path)
 

@@ -25,9 +25,9 @@ class Disk:
     """The files of one workspace.
 
     Args:
-        root: the workspace, without a `/` at its end.
-        aside: the directory to move things to; it is made when it is needed.
-        permits: lets its owner look into, and change, what he has closed to himself.
+        root: The workspace, without a `/` at its end.
+        aside: The directory to move things to; it is made when it is needed.
+        permits: Lets its owner look into, and change, what he has closed to himself.
     """
 
     def __init__(self, root: bytes, aside: bytes, permits: Permits) -> None:
@@ -141,9 +141,9 @@ class Disk:
         """Return what stands at a name of an open directory.
 
         Args:
-            folder: the path of the directory.
-            parent: the open directory.
-            name: the name in it.
+            folder: The path of the directory.
+            parent: The open directory.
+            name: The name in it.
         """
         path = os.path.join(folder, name)
         try:

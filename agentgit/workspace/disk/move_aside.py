@@ -22,7 +22,7 @@ class Aside:
     """A directory of the storage, with what stood in the way in the workspace.
 
     Args:
-        folder: the directory; it is made when it is needed.
+        folder: The directory; it is made when it is needed.
     """
 
     def __init__(self, folder: bytes) -> None:
@@ -32,12 +32,12 @@ class Aside:
         """Move something here, with all that is in it; return where it is now.
 
         Args:
-            parent: the open directory that has it.
-            name: its name there.
-            path: its path in the workspace.
+            parent: The open directory that has it.
+            name: Its name there.
+            path: Its path in the workspace.
 
         Raises:
-            Unavailable: it cannot be moved; it is still there. The error names the path that stands against it.
+            Unavailable: It cannot be moved; it is still there. The error names the path that stands against it.
         """
         to = self._free(path)
         with told(path):
@@ -91,7 +91,7 @@ def _copy(parent: int, name: bytes, path: bytes, to: bytes) -> None:
     """Copy to another file system. A named pipe is made again and never read.
 
     Raises:
-        Unavailable: the path that it names cannot be copied.
+        Unavailable: The path that it names cannot be copied.
     """
     with told(path):
         found = os.lstat(name, dir_fd=parent)

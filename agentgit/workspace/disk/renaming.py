@@ -43,15 +43,15 @@ def exchange(parent: int, one: bytes, other: bytes) -> bool:
     """Exchange two names of a directory in one step.
 
     Args:
-        parent: the open directory.
-        one: a name in it.
-        other: another name in it.
+        parent: The open directory.
+        one: One name in it.
+        other: Another name in it.
 
     Returns:
         False if this system or this file system cannot; nothing was done.
 
     Raises:
-        OSError: the system refused, for example because one of the names is gone.
+        OSError: The system refused, for example because one of the names is gone.
     """
     return _renamed(parent, one, other, EXCHANGE)
 
@@ -62,15 +62,15 @@ def rename_to_free(parent: int, name: bytes, new: bytes) -> bool:
     Where the system cannot do it in one step, look first and rename then: what somebody makes in between is replaced.
 
     Args:
-        parent: the open directory.
-        name: the name in it.
-        new: the name that must be free.
+        parent: The open directory.
+        name: The name in it.
+        new: The name that must be free.
 
     Returns:
         False if something has the new name; nothing was done.
 
     Raises:
-        OSError: the system refused.
+        OSError: The system refused.
     """
     try:
         if _renamed(parent, name, new, NO_REPLACE):

@@ -55,8 +55,8 @@ class SingleFiles:
     """The files of one directory.
 
     Args:
-        root: the directory.
-        aside: where to move what somebody else writes while a file is changed, if it cannot stay.
+        root: The directory.
+        aside: The place for what somebody else writes while a file is changed, if it cannot stay.
     """
 
     def __init__(self, root: str | os.PathLike[str], aside: str | os.PathLike[str]) -> None:
@@ -67,10 +67,10 @@ class SingleFiles:
         """Return the paths that a file has in here: its own, and where it leads if it is a symbolic link.
 
         Args:
-            path: relative to the workspace, or absolute.
+            path: The path, relative to the workspace or absolute.
 
         Raises:
-            InvalidInput: it is outside of the workspace, or leads there.
+            InvalidInput: It is outside of the workspace, or leads there.
         """
         found: list[bytes] = []
         at = os.path.join(self.root, os.fsencode(path))

@@ -110,7 +110,7 @@ class ContainerEnvironment:
         """Return the snapshots, newest first.
 
         Raises:
-            Unavailable: the engine does not answer.
+            Unavailable: The engine does not answer.
         """
         found = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
         if not found:

@@ -68,8 +68,8 @@ class Copies:
         """Return all that stands in a snapshot.
 
         Raises:
-            NotFound: there is none under this key.
-            Corrupt: what is known of it cannot be read.
+            NotFound: There is none under this key.
+            Corrupt: What is known of it cannot be read.
         """
         path = self._folder / key / INDEX
         try:
@@ -93,7 +93,7 @@ class Copies:
         """Return the paths at which two snapshots differ.
 
         Raises:
-            NotFound: there is none under one of the keys.
+            NotFound: There is none under one of the keys.
         """
         one, other = self.tree(before), self.tree(after)
         return {
@@ -106,7 +106,7 @@ class Copies:
         """Read files and links of a snapshot, one after the other; each comes with its contents.
 
         Raises:
-            Corrupt: the contents are gone or are not what was written.
+            Corrupt: The contents are gone or are not what was written.
         """
         for path, entry in entries:
             at = self._files(key) + b"/" + path

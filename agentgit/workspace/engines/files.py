@@ -150,8 +150,8 @@ class Files:
         """Go to a snapshot, after a safety snapshot of what stands now.
 
         Raises:
-            WorkspaceChanged: what is to be touched is not what was expected; nothing was touched.
-            Unavailable: a path cannot be written; what is done stays, and restoring again goes on from there.
+            WorkspaceChanged: What is to be touched is not what was expected; nothing was touched.
+            Unavailable: A path cannot be written; what is done stays, and restoring again goes on from there.
         """
         known = self._now(None, progress)
         self._known, before = known, known.key or ""

@@ -50,10 +50,10 @@ class GitTrees:
     """Snapshots in a git repository that nobody else uses.
 
     Args:
-        folder: the GIT_DIR; it is made if it is not there.
+        folder: The GIT_DIR; it is made if it is not there.
 
     Raises:
-        Unavailable: git is not installed, or the folder cannot be made.
+        Unavailable: Git is not installed, or the folder cannot be made.
     """
 
     def __init__(self, folder: str) -> None:

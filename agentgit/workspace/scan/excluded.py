@@ -70,11 +70,11 @@ def look(root: bytes, path: bytes) -> ExcludedPaths | None:
     """Return how something looks now; None if nothing is there. No link is followed inside the workspace.
 
     Args:
-        root: the workspace.
-        path: relative to it.
+        root: The workspace.
+        path: The path, relative to it.
 
     Raises:
-        PermissionError: a directory on the way cannot be searched.
+        PermissionError: A directory on the way cannot be searched.
     """
     end = path.find(b"/")
     try:
@@ -150,9 +150,9 @@ def compare(then: Left, now: Left, root: bytes | None = None) -> Difference:
     What was left out once and is part of the later snapshot is in none of the three.
 
     Args:
-        then: the earlier record.
-        now: the later one.
-        root: the workspace, if the later one is that of now: then the files themselves are looked at.
+        then: The earlier record.
+        now: The later record.
+        root: The workspace, if the later one is that of now: then the files themselves are looked at.
     """
     found = Difference({}, {}, {})
     for path, was in then.items():

@@ -24,12 +24,12 @@ class IgnoreRules:
     """The rules of one workspace, as they stand when they are first asked.
 
     Args:
-        root: the workspace.
-        patterns: what to leave out, as lines of a `.gitignore` in the root; they win over any file.
-        files: the contents of the `.gitignore` files by path, where they are not those that stand there.
+        root: The workspace.
+        patterns: The patterns to leave out, as lines of a `.gitignore` in the root. They win over any file.
+        files: The contents of the `.gitignore` files by path, where they are not those that stand there.
 
     Raises:
-        InvalidInput: a pattern of `patterns` cannot be understood.
+        InvalidInput: A pattern of `patterns` cannot be understood.
 
     Example:
         >>> import tempfile

@@ -354,12 +354,12 @@ def read(at: bytes, spool: bytes, known: str = "") -> Contents:
     """Read a regular file or a link: how it looked before, the hash of its contents, the contents.
 
     Args:
-        at: an absolute path.
-        spool: the folder in which large contents take space.
-        known: a hash; the contents of a large file that has it are not kept.
+        at: An absolute path.
+        spool: The folder in which large contents take space.
+        known: A hash; the contents of a large file that has it are not kept.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: It is not there, or cannot be read.
     """
     found = os.lstat(at)
     if stat.S_ISLNK(found.st_mode):

@@ -301,7 +301,7 @@ class UndoStack:
         """Do what an entry says where it is not done yet, and take it off its stack.
 
         Raises:
-            Unavailable: a file cannot be written; all others are done, and the entry stays.
+            Unavailable: A file cannot be written; all others are done, and the entry stays.
         """
         done = Undone(labels=(entry.label,), safety=(kept.id,))
         if entry.whole is not None:

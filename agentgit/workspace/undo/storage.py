@@ -104,7 +104,7 @@ class UndoStorage:
         """Keep other processes out, from the first to the last file of an undo; the lock of a process goes with it.
 
         Raises:
-            Unavailable: another one takes longer than a minute.
+            Unavailable: Another one takes longer than a minute.
         """
         lock = self._path.with_suffix(".lock")
         with exclusive(lock, patience=PATIENCE, what=f"the undo stack {self._path}"):
@@ -226,7 +226,7 @@ class UndoStorage:
         """Return a part of a file.
 
         Raises:
-            Corrupt: it is not there.
+            Corrupt: It is not there.
         """
         rows = self._all("SELECT data FROM content WHERE hash = ?", hash)
         if not rows:

@@ -195,7 +195,7 @@ class _Cell(NamedTuple):
         """Return the value of a cell.
 
         Raises:
-            ValueError: it is not what the column holds.
+            ValueError: It is not what the column holds.
         """
         if value is None:
             if not self.may_be_null:

@@ -111,9 +111,9 @@ class _States:
         """Check a graph checkpoint: its values are stored, and its hash is that of the values.
 
         Args:
-            place: its thread, namespace and id, as stored.
-            channels: its values, as stored.
-            said: what it says of them: how many messages, the hash, its header and its metadata; or nothing.
+            place: Its thread, namespace and id, as stored.
+            channels: Its values, as stored.
+            said: Its own record of them: the number of messages, the hash, its header and its metadata; or nothing.
         """
         try:
             end = _COUNT.size + _COUNT.unpack_from(channels)[0] * HASH_BYTES
