@@ -217,7 +217,7 @@ class Restore:
                     self._disk.set_folder_mode(path, mode)
 
     def _goes_on(self, path: bytes) -> bool:
-        """Whether the target has something in a directory that it does not name."""
+        """Return True if the target has something in a directory that it does not name."""
         return any(one.startswith(path + b"/") for one in self._trees.tree(self._target))
 
 

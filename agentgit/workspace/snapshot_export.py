@@ -52,7 +52,7 @@ class _At(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """Why a path cannot travel; and what would stand there, if only what stands beside it is against it."""
+    """The reason why a path cannot travel, and the entry it would have, if only what stands beside it is against it."""
 
     why: str
     item: TreeItem | None = None

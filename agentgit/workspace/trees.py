@@ -29,12 +29,12 @@ class TreeEntry(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory."""
+        """True if it is a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
+        """True if it is a symbolic link."""
         return stat.S_ISLNK(self.mode)
 
 

@@ -162,7 +162,7 @@ class WrittenEvents:
 
     @property
     def tenant_id(self) -> int:
-        """Whose they are, if there are any."""
+        """The tenant of the rows, if there are any."""
         return int(self.rows[0]["tenant_id"])
 
     @cached_property

@@ -44,7 +44,7 @@ class TreeItem(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a directory."""
+        """True if it is a directory."""
         return self.file is None and self.link is None
 
 

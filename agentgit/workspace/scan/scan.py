@@ -330,7 +330,7 @@ class Scan:
         return self._paths is None or any(path == one or path.startswith(one + b"/") or not one for one in self._paths)
 
     def _relevant(self, path: bytes) -> bool:
-        """Whether it is looked at, or something below it is."""
+        """Return True if a path is looked at, or something below it is."""
         return self._within(path) or not path or any(one.startswith(path + b"/") for one in self._paths or ())
 
 
