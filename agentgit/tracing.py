@@ -70,7 +70,7 @@ class Traced:
 
 
 NOTHING = Traced(None)
-"""What there is where spans are not wanted."""
+"""The span that stands where spans are not wanted."""
 
 
 def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:

@@ -25,7 +25,7 @@ Score = Callable[[ExploredBranch], float | Awaitable[float]]
 """Judges a leaf: the higher, the better."""
 
 AT_ONCE = 8
-"""How many turns run at the same time where nobody says how many."""
+"""The default number of turns that run at the same time."""
 
 
 class Explores:

@@ -17,10 +17,10 @@ from agentgit.errors import InvalidInput
 
 MESSAGES = "messages"
 NOTE_NAME = "agentgit"
-"""Who says what agentgit itself has to say to a model."""
+"""The name under which agentgit itself writes messages to a model."""
 
 TITLE = 80
-"""How many characters of a message an automatic checkpoint keeps as its description."""
+"""The number of characters of a message that an automatic checkpoint keeps as its description."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
 
 OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
-"""What LangGraph's own keys say about the run that a config comes from."""
+"""LangGraph's own keys that describe the run that a config comes from."""
 
 
 def expect_apart(config: RunnableConfig | None) -> None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
 PICKED = "picked"
-"""Where the data of a checkpoint says what was picked with it."""
+"""The key in the data of a checkpoint that holds what was picked with it."""
 
 TOLD = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
-"""What the audit trail tells then."""
+"""The kind of event that the audit trail then records."""
 
 
 class Carries:

@@ -30,7 +30,7 @@ Pairs = Mapping[FullKey, tuple[Any, int | None]]
 """Entries that LangGraph keeps, each with the seconds that it lives."""
 
 ANY_BRANCH = "agentgit"
-"""What the keys of entries end with whose work acted on nothing; the others end with the id of a branch."""
+"""The end of the keys of entries whose work acted on nothing; the other keys end with the id of a branch."""
 
 WRITES, CALLS = "writes", "calls"
 
@@ -52,7 +52,8 @@ class BranchCache(BaseCache[Any]):
         self._begun: dict[FullKey, int] = {}
         """For each entry that was not there, how many calls had acted in this turn when it was first asked for."""
         self._before: list[str] = []
-        """What had acted before this turn, if it goes on: work that began before does not make all its calls again."""
+        """The calls that had acted before this turn, if it goes on: work that began before does not make all
+        its calls again."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
         """Return the entries that stand on this branch."""

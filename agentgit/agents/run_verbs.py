@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 Graph = Pregel[Any, Any, Any, Any]
 
 END = object()
-"""What a stream gives when there is nothing more."""
+"""The value that a stream returns at its end."""
 
 CLOSING_ROUNDS = 40
-"""How many rounds of the event loop a turn waits until the one before is seen to be left."""
+"""The number of rounds of the event loop that a turn waits until the one before is seen to be left."""
 
 LEAVING_SECONDS = 30.0
-"""How long it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
+"""The time it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
 
 
 class Runs(Runnable[Any, Any]):
@@ -78,7 +78,7 @@ class Runs(Runnable[Any, Any]):
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
         self.moved_at = 0.0
-        """When it last began a turn or came to a branch, on this process's clock."""
+        """The clock time, in this process, at which it last began a turn or came to a branch."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._is_leaving = False
         """True while a turn on an event loop gives its branch back."""

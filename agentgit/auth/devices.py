@@ -11,7 +11,7 @@ import secrets
 from datetime import datetime, timedelta
 
 LASTS = timedelta(days=365)
-"""How long a device is known after a login."""
+"""The time for which a device is known after a login."""
 
 
 def device_token(stored: str, user_id: int, now: datetime) -> str:

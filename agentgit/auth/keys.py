@@ -8,10 +8,10 @@ from datetime import datetime
 from agentgit.auth.sharing import base36, number_of
 
 PREFIX = "agit"
-"""What the text of a key begins with, so that people and scanners of secrets know it."""
+"""The beginning of the text of a key, by which people and scanners of secrets recognise it."""
 
 BROWSER = "browser"
-"""What the key of a login is called, in a browser or over HTTP: it ends with the other logins."""
+"""The name of the key of a login, in a browser or over HTTP: it ends with the other logins."""
 
 
 @dataclass(frozen=True, kw_only=True)

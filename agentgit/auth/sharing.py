@@ -11,7 +11,7 @@ from agentgit.auth.roles import Role
 from agentgit.errors import InvalidInput
 
 LINK = "agitlink"
-"""What the token of a link begins with."""
+"""The beginning of the token of a link."""
 
 SECRET_BYTES = 32
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

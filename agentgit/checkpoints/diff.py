@@ -15,10 +15,10 @@ from agentgit.values import Drawn, portable, to_json
 Kind = Literal["added", "removed", "changed"]
 
 _LONGEST = 160
-"""How many characters of one value, message or call the text of a diff shows."""
+"""The most characters of one value, message or call that the text of a diff shows."""
 
 _LONGEST_TEXT, _MOST_LINES = 20_000, 40
-"""How many characters a text of several lines may have to be compared by lines, and how many of those are shown."""
+"""The most characters of a text that is compared by lines, and the most of those lines that are shown."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn, portable, to_json
 
 OURS, THEIRS = "ours", "theirs"
-"""Which side of a conflict wins: what is here, or what comes."""
+"""The sides of a conflict that can win: `ours` is here, `theirs` comes from the other branch."""
 
 TAKE, APPEND, RESOLVED = "take", "append", "resolved"
-"""How a value comes: only the other branch changed it; both added to a list, and theirs is added too; a function was
-asked."""
+"""The ways a value comes: only the other branch changed it; both added to a list, and theirs is added too; a function
+was asked."""
 
 KEEP, CLASH = "keep", "clash"
 
@@ -286,7 +286,7 @@ def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> li
 
 Choice = str | Callable[[Clash], Any]
 Resolve = Choice | Mapping[str, Choice] | None
-"""What to do about a conflict: `ours`, `theirs`, or a function that gives the value; or one of these for each key."""
+"""The answer to a conflict: `ours`, `theirs`, or a function that returns the value; or one of these for each key."""
 
 
 def choice(resolve: Resolve, key: str) -> Choice | None:

@@ -15,7 +15,7 @@ from agentgit.values import Drawn, Listed
 T = TypeVar("T")
 
 PAGE = 50
-"""How many things a page has where nobody says how many."""
+"""The default number of items on a page."""
 
 LARGEST_PAGE = 1_000
 

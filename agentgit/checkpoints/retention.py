@@ -15,7 +15,7 @@ MOST = 2**31 - 1
 MOST_BYTES = 2**63 - 1
 
 Measure = Callable[[Collection[int]], int]
-"""Tells how many bytes a session would take of its own without these checkpoints."""
+"""A function that returns the number of bytes that a session would take of its own without these checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)

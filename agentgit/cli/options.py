@@ -79,7 +79,7 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
 
 
 WORDS = ("target", "words", "first")
-"""How arguments are called before which a session may stand."""
+"""The names of arguments that a session may precede."""
 
 
 def _sessions(repo: Repository, incomplete: str) -> list[str]:

@@ -36,7 +36,7 @@ COLOURS = {
     "changed": "yellow",
     "bad": "bold red",
 }
-"""What the styles of the render room look like in a terminal."""
+"""The look of the styles of the render room in a terminal."""
 
 
 def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence[Line]]) -> None:

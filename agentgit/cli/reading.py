@@ -14,7 +14,7 @@ from agentgit.cli import output
 from agentgit.errors import AgentGitError
 
 REMEMBERED = 1000
-"""How many lines the history keeps."""
+"""The number of lines that the history keeps."""
 
 
 def at_terminal() -> bool:
@@ -23,7 +23,7 @@ def at_terminal() -> bool:
 
 
 Offer = Callable[[str, str], list[str]]
-"""Gives what a word that was begun may become, from the line before it and what was typed of it."""
+"""A function that returns the completions of a word, from the line before it and the part that was typed."""
 
 
 def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:

@@ -14,7 +14,7 @@ FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
 EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"
 
 MANY = "..."
-"""What the last word of a command ends with, where any number of words may stand."""
+"""The end of the last word of a command that takes any number of words."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ NOTES = (
     "PLACE is like main#3, HEAD~1, a name or an id. --yes: do not ask.",
     "--force: keep what cannot be reversed, and bring back files that others have changed.",
 )
-"""What the help says below the commands."""
+"""The text of the help below the commands."""
 
 _BY_NAME = {form.name: form for form in FORMS}
 

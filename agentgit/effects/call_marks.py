@@ -6,7 +6,7 @@ from agentgit.effects import invocation
 from agentgit.effects.effects import IRREVERSIBLE, READ_ONLY
 
 MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
-"""What can be said of a call, in the order to show it."""
+"""The marks of a call, in the order to show them."""
 
 _OF_STATUS = {
     invocation.INTENDED: "running",

@@ -20,13 +20,13 @@ IRREVERSIBLE = "irreversible"
 UNDECLARED = "undeclared"
 
 KINDS = (READ_ONLY, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
-"""What a tool can be declared as."""
+"""The kinds of effect that a tool can be declared as."""
 
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that come with an undo function."""
 
 ROLES = ("undo", "verify", "precheck")
-"""What a tool's functions are for."""
+"""The roles of a tool's functions."""
 
 Undo = Callable[..., Any | Awaitable[Any]]
 Look = Callable[..., Any]
@@ -35,7 +35,7 @@ Look = Callable[..., Any]
 Tool = TypeVar("Tool")
 
 ATTRIBUTE = "__agentgit_effect__"
-"""Where a decorated tool function carries its effect."""
+"""The attribute in which a decorated tool function carries its effect."""
 
 
 _decorated: ByName[Effect] = ByName()

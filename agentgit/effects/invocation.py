@@ -33,7 +33,7 @@ MOVES: dict[str, frozenset[str]] = {
     REVERSE_FAILED: frozenset({REVERSING, REVERSED}),
     REVERSE_UNKNOWN: frozenset({REVERSED, REVERSE_FAILED}),
 }
-"""What may follow what. Out of `unknown` leads only the call's own late end or a person's word."""
+"""The states that may follow each state. Out of `unknown` leads only the call's own late end or a person's word."""
 
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which something of the call may be in the world."""
@@ -43,7 +43,7 @@ DECISIONS = {
     REVERSE_UNKNOWN: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
     REVERSE_FAILED: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
 }
-"""What a person's word makes of an invocation: the call, or its reversal, happened or did not."""
+"""The state that follows when a person says that the call, or its reversal, happened or did not."""
 
 
 ELSEWHERE = "it was imported: the world in which it happened is not here"
@@ -64,10 +64,10 @@ class _Short(Repr):
 
 
 _LONGEST = 40
-"""How many characters of a text name it."""
+"""The number of characters that stand for a text."""
 
 brief = _Short().repr
-"""Gives the repr of a value in a few words."""
+"""A function that returns the repr of a value in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from agentgit.effects.effects import IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED, Effect
 
 PLACES = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
-"""Where a tool's metadata has the annotations: langchain-mcp-adapters, others, and langchain.mcp, in this order."""
+"""The places of annotations in a tool's metadata: langchain-mcp-adapters, others, langchain.mcp, in this order."""
 
 READS, DESTROYS = ("readOnlyHint", "read_only_hint"), ("destructiveHint", "destructive_hint")
 KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in PLACES if path)})

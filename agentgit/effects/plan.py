@@ -20,14 +20,14 @@ REDO = "redo"
 ANSWER = "answer"
 
 TOOLS_MODES = ("reverse", "keep", "require_clean")
-"""What a rollback may do about effects: reverse them, leave the world alone, or refuse if there are any."""
+"""The treatment of effects in a rollback: reverse them, leave the world alone, or refuse if there are any."""
 
 RECORD, EXECUTE = "record", "execute"
 REPLAY_MODES = (RECORD, REDO, EXECUTE)
-"""How the tool track comes to a new branch: from the record; with what of it was reversed run again; all run again."""
+"""The ways the tool track comes to a new branch: from the record; with reversed calls run again; all run again."""
 
 ROLLBACK, SWITCH, WORLD_ONLY = "rollback", "switch", "world_only"
-"""What a plan is of: a rollback, a switch to another branch, a rollback of the world without the conversation."""
+"""The subjects of a plan: a rollback, a switch to another branch, a rollback of the world without the conversation."""
 
 GOING_BACK = "it was reversed since, and going back does not make it again"
 
@@ -40,7 +40,7 @@ UNDECLARED = (
 """Why an undeclared call stays."""
 
 Why = Callable[[ToolInvocation], str | None]
-"""Says why something cannot be done about an invocation; None if it can."""
+"""A function that returns the reason why something cannot be done about an invocation; None if it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ _SAID = {
     GONE: ("is gone", "are gone"),
     ANSWER: ("is answered from the record", "are answered from the record"),
 }
-"""What is said of one effect, and of several."""
+"""The wording for one effect, and for several."""
 
 
 def _counted(steps: list[PlanStep]) -> str:

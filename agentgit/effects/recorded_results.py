@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 PACKED = "agentgit_packed"
-"""Where the record of a `Command` or a message has the object itself, if that can be built again."""
+"""The key in the record of a `Command` or a message that holds the object itself, if that can be built again."""
 
 
 def said(result: Any) -> Any:

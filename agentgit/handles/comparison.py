@@ -32,7 +32,7 @@ FRESH = "template"
 """The request that makes the calls of a template in the world of a session that began as it."""
 
 What = CheckpointRef | ToolInvocation | Sequence[str]
-"""What can be picked: the messages that a checkpoint added, a tool call with its result, or messages by their ids."""
+"""Anything that can be picked: a checkpoint's new messages, a tool call with its result, or messages by their ids."""
 
 
 class Across(Verbs):
@@ -45,7 +45,7 @@ class Across(Verbs):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.wrapped: dict[int, Callable[[int], RollbackAgent]] = {}
-        """Gives an agent on a branch of a session, by the session's id, for those whose graph was wrapped here."""
+        """Functions that return an agent on a branch of a session, by the session's id, for graphs wrapped here."""
 
     # -- compare
 

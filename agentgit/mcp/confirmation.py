@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.operation import Operation
 
 PREFIX = "mcp-"
-"""What the request id of an operation begins with that was confirmed here."""
+"""The beginning of the request id of an operation that was confirmed here."""
 
 
 def of_rollback(

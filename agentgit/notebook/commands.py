@@ -214,4 +214,4 @@ _DO: dict[str, Callable[[Command], Any]] = {
     "use": _use,
     "help": lambda asked: Sheet(*words.help_lines()),
 }
-"""What each of `words.FORMS` does."""
+"""The function for each of `words.FORMS`."""

@@ -15,7 +15,7 @@ from agentgit.render.text import clean, count
 _EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
 
 _LONGEST, _SHOWN = 2_000, 200
-"""How many characters of one call, and how many calls, a page shows."""
+"""The most characters of one call, and the most calls, that a page shows."""
 
 
 def draw(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:

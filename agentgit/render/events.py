@@ -13,13 +13,13 @@ from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
 
 _BAD = ("failed", "incomplete", "unknown", "abandoned")
-"""What the kinds of events end with that need a person."""
+"""The ends of the kinds of events that need a person."""
 
 _QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
-"""What is in the details for programs."""
+"""The keys of the details that are for programs."""
 
 _PEOPLE = ("user", "of", "member")
-"""What in the details is the id of a user."""
+"""The keys of the details whose value is the id of a user."""
 
 
 def event_lines(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 SHORT = 10
-"""How many characters of an id a list shows."""
+"""The number of characters of an id that a list shows."""
 
 
 def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:

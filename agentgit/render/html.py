@@ -21,12 +21,12 @@ COLOURS = {
     "changed": "#b36b00",
     "bad": "#d9484b",
 }
-"""What the styles of the render room look like on a page."""
+"""The look of the styles of the render room on a page."""
 
 _BOLD = ("heading", "name", "head", "bad")
 
 _LEAST = 24
-"""How many letters of a long text have a line of their own in any case."""
+"""The number of letters of a long text that have a line of their own in any case."""
 
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
 

@@ -12,13 +12,13 @@ from agentgit.render.text import clean, cut
 from agentgit.sessions.tree import Branch, Point, Tree
 
 KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "where it begins"}
-"""What is said about an automatic checkpoint without a title."""
+"""The wording for an automatic checkpoint without a title."""
 
 _FOLD_FROM = 5
-"""How many turns in a row are too many to show."""
+"""The number of turns in a row that are too many to show."""
 
 NAME_CELLS = 24
-"""How many cells a branch's name may take."""
+"""The most cells of a branch's name."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ ASCII = str.maketrans(
 """Stands in for the characters that we draw with, where an output cannot take them."""
 
 _COLUMN_CELLS = 40
-"""How many cells a column may take that is not the last."""
+"""The most cells of a column that is not the last."""
 
 
 class Span(NamedTuple):

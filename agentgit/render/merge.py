@@ -11,13 +11,13 @@ from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean
 
 STYLES = {"conflict": "bad", "message": "added", "left out": "dim", OURS: "dim"}
-"""What the kinds of rows look like that are no values which come."""
+"""The styles of the kinds of rows that are not values which come."""
 
 _MOST, _LONGEST = 50, 400
-"""How many rows are shown, from the first, and how many characters of one value."""
+"""The number of rows that are shown, from the first, and the most characters of one value."""
 
 Row = tuple[str, str, str]
-"""What it is, its name, and what is to be said of it."""
+"""The kind of a row, its name, and its text."""
 
 
 def draw(value: MergePlan, *, width: int = 100) -> str:

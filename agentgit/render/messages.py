@@ -12,10 +12,10 @@ from agentgit.render.text import clean, count, cut, visible
 from agentgit.sessions.messages import text_of
 
 LATEST = 20
-"""How many messages are shown, from the end."""
+"""The number of messages that are shown, from the end."""
 
 _TITLE_CELLS, _LONGEST = 100, 20_000
-"""How much of a message its title shows, and how much of it a page."""
+"""The cells of a message's title, and the most characters of a message that a page shows."""
 
 
 def draw(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:

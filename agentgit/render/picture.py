@@ -15,13 +15,13 @@ from agentgit.render.text import count
 from agentgit.sessions.tree import Branch, Point, Tree
 
 LANE, LINE, STEP, LEFT, TOP = 18, 26, 9, 14, 44
-"""How wide a lane is, how high a line of text, how far the dots of one turn are apart, and where the first dot is."""
+"""The width of a lane, the height of a line of text, the distance of a turn's dots, and the place of the first dot."""
 
 _LEAD = 17
-"""How much height the curve to a new lane needs."""
+"""The height that the curve to a new lane needs."""
 
 _MOST_LINES, _MOST_BRANCHES, _MOST_DOTS, _MOST_LANES = 60, 60, 6, 12
-"""How many lines of a branch, branches, dots of a turn and lanes to the right of each other are shown."""
+"""The most lines of a branch, branches, dots of a turn, and lanes to the right of each other that are shown."""
 
 
 @dataclass(frozen=True)

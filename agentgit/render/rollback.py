@@ -35,10 +35,10 @@ STYLES = {
     "failed": "bad",
     "remaining": "bad",
 }
-"""What an action of a plan, or a group of a report, looks like."""
+"""The style of each action of a plan, and of each group of a report."""
 
 Row = tuple[str, ToolInvocation, str]
-"""What is or was done, about which call, and why."""
+"""The action, its call, and the reason."""
 
 
 def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
@@ -143,7 +143,7 @@ def _files(value: RollbackPlan | RollbackReport) -> str:
 
 
 _FILES = 20
-"""How many paths that are written or deleted are shown; all others always are."""
+"""The most written or deleted paths that are shown; all others always are."""
 
 
 def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
@@ -161,4 +161,4 @@ def _replayed(value: RollbackPlan | RollbackReport) -> str:
 
 
 _SHOWN = 200
-"""How many calls before that point a page shows, from the first."""
+"""The number of calls before that point that a page shows, from the first."""

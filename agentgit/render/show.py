@@ -108,4 +108,4 @@ def _content(checkpoint: Checkpoint) -> str:
 
 
 _LONGEST = 2_000
-"""How many characters of a value a page shows."""
+"""The most characters of a value that a page shows."""

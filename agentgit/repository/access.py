@@ -38,7 +38,7 @@ JWT_SWITCH = "AGENTGIT_JWT"
 """The environment variable that refuses all tokens when it is `off`."""
 
 LINK_HOLDS = timedelta(days=7)
-"""How long a link holds where nobody says how long."""
+"""The default lifetime of a link."""
 
 
 def shut_out(user: User) -> NotAllowed:
@@ -58,7 +58,7 @@ class People(Verbs):
         self.is_borrowed = False
         """True if another repository opened the database, and closes it."""
         self.jwt: JWT | None = None
-        """How tokens are verified; None takes none."""
+        """The settings by which tokens are verified; with None, no token is accepted."""
 
     @cached_property
     def users(self) -> Users:

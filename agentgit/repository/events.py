@@ -25,10 +25,10 @@ from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.ids import COUNTER_BITS, ID_LIMIT, new_id
 
 PAGE = 500
-"""How many events are read at once."""
+"""The number of events that are read at once."""
 
 SLOW_SECONDS = 30
-"""How much later than a newer event of another session one may be committed that a feed still gives."""
+"""The seconds by which an event may be committed later than a newer one of another session, and still be in a feed."""
 
 
 class Tells(Verbs):

@@ -38,10 +38,10 @@ from agentgit.workspace.snapshot_export import Outgoing
 from agentgit.workspace.snapshot_import import Incoming
 
 Exported = SessionRef | InternalSession | Checkpoint
-"""What can be exported: a session, one branch of it, or one checkpoint."""
+"""Things that can be exported: a session, one branch of it, or one checkpoint."""
 
 STEP = 2**20
-"""How many bytes are read between two words about it."""
+"""The number of bytes that are read between two reports of progress."""
 
 IN_MEMORY = 2**22
 """Bytes of an export that is read from a pipe; more of it goes into a temporary file."""

@@ -23,7 +23,7 @@ from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id
 
 KEY_LASTS = timedelta(days=90)
-"""How long an API key holds, unless somebody says otherwise."""
+"""The default lifetime of an API key."""
 
 
 class Users:

@@ -33,7 +33,7 @@ OFF_THE_TRACK = -1
 """The batch of what ran again: it belongs to no AI message."""
 
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
-"""What is raised where a function was broken off, nobody knows where."""
+"""The exceptions of a function that was broken off at an unknown place."""
 
 IN_THE_WORLD = frozenset({invocation.DONE, invocation.REVERSE_FAILED})
 """The statuses of what is known to stand."""

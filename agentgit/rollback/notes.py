@@ -15,10 +15,10 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 CHANGED = "world_note"
-"""Where the metadata of a branch keeps what a switch with sync="note" has found otherwise than its conversation."""
+"""The key in a branch's metadata for the differences from its conversation that a switch with sync="note" found."""
 
 DRIFTED = "world_drift"
-"""Where it keeps the calls that ran again and returned something else than its conversation has, by their id."""
+"""The key for the calls that ran again and returned something else than the conversation has, by their id."""
 
 TOLD: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
 """The facts of a branch whose model was told."""

@@ -11,10 +11,10 @@ from agentgit.errors import InvalidInput
 from agentgit.store.records.sessions import Found
 
 ON_ERROR = ("stop", "continue")
-"""What to do when an undo function or a tool raises, or when a tool that runs again returns something else."""
+"""The ways to treat an undo function or a tool that raises, or a tool that runs again and returns something else."""
 
 SYNC_MODES = ("world", "note", "ignore")
-"""What a switch does about a world that another branch has changed."""
+"""The ways a switch treats a world that another branch has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from agentgit.workspace.modified_files import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 
 HOLDER = "holder"
-"""Where the settings of a keeper say who needs its snapshots."""
+"""The setting of a keeper that names the holder of its snapshots."""
 
 
 class WorkspaceKeeper:

@@ -32,7 +32,7 @@ Channels = Mapping[str, Any]
 """The channels of a graph by name; only those that are a DeltaChannel matter."""
 
 _MESSAGES: DeltaChannel[Any] = DeltaChannel(cast(Any, messages_delta_reducer), list)
-"""What a channel of messages is taken for where the graph is not known."""
+"""The channel that stands for a channel of messages where the graph is not known."""
 
 
 LEAF_BYTES = 256

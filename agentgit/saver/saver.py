@@ -67,7 +67,7 @@ OnPut = Callable[[GraphKey], AbstractContextManager[Beside]]
 OnRead = Callable[[str, str, GraphKey | None], None]
 
 PAGE = 16
-"""How many checkpoints `list` reads at once; each of them may hold large values."""
+"""The number of checkpoints that `list` reads at once; each of them may hold large values."""
 
 
 class SQLModelSaver(AsyncTwins):

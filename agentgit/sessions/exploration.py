@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 from agentgit.values import Drawn
 
 BEGUN, DONE, WAITING, FAILED = "begun", "done", "waiting", "failed"
-"""How far the turn of an explored branch came."""
+"""The states of the turn of an explored branch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn
 
 Prices: TypeAlias = Mapping[str, Sequence[float]]
-"""What a million tokens cost by the name of the model: of input and of output; and, where it is another price, of input
-that a cache had, and of input that was put into a cache. `*` is every other model."""
+"""The price of a million tokens by the name of the model: of input and of output; and, where it is another price, of
+input that a cache had, and of input that was put into a cache. `*` is every other model."""
 
 MILLION = 1_000_000
 ANY = "*"

@@ -19,10 +19,10 @@ from agentgit.sessions.events import Event
 from agentgit.values import to_json
 
 PREFIX = "whsec_"
-"""What a secret begins with whose rest is base64."""
+"""The beginning of a secret whose rest is base64."""
 
 NO_SECRET = "env:"  # noqa: S105  # it is none
-"""What no secret begins with: it would be taken for the name of a variable, and signed with nothing secret."""
+"""A beginning that no secret has: it would be taken for the name of a variable, and signed with nothing secret."""
 
 SHORTEST = 24
 """Bytes of a secret."""
@@ -31,7 +31,7 @@ PENDING, DEAD = "pending", "dead"
 """An event is still to be sent, or was tried too often."""
 
 TOLERANCE_SECONDS = 300
-"""How old, or how new, a signed message may be."""
+"""The most seconds that a signed message may be old, or new."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 HOURS = 12
-"""How long a browser stays in."""
+"""The hours that a browser stays logged in."""
 
 
 class Entered(NamedTuple):

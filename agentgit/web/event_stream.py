@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.events import Event
 
 POLL_SECONDS = 1.0
-"""How long lies between two looks at the trail."""
+"""The seconds between two looks at the trail."""
 
 BEAT_SECONDS = 15.0
 """After so long without an event, a comment tells the other side that the feed lives."""

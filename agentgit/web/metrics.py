@@ -26,7 +26,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 USER = "agentgit.user"
-"""Where the scope of a request has the id of its user, once that is known."""
+"""The key in the scope of a request for the id of its user, once that is known."""
 
 
 class Metrics:

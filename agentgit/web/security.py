@@ -38,16 +38,16 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""What every answer says, where it does not say something else itself."""
+"""Headers of every answer, unless it sets its own."""
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-"""What changes nothing."""
+"""The methods that change nothing."""
 
 NOT_BY_HEAD = ("/enter", "/events/live")
-"""Where the head of an answer cannot be had alone: it would let somebody in, or has no end."""
+"""Paths where the head of an answer cannot be had alone: it would let somebody in, or has no end."""
 
 BY_ANY_NAME = ("/healthz", "/readyz")
-"""What is answered whatever the host is called: probes come by addresses."""
+"""Paths that are answered whatever the host is called: probes come by addresses."""
 
 
 class Guard:

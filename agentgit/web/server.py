@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 STOP_SECONDS = 10
-"""How long what is being answered may take when the server stops."""
+"""The seconds that answers in progress may take when the server stops."""
 
 IDLE_SECONDS = 5
-"""How long a connection is kept after an answer if nothing more comes."""
+"""The seconds that a connection is kept after an answer if nothing more comes."""
 
 
 class Server(uvicorn.Server):

@@ -20,7 +20,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names of this machine for itself."""
 
 KEY = "agentgit.site"
-"""Where the scope of a request has it."""
+"""The key in the scope of a request for the site."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from agentgit.agents import inputs
 from agentgit.errors import InvalidInput
 
 Steps = int | str | Sequence[Any]
-"""What the steps of an exploration say: inputs, or only how many steps there are."""
+"""The steps of an exploration: a list of inputs, or only the number of steps."""
 
 Choices = int | Sequence[Any]
 """In which ways each step is gone."""

@@ -24,7 +24,7 @@ from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Found, GraphKey
 
 BY_HAND = ("update", "fork")
-"""What LangGraph calls a graph checkpoint that somebody made by hand (`update_state`)."""
+"""The sources that LangGraph records for a graph checkpoint that somebody made by hand (`update_state`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 
 Behind = dict[int, int]
-"""What is behind a checkpoint: branches, each with the number of its last checkpoint there."""
+"""The branches behind a checkpoint, each with the number of its last checkpoint there."""
 
 
 class Bases:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCES = (ANSWER, REFUSE, OFF)
-"""What `wrap(fence=...)` may do about a call whose effect stands already."""
+"""The values of `wrap(fence=...)`: the treatment of a call whose effect stands already."""
 
 FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
 """The effects that a branch made by a rollback does not make a second time."""

@@ -21,10 +21,10 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_D
 from agentgit.store.threads.graph_rows import GraphKey
 
 LONGEST = 60.0
-"""How many seconds a call waits for a graph checkpoint; one that was not saved by then never will be."""
+"""The seconds that a call waits for a graph checkpoint; one that was not saved by then never will be."""
 
 FIRST_STEPS = 3
-"""How many rounds of the event loop a save needs at most until it has begun."""
+"""The most rounds of the event loop that a save needs until it has begun."""
 
 
 class Saves:

@@ -54,7 +54,7 @@ class Attempt:
         self.is_unsure = False
         """True if it raised, and its tool could not see whether it happened all the same."""
         self.used: dict[str, Any] | None = None
-        """Which numbers of its task it has used up; see `Questions.skip`."""
+        """The numbers of its task that it has used up; see `Questions.skip`."""
 
     @property
     def answer(self) -> InflightResult:

@@ -25,7 +25,7 @@ from agentgit.agents.turn.recorder import Recorder
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
-"""What `run` may get without a name after its input."""
+"""The parameters of `run` that may be passed by position after its input."""
 
 _wrapping = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"

@@ -117,7 +117,7 @@ class Turn:
     wanted: list[tuple[int, Label]] = field(default_factory=list)
     """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
     afterwards: Callable[[], Any] | None = None
-    """What a tool asked to be done when the turn has ended."""
+    """A function that a tool asked to be called when the turn has ended."""
 
     _batches: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
@@ -125,7 +125,7 @@ class Turn:
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
-    """Where it left the branch's head, if it was broken off."""
+    """The branch's head as the turn left it, if it was broken off."""
     settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)

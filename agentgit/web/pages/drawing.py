@@ -28,7 +28,7 @@ from agentgit.values import portable
 from agentgit.web.security import mark_of
 
 LONGEST = 20_000
-"""How many characters of one text a page shows."""
+"""The most characters of one text that a page shows."""
 
 
 def harmless(value: Any) -> Any:

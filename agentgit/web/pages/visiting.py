@@ -18,7 +18,7 @@ from agentgit.web.security import SAFE, cookie_name
 from agentgit.web.site import note_user, site_of
 
 LONGEST = 2_000
-"""How many characters the address has at most to which somebody comes back after logging in."""
+"""The most characters of the address to which somebody comes back after logging in."""
 
 
 @dataclass(frozen=True)
