@@ -41,9 +41,9 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
     new branch and leave this one as it is.
 
     Args:
-        repository: where it is recorded.
+        repository: the repository that records the session.
         graph: the user's graph; it stays as it is.
-        rules: what holds for every turn.
+        rules: the settings that apply to every turn.
         branch_id: the branch.
 
     Example:

@@ -49,9 +49,9 @@ class LogVerbs:
         """Find messages, tool calls and named checkpoints of the branch by their words, as `Repository.search`.
 
         Args:
-            text: what to look for.
+            text: the words to look for.
             all_branches: True to search all branches of the session.
-            limit: how many at most.
+            limit: the largest number of results.
             after: the `next` of the page before; None for the first one.
 
         Raises:

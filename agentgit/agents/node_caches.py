@@ -135,8 +135,8 @@ class BranchCache(BaseCache[Any]):
         """Write down with each entry what its work did.
 
         Args:
-            pairs: the entries.
-            until: how many calls had acted when it was done.
+            pairs: the entries to write down.
+            until: the number of calls that had acted when it was done.
         """
         turn = self.runs._turn
         if turn is None:

@@ -50,9 +50,9 @@ class Runs(Runnable[Any, Any]):
     """A compiled graph on one branch, as a LangChain Runnable.
 
     Args:
-        repository: where it is recorded.
+        repository: the repository that records the session.
         graph: the user's graph; it stays as it is.
-        rules: what holds for every turn.
+        rules: the settings that apply to every turn.
         branch_id: the branch.
     """
 

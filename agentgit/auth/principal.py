@@ -15,7 +15,7 @@ class Principal:
 
     Args:
         tenant_id: the tenant; nothing of another one is ever seen.
-        user: who.
+        user: the id of the user.
         scopes: what of that user's rights the handle has.
         since: since when it holds, aware UTC: whether it still does is asked each time. None for who opened the
             database itself, whom nobody can shut out of it.

@@ -22,10 +22,10 @@ class Member:
     """Somebody who has a role in another one's session.
 
     Args:
-        user_id: who.
-        user_name: how they are called.
-        role: what they may do.
-        created_at: since when, aware UTC.
+        user_id: the id of the user.
+        user_name: the name of the user.
+        role: the role of the user.
+        created_at: the time since when, aware UTC.
         expires_at: until when, aware UTC; None for ever.
         link_id: the link that they came by; None if the session was shared with them by name.
     """

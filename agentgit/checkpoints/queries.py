@@ -184,8 +184,8 @@ class Tag:
         checkpoint_id: what it names.
         reference: the same as a place, like `main#7`.
         description: what a person wrote about it.
-        user_id: who made it.
-        created_at: when, aware UTC.
+        user_id: the id of the user who made it.
+        created_at: the time at which it was made, aware UTC.
     """
 
     name: str

@@ -103,7 +103,7 @@ class Point:
         reference: what a person calls it, like `main#7`.
         name: the name a person gave it.
         is_auto: True if agentgit made it by itself.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         needed: what needs it, as a sentence; empty if nothing does.
     """
 

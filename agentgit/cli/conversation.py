@@ -74,7 +74,7 @@ class Chat:
 
         Args:
             before: the line up to the word.
-            word: what was typed of it.
+            word: the typed part of the word.
         """
         if not before.startswith("/"):
             return slash.offer(before, word)

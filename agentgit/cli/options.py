@@ -57,7 +57,7 @@ def names(context: typer.Context, incomplete: str) -> list[str]:
 
     Args:
         context: the command, with the options that stand before the word.
-        incomplete: what was typed of the word.
+        incomplete: the typed part of the word.
     """
     return _offered(context, incomplete, lambda repo: _sessions(repo, incomplete))
 
@@ -67,7 +67,7 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
 
     Args:
         context: as `names` takes it.
-        incomplete: what was typed of the word.
+        incomplete: the typed part of the word.
     """
     before = next((context.params[name] for name in WORDS if context.params.get(name)), ())
     session = before if isinstance(before, str) else before[0] if before else None

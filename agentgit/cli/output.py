@@ -64,7 +64,7 @@ def page(title: str, content: str) -> None:
 
     Args:
         title: any text.
-        content: HTML.
+        content: the HTML of the page.
     """
     text = f"<!doctype html>\n<title>{escape(title)}</title>\n{content}"
     _write(sys.stdout, text.encode("ascii", "xmlcharrefreplace").decode("ascii"))

@@ -113,8 +113,8 @@ class SlashOrder:
     """A command as it was written.
 
     Args:
-        form: which.
-        words: what follows it.
+        form: the form of the command.
+        words: the words after the command.
         options: the options that were given, each with its value.
     """
 
@@ -203,7 +203,7 @@ def offer(before: str, word: str) -> list[str]:
 
     Args:
         before: the line up to the word.
-        word: what was typed of it.
+        word: the typed part of the word.
 
     Example:
         >>> offer("", "/tr"), offer("/checkpoint ", "re"), offer("/switch main ", "--s"), offer("say ", "he")

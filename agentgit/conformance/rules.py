@@ -29,8 +29,8 @@ class Trial:
     """One check: repositories on the database, and names that nothing there has yet.
 
     Args:
-        opener: opens the database.
-        stack: closes what was opened.
+        opener: a function that opens the database.
+        stack: the stack that closes what was opened.
     """
 
     def __init__(self, opener: Opener, stack: ExitStack) -> None:
@@ -53,7 +53,7 @@ class Rule:
     """One thing that must be so.
 
     Args:
-        group: what it is about.
+        group: the subject of the rule.
         run: checks it; raises `Breach` if it is not kept.
     """
 
@@ -161,9 +161,9 @@ def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
     """Check that an operation is refused.
 
     Args:
-        work: tries the operation.
+        work: a function that tries the operation.
         by: the exception that it has to raise.
-        why: what it means if the operation is not refused.
+        why: the meaning, if the operation is not refused.
 
     Raises:
         Breach: the operation was done.

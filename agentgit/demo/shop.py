@@ -156,8 +156,8 @@ def cancel_order(args: dict[str, Any], result: dict[str, Any]) -> None:
     """Undo `create_order`, from what was recorded of it alone.
 
     Args:
-        args: what it was called with.
-        result: what it returned.
+        args: its arguments.
+        result: its return value.
 
     Raises:
         NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
@@ -170,8 +170,8 @@ def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
     """Make up for `charge_card`: the payment stays in the books, as refunded.
 
     Args:
-        args: what it was called with.
-        result: what it returned.
+        args: its arguments.
+        result: its return value.
 
     Raises:
         NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.

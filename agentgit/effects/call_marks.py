@@ -24,7 +24,7 @@ def mark(effect: str, status: str) -> str | None:
     """Return the mark of a call; None if it is nothing that somebody would want to see in a tree.
 
     Args:
-        effect: what the tool does to the world.
+        effect: the effect of the tool on the outside world.
         status: the call's, in the journal.
 
     Example:

@@ -90,7 +90,7 @@ def recorded(
 
     Args:
         effect: None if it is undeclared.
-        tool_name: which tool.
+        tool_name: the name of the tool.
         args: JSON-like, in the form in which they are compared.
         is_named: False if the tool was called with a bare text, which names no argument; then all of it counts.
     """

@@ -78,7 +78,7 @@ class ToolInvocation(Shown):
         id: the identity in the database.
         internal_session_id: the branch whose track it is on.
         position: its place on the track from the root of the session, from 0.
-        tool_name: which tool.
+        tool_name: the name of the tool.
         args: what it was called with, JSON-like.
         result: what it returned, JSON-like; None unless it is done.
         error_message: what it raised, if it did; and what its `verify` raised, where nobody knows what became of it.

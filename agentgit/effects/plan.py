@@ -273,7 +273,7 @@ def make_plan(
         track: the calls before the checkpoint, oldest first; only `execute` asks for them.
         can_redo: None if the tool of an invocation can be run again, else why not.
         remark: what else is to be told of the functions of an invocation; None if nothing.
-        kind: what the plan is of.
+        kind: the subject of the plan.
     """
     past, again = _executed(track, can_undo, tools)
     steps = [

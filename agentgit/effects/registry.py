@@ -83,7 +83,7 @@ class Registry:
 
         Args:
             session_id: the external session, or `EVERYWHERE`.
-            tool_name: which tool.
+            tool_name: the name of the tool.
             effect: as this process declares it.
         """
         self._effects[session_id, tool_name] = effect
@@ -101,7 +101,7 @@ class Registry:
 
         Args:
             session_id: the external session, or `EVERYWHERE`.
-            tool_name: which tool.
+            tool_name: the name of the tool.
             run: calls it; or a sentence that says why it can be called only by its graph.
         """
         self._runners[session_id, tool_name] = run

@@ -76,8 +76,8 @@ class Branching(Verbs):
         If its last turn broke off inside a batch of tool calls, the point is before that batch.
 
         Args:
-            branch_id: which.
-            label: how the checkpoint is called.
+            branch_id: the id of the branch.
+            label: the label of the checkpoint.
             files: those that it keeps.
 
         Raises:
@@ -191,7 +191,7 @@ class Branching(Verbs):
 
         Args:
             connection: in a transaction that writes.
-            branch_id: which.
+            branch_id: the id of the branch.
             files: those of the workspace now; None if there are none.
         """
         row = self.store.recover(connection, self.store.sessions.branch(connection, branch_id))

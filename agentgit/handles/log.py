@@ -63,9 +63,9 @@ class Log:
     Nothing is read before it is asked for, and then columns only: states are read when they are looked at.
 
     Args:
-        repository: whose.
-        scope: where.
-        wanted: which.
+        repository: the repository whose checkpoints are listed.
+        scope: the path, branch or session.
+        wanted: the checkpoints that are wanted.
 
     Example:
         >>> import agentgit
@@ -123,7 +123,7 @@ class Log:
         """Read a part of it. What is added meanwhile is on no later page, and what is deleted moves nothing.
 
         Args:
-            limit: how many at most, 1 to 1,000.
+            limit: the largest number of results, 1 to 1,000.
             after: the `next` of the page before, or a checkpoint to go on behind; None for the first one.
 
         Raises:
@@ -311,11 +311,11 @@ class Finds(Verbs):
         encrypted database only the names of checkpoints are found, and the answer says so (`names_only`).
 
         Args:
-            text: what to look for.
+            text: the words to look for.
             session: None is the one that moved last.
             branch: None is the current one; its path to the root is searched.
             all_branches: True to search all branches of the session.
-            limit: how many at most, 1 to 1,000.
+            limit: the largest number of results, 1 to 1,000.
             after: the `next` of the page before; None for the first one.
             progress: told how many of the checkpoints are looked through whose words are not known yet, as after an
                 import.

@@ -28,12 +28,12 @@ def of_rollback(
     """Return the code of a rollback.
 
     Args:
-        repo: where.
-        session: of which.
+        repo: the repository of the session.
+        session: the session to roll back.
         branch: the one that is left; None is the current one.
-        plan: what would be done.
+        plan: the plan of the rollback.
         force: True if what cannot be undone is kept.
-        how: what else was asked for.
+        how: the other options that were asked for.
     """
     return _code(repo, session, plan, repo.branch(session, branch).id, force, how)
 

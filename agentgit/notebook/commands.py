@@ -23,7 +23,7 @@ class Sheet:
     """Lines that show themselves.
 
     Args:
-        lines: which.
+        lines: the lines to show.
     """
 
     def __init__(self, *lines: Line) -> None:
@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
     Args:
         names: those of the notebook.
-        words: what it says.
+        words: the words of the command.
         say: shows something beside what the command gives.
     """
 

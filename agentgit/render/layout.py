@@ -44,7 +44,7 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
     """Return the lines of a branch, each followed by the branches that leave there.
 
     Args:
-        branch: which.
+        branch: the branch.
         every: True to give each checkpoint its own line.
         most: so many lines may be shown beside those where branches leave; None for all.
     """
@@ -126,7 +126,7 @@ def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
     """Leave out branches where there are too many: the current one stays, with those it came from, and the newest.
 
     Args:
-        tree: all of them.
+        tree: the tree with all branches.
         most: so many stay, at least 1.
 
     Returns:

@@ -60,7 +60,7 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
     Args:
         rows: all of the same length.
         width: the cells of a line.
-        indent: what each line begins with.
+        indent: the beginning of each line.
         whole: True to go on in further lines instead of cutting the last column.
 
     Example:

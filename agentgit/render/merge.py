@@ -24,7 +24,7 @@ def draw(value: MergePlan, *, width: int = 100) -> str:
     """Draw a plan as plain text.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
 
     Example:
@@ -39,7 +39,7 @@ def lines(value: MergePlan, *, width: int = 100) -> list[Line]:
     """Draw a plan.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
     """
     cells = [
@@ -57,7 +57,7 @@ def page(value: MergePlan) -> str:
     """Draw a plan as HTML, for a notebook or a page.
 
     Args:
-        value: which.
+        value: the value to draw.
     """
     rows = [
         [html.styled(Span(kind, STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]

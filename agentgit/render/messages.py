@@ -39,7 +39,7 @@ def lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: st
     Args:
         messages: as agentgit shows them, oldest first.
         width: the longest line, in terminal cells.
-        indent: what each line begins with.
+        indent: the beginning of each line.
     """
     rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(said(m))] for m in messages[-LATEST:]]
     return table(rows, width=width, indent=indent)

@@ -29,8 +29,8 @@ class Dot:
     """A checkpoint in the picture.
 
     Args:
-        point: which.
-        y: how far down.
+        point: the checkpoint.
+        y: the distance from the top.
     """
 
     point: Point
@@ -42,9 +42,9 @@ class PlacedPoint:
     """A line of text, with the dots that belong to it.
 
     Args:
-        row: what it says.
-        lane: on which lane it is.
-        y: how far down.
+        row: the text of the line.
+        lane: the lane that it is on.
+        y: the distance from the top.
         dots: the last one is at `y`; none if the line is folded, or says that there are none.
         after: True for the line that tells of calls after the newest checkpoint.
     """
@@ -61,11 +61,11 @@ class Lane:
     """A branch in the picture.
 
     Args:
-        branch: which.
+        branch: the branch.
         column: its place from the left.
         number: counts the lanes; it gives the colour.
-        start: how far down it begins; None before its first line.
-        down: how far down it has come.
+        start: the height at which it begins; None before its first line.
+        down: the height that it has come to.
         runs: the pieces of its line, each from where to where, and whether it is broken.
         left: the column and the height of the joint that it comes from.
     """

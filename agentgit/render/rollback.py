@@ -45,7 +45,7 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     """Draw a plan or a report as plain text.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
 
     Example:
@@ -64,7 +64,7 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
     """Draw a plan or a report. Reasons are never cut.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
     """
     cells = [
@@ -83,7 +83,7 @@ def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
     """Draw what was done about files.
 
     Args:
-        changes: what.
+        changes: the changes of files.
         width: the longest line, in terminal cells.
     """
     cells = table(_file_cells(changes), width=width, indent="  ", whole=True)
@@ -94,7 +94,7 @@ def page(value: RollbackPlan | RollbackReport) -> str:
     """Draw a plan or a report as HTML, for a notebook or a page.
 
     Args:
-        value: which.
+        value: the value to draw.
     """
     rows = [
         [

@@ -27,7 +27,7 @@ def lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Li
     """Draw what was found.
 
     Args:
-        hits: a page.
+        hits: the page of hits.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """

@@ -73,7 +73,7 @@ def branch_page(branch: InternalSession) -> str:
     """Draw one branch as HTML: its line in the list, and its conversation, folded away.
 
     Args:
-        branch: which; its conversation is read, and where that fails, why is said in its place.
+        branch: the branch; its conversation is read, and if that fails, the reason is shown in its place.
     """
     try:
         history = branch.conversation_history

@@ -183,8 +183,8 @@ class People(Verbs):
         """Return a handle for the user who has this password; it ends when the user is disabled or gets another one.
 
         Args:
-            name: the user's.
-            password: theirs.
+            name: the name of the user.
+            password: the password of the user.
             source: the caller's address, to count failures by; None counts by the name alone.
             device: what `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
                 count, and those of this device count for it alone.
@@ -237,7 +237,7 @@ class People(Verbs):
 
         Args:
             kinds: as `on` takes them.
-            limit: how many at most.
+            limit: the largest number of results.
 
         Raises:
             NotAllowed: you are not an admin.

@@ -45,7 +45,7 @@ class Tells(Verbs):
 
         Args:
             kinds: a kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
-            callback: gets the `Event`.
+            callback: the function to call with the `Event`.
             session: only this one; None for all of the user's, and those that others share.
 
         Returns:
@@ -175,7 +175,7 @@ class Tells(Verbs):
             session: as `events` takes it.
             kinds: patterns like `rollback.*`, one or several.
             since: only events from this time on.
-            limit: how many at most.
+            limit: the largest number of results.
 
         Raises:
             InvalidInput, NotFound: as `events`.

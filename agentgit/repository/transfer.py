@@ -278,9 +278,9 @@ class _Watched:
     """A file whose reader tells how far it is; each time it begins anew.
 
     Args:
-        file: what is read, line by line.
-        progress: is told.
-        times: how often it will be read.
+        file: the file, which is read line by line.
+        progress: the function that gets the progress.
+        times: the number of times that it will be read.
     """
 
     def __init__(self, file: BinaryIO, progress: Progress, times: int) -> None:

@@ -43,8 +43,8 @@ class Worker:
     """Works operations off.
 
     Args:
-        store: where.
-        registry: what this process can do for a recorded call.
+        store: the store of the database.
+        registry: the functions that this process has for recorded calls.
         settle: waits for asynchronous ones.
         looks: asks the world what became of a call or an undo that raised.
     """
@@ -59,7 +59,7 @@ class Worker:
         """Do the steps of an operation that are not done yet, in their order; tell whether it came to the last one.
 
         Args:
-            row: the operation.
+            row: the row of the operation.
             owner: the piece of work that does it.
         """
         request = as_object(row.request)

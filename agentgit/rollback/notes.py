@@ -74,9 +74,9 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
     """Write down what the model of a branch is to be told now, if that is something else than before.
 
     Args:
-        store: where.
+        store: the store of the database.
         connection: in a transaction that writes.
-        branch: its row.
+        branch: the row of the branch.
         facts: as `at_switch` and `after_drift` give them.
     """
     meta = as_object(branch.meta)

@@ -35,9 +35,9 @@ class Beginning:
     """Begins operations.
 
     Args:
-        store: where.
-        planner: makes their plans.
-        files: knows the files that they lead to.
+        store: the store of the database.
+        planner: the planner of the operations.
+        files: the keeper of the files that they lead to.
         admit: refuses who may not.
     """
 

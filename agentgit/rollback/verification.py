@@ -55,8 +55,8 @@ class Verification:
     """Asks the functions that look.
 
     Args:
-        store: where.
-        registry: what this process can do for a recorded call.
+        store: the store of the database.
+        registry: the functions that this process has for recorded calls.
         settle: waits for asynchronous ones.
     """
 

@@ -35,8 +35,8 @@ class WorkspaceKeeper:
     """Keeps the files of a session in the store of a workspace; see `agentgit.effects.files.Keeper`.
 
     Args:
-        workspace: which.
-        holder: who needs the snapshots: the same workspace may belong to sessions in several databases.
+        workspace: the workspace.
+        holder: the holder that needs the snapshots: the same workspace may belong to sessions in several databases.
     """
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
@@ -208,8 +208,8 @@ def attached(
     """Return the keeper of a workspace, or of a directory, which is made if it is not there.
 
     Args:
-        workspace: which.
-        holder: who needs its snapshots.
+        workspace: the workspace.
+        holder: the name of the holder that needs its snapshots.
         without: files that are none of the session's, wherever they are: those of the database.
     """
     if not isinstance(workspace, Workspace):

@@ -86,7 +86,7 @@ class Event:
         branch_name: what that was called then.
         owner_id: whose session it is.
         user_id: who did it; None is agentgit itself.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         detail: what else there is to say, JSON-like: ids, names and counts, and never what messages say.
         hash: the SHA-256 of the event and of the hash of the one before it, in hex.
     """

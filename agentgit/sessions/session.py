@@ -33,7 +33,7 @@ class ExternalSession(Shown):
         id: the identity in the database.
         user_id: the owner.
         session_name: unique for its owner.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         updated_at: when a branch last moved, aware UTC.
         is_active: False once it was put away.
         current_internal_session_id: the branch that it continues on.
@@ -109,7 +109,7 @@ class InternalSession(Shown, Deferred):
         name: unique in its session; the first is `main`.
         session_state: the newest values of the graph's state without the messages, JSON-like.
         conversation_history: the newest messages as dicts.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         is_current: True if the session continues on it.
         checkpoint_count: how many checkpoints it made itself.
         parent_session_id: the branch it left from; None for the first.

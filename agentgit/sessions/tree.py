@@ -19,7 +19,7 @@ class Point:
         name: the name a person gave it, or None.
         kind: `before` a turn, `after` a turn, after `tools`, `branch` (where a branch begins) or `named`.
         is_auto: True if agentgit made it by itself.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         position: how many tool invocations lie before it.
         message_count: how many messages its conversation has.
         title: one short line about what happened there.

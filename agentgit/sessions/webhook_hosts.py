@@ -42,8 +42,8 @@ class WebhookHosts:
     """The hosts that webhooks may be sent to although their addresses are not public.
 
     Args:
-        names: of hosts, in lower case; whatever they resolve to is allowed.
-        networks: of addresses.
+        names: the names of hosts, in lower case; whatever they resolve to is allowed.
+        networks: the networks of addresses that are allowed.
     """
 
     names: frozenset[str] = frozenset()

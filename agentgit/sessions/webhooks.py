@@ -43,7 +43,7 @@ class Webhook:
         url: the URL, without what may follow a `?`.
         kinds: the kinds of events, as patterns.
         session_id: only events of this session; None is all.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         pending: how many events are still to be sent.
         dead: how many were tried too often; `retry` lets them be sent again.
         last_error: why the last try of one of these failed.
@@ -141,10 +141,10 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
     """Check that a message comes from the holder of the secret, and is not an old one that somebody sends again.
 
     Args:
-        secret: as the webhook has it.
-        headers: of the request.
-        body: as it was received, before anything reads it.
-        now: seconds since 1970; None is the clock.
+        secret: the secret of the webhook.
+        headers: the headers of the request.
+        body: the body as it was received, before anything reads it.
+        now: the time in seconds since 1970; None is the clock.
 
     Raises:
         NotAllowed: the signature does not match, or the message has no time or an old one.

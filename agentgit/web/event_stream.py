@@ -71,7 +71,7 @@ class Looking:
     """Looks at the trail again and again, and gives each event once.
 
     Args:
-        repo: whose events.
+        repo: the repository whose events are read.
         session_id: only those of this session; None is all.
         start: the id of the last event that is known.
     """
@@ -97,7 +97,7 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
     """Return the bytes of a feed until the server stops, or whoever asked may not see it any more.
 
     Args:
-        looking: gives the events.
+        looking: the source of the events.
         is_over: tells whether the server stops, or the browser has left.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()

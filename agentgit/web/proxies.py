@@ -119,7 +119,7 @@ class Proxies:
         """Write into a request what its trusted proxy says of it; what anybody else says is not read.
 
         Args:
-            scope: of the request.
+            scope: the scope of the request.
             public: where browsers find the application; None is where the request was sent to.
         """
         peer, port = scope.get("client") or ("", 0)

@@ -85,9 +85,9 @@ def serve(
     A SQLite file on this machine is shown to whoever has the link that is said; everything else asks for accounts.
 
     Args:
-        repo: whose.
-        host: where it listens.
-        port: where it listens; 0 is any that is free.
+        repo: the repository to serve.
+        host: the address on which it listens.
+        port: the port on which it listens; 0 is any that is free.
         accounts: True to ask for accounts on a SQLite file, too.
         hosts: the names under which it may be asked for, besides that of the public URL; none are those of this
             machine if it listens there, else any if there is no public URL.
@@ -96,7 +96,7 @@ def serve(
         public_url: where browsers find it; None is the scheme and host of each request.
         metrics_token: what lets a program read `/metrics`; None lets admins only, with an API key.
         access_log: True to write a line for each request to the standard output.
-        say: is told where it is.
+        say: the function that gets the address of the page.
         browser: True to open it in a browser.
 
     Raises:

@@ -77,8 +77,8 @@ class Arriving:
         """Write what comes, and make a checkpoint of it; return its id, and the graph checkpoint it stands at.
 
         Args:
-            coming: what comes.
-            label: of the checkpoint.
+            coming: the changes that come.
+            label: the label of the checkpoint.
             kind: what the audit trail tells then.
             facts: what it says about it.
 

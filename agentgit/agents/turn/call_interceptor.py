@@ -111,7 +111,7 @@ class AdmittedCall:
     """A call that was let in.
 
     Args:
-        intent: what is recorded of it.
+        intent: the record of it.
         id: its row, once that is on disk.
         answer: what it gets instead of running; the row is then a replay, if there is one.
         attempt: by which it is known again, if LangGraph runs it once more in this turn.

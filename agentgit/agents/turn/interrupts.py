@@ -106,8 +106,8 @@ class TaskAnswers:
         """Return which answer of the task is for a question.
 
         Args:
-            call_id: who asks.
-            share: its share.
+            call_id: the id of the call that asks.
+            share: the share of the call.
             asked: how many questions the call has asked before in this attempt.
             pad: LangGraph's own view of the answers.
         """
@@ -139,7 +139,7 @@ class TaskAnswers:
         """Return the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
 
         Args:
-            share: of the call.
+            share: the share of the call.
             run: how many graphs the call has run before in this attempt.
         """
         with self._lock:
@@ -177,7 +177,7 @@ class Questions:
     """The questions that the tool calls of one turn ask.
 
     Args:
-        store: where they are recorded.
+        store: the store that records them.
         branch: the row of the branch that runs.
         codec: with which the saver stores values.
     """

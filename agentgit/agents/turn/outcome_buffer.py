@@ -28,7 +28,7 @@ class TakenOutcomes(NamedTuple):
     """Outcomes that somebody writes down.
 
     Args:
-        number: how many.
+        number: the number of outcomes.
         write: writes them in a transaction.
     """
 

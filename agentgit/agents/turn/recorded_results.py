@@ -32,7 +32,7 @@ def as_recorded(value: Any) -> Any:
     """Return the form in which the journal keeps what a tool returned.
 
     Args:
-        value: anything.
+        value: the value that the tool returned.
 
     Example:
         >>> as_recorded({"order": 7})

@@ -35,9 +35,9 @@ class _Made(NamedTuple):
     """A call as it is made in a turn.
 
     Args:
-        recorder: of the turn.
+        recorder: the recorder of the turn.
         run_id: the run of the tool.
-        options: what `run` is called with, besides its input.
+        options: the arguments of `run` besides its input.
     """
 
     recorder: Recorder

@@ -229,7 +229,7 @@ class Turn:
 
         Args:
             connection: in a transaction that writes.
-            effect: what the tool does to the world.
+            effect: the effect of the tool on the outside world.
 
         Raises:
             Conflict: this turn was taken over.
