@@ -50,7 +50,7 @@ class Traced:
         """End it.
 
         Args:
-            error: what it ended with; a stream that was left early is no failure.
+            error: the exception that it ended with; a stream that was left early is no failure.
         """
         if self._span is None:
             return

@@ -159,7 +159,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         between a tool call and its result.
 
         Args:
-            name: what to call it; names may repeat.
+            name: the name of the checkpoint; names may repeat.
             description: a sentence about it.
             data: any JSON-like data to keep with it.
 
@@ -293,7 +293,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Make a branch without touching the world.
 
         Args:
-            to: where it leaves, as `rollback` takes it; None is where this branch stands now.
+            to: the point where it leaves, as `rollback` takes it; None is where this branch stands now.
             name: of the new branch; None for the next one like `main-2`.
 
         Raises:

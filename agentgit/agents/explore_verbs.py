@@ -112,7 +112,7 @@ class Explores:
         """Read what was explored in this session, also if it was broken off.
 
         Args:
-            name: which; None is the newest one.
+            name: the name of the exploration; None is the newest one.
 
         Raises:
             NotFound: there is none.

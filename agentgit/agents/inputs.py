@@ -28,7 +28,7 @@ class Given:
     """The input of a turn.
 
     Args:
-        value: what the graph gets.
+        value: the input of the graph.
         is_new: True for something new, False for an answer to an interrupt or for going on.
         title: the first line of the user's message.
         message_id: the id of the user's message, if it has one.

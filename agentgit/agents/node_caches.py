@@ -40,7 +40,7 @@ class BranchCache(BaseCache[Any]):
 
     Args:
         cache: the user's cache; it keeps the entries.
-        runs: what runs the graph.
+        runs: the object that runs the graph.
     """
 
     def __init__(self, cache: BaseCache[Any], runs: Runs) -> None:

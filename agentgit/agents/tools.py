@@ -84,8 +84,8 @@ def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
     """Refuse an effect that cannot work for a tool.
 
     Args:
-        name: the tool's.
-        effect: what is declared of it.
+        name: the name of the tool.
+        effect: the declared effect.
         same: the tools of that name that are at hand.
 
     Raises:

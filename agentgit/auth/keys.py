@@ -20,13 +20,13 @@ class ApiKey:
 
     Args:
         id: the identity in the database.
-        user_id: for whom it acts.
-        name: what it is for.
-        scopes: how much of what its user may do it may do.
+        user_id: the id of the user for whom it acts.
+        name: the purpose of the key.
+        scopes: the part of its user's rights that it has.
         created_at: when it was made, aware UTC.
-        expires_at: when it ends, aware UTC; None is never.
+        expires_at: the time at which it ends, aware UTC; None is never.
         last_used_at: when it was last shown, to the minute, aware UTC; None is never.
-        revoked_at: when it was revoked, aware UTC; None if it was not.
+        revoked_at: the time at which it was revoked, aware UTC; None if it was not.
     """
 
     id: int

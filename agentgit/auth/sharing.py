@@ -45,11 +45,11 @@ class ShareLink:
     Args:
         id: the identity in the database.
         session_id: the session.
-        role: what who joins may do.
+        role: the role of those who join.
         created_at: when it was made, aware UTC.
         expires_at: when the link ends, and the right of all who joined by it, aware UTC; None is never.
-        revoked_at: when it was revoked, aware UTC; None if it was not.
-        token: what is given on; only `Repository.share_link` gives it, and the database has only its hash.
+        revoked_at: the time at which it was revoked, aware UTC; None if it was not.
+        token: the token to pass on; only `Repository.share_link` returns it, and the database has only its hash.
     """
 
     id: int

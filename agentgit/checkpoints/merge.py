@@ -28,10 +28,10 @@ class Clash:
     """A value that both branches changed, each in its own way.
 
     Args:
-        key: which one, by its name in the state.
-        base: what it was where they parted, None if there was none.
-        ours: what it is here.
-        theirs: what it is there.
+        key: the name of the value in the state.
+        base: its value where they parted, None if there was none.
+        ours: its value here.
+        theirs: its value there.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Taken:
     """A value that comes along.
 
     Args:
-        key: which one, by its name in the state.
+        key: the name of the value in the state.
         how: `take`, `append`, `ours`, `theirs` or `resolved`.
-        value: what comes; None for `ours`.
+        value: the value that comes; None for `ours`.
     """
 
     key: str

@@ -161,7 +161,7 @@ class Page(Generic[T]):
     """A part of a list.
 
     Args:
-        items: what is on it.
+        items: the items of the page.
         next: give it as `after` for the page that follows; None if this is the last one.
     """
 
@@ -181,9 +181,9 @@ class Tag:
 
     Args:
         name: unique in the session.
-        checkpoint_id: what it names.
+        checkpoint_id: the id of the checkpoint that it names.
         reference: the same as a place, like `main#7`.
-        description: what a person wrote about it.
+        description: the text that a person wrote about it.
         user_id: the id of the user who made it.
         created_at: the time at which it was made, aware UTC.
     """
@@ -240,7 +240,7 @@ class Hits(Page[Hit], Drawn):
     """A page of what was found: names and descriptions of checkpoints, then messages and calls, the newest first.
 
     Args:
-        items: what is on it.
+        items: the items of the page.
         next: give it as `after` for the page that follows; None if this is the last one.
         complete: False if there are newer texts that could not be looked at: the database cannot be written, or a state
             is damaged.

@@ -21,9 +21,9 @@ class Reference:
 
     Args:
         text: as it was written.
-        base: what stands before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
+        base: the part before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
         number: the checkpoint of that branch, from 1; None without `#`.
-        back: how many checkpoints to go back from there; 0 without `~`.
+        back: the number of checkpoints to go back from there; 0 without `~`.
     """
 
     text: str

@@ -143,7 +143,7 @@ def usage(*pieces: str) -> type[TyperCommand]:
     """Make the kind of command whose optional argument comes first, which the parser has no word for.
 
     Args:
-        pieces: what its help shows after the options.
+        pieces: the pieces that its help shows after the options.
     """
 
     class Command(TyperCommand):

@@ -122,8 +122,8 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
     """Ask before something is done; without a yes the command ends, and nothing was done.
 
     Args:
-        question: what is to be done.
-        as_json: for a program, which nobody can ask.
+        question: the question to ask.
+        as_json: True for a program, which nobody can ask.
         show: writes what would be done, before the question.
 
     Raises:

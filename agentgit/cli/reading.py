@@ -31,7 +31,7 @@ def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
 
     Args:
         prompt: gives what is shown before a line; where nobody looks, nothing is.
-        offer: what Tab completes.
+        offer: the function that returns the completions for Tab.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # one bad byte is no reason to stop

@@ -25,7 +25,7 @@ class SlashForm:
         name: its name, in one or two words.
         words: the words that may follow, optional ones in square brackets; the last one may stand for several.
         options: its options; each with the name of its value, or an empty text if it has none.
-        help: what it does, in a sentence.
+        help: its purpose, in a sentence.
     """
 
     name: str

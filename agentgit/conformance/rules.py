@@ -89,7 +89,7 @@ class Result:
     Args:
         rule: the rule.
         status: `ok`, `FAILED` or `left out`.
-        why: how that was seen; empty if the rule is kept.
+        why: the evidence; empty if the rule is kept.
     """
 
     rule: Rule
@@ -126,7 +126,7 @@ def check(opener: Opener, rules: Iterable[Rule]) -> Report:
 
     Args:
         opener: opens the database anew each time; it should hold nothing that is needed.
-        rules: which; `RULES` has all.
+        rules: the rules to check; `RULES` has all.
     """
     return Report(tuple(_result(rule, opener) for rule in rules))
 

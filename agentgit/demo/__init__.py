@@ -211,7 +211,7 @@ def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path |
     """Run the story in a repository that is open.
 
     Args:
-        repo: where the session is kept.
+        repo: the repository that keeps the session.
         shop: as `story` takes it.
         say: as `story` takes it.
         database: how the reader names the repository on the command line.

@@ -39,9 +39,9 @@ class Declared:
         """Return what a tool does; None if it is undeclared.
 
         Args:
-            name: the tool's.
+            name: the name of the tool.
             metadata: what LangChain knows of it, where the tool itself may be out of sight of the graph.
-            decorated: what its decorator says, if it has one.
+            decorated: the effect that its decorator declares, if it has one.
         """
         known = name in self.tools
         effect = self.tools[name] if known else decorated or default(self.defaults, name)

@@ -149,7 +149,7 @@ def effect(
     """Declare what a tool does: `read_only`, `idempotent` or `irreversible`.
 
     Args:
-        kind: which of these.
+        kind: the kind of the effect.
         identity_args: as `Effect` takes it.
         verify: as `Effect` takes it.
         once: as `Effect` takes it.

@@ -107,7 +107,7 @@ class FilesAt:
 
     Args:
         snapshot: the id of the snapshot in the store of its workspace.
-        settings: what opens that workspace again, JSON-like.
+        settings: the settings that open that workspace again, JSON-like.
     """
 
     snapshot: str

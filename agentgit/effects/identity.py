@@ -14,7 +14,7 @@ def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[st
 
     Args:
         tool_name: the name of the tool.
-        args: what it is called with, JSON-like; 5 and 5.0 are the same.
+        args: the arguments of the call, JSON-like; 5 and 5.0 are the same.
         identity_args: the names of the arguments that count; None for all. One that is missing counts as missing.
 
     Example:
@@ -53,8 +53,8 @@ def key_after(key: str, what: str = "") -> str:
     """Make the idempotency key of a call that is made once more, because its effect was taken back.
 
     Args:
-        key: the one before.
-        what: what makes it another one, if several come after that one.
+        key: the key before it.
+        what: the part that makes it another one, if several come after that one.
     """
     return _digest(f"{key}\0{what}")
 

@@ -79,12 +79,12 @@ class ToolInvocation(Shown):
         internal_session_id: the branch whose track it is on.
         position: its place on the track from the root of the session, from 0.
         tool_name: the name of the tool.
-        args: what it was called with, JSON-like.
-        result: what it returned, JSON-like; None unless it is done.
+        args: the arguments of the call, JSON-like.
+        result: its return value, JSON-like; None unless it is done.
         error_message: what it raised, if it did; and what its `verify` raised, where nobody knows what became of it.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
             `reverse_unknown`.
-        effect: what the tool does to the world, as declared when it was called.
+        effect: the effect of the tool, as declared when it was called.
         tool_call_id: the id of the call in the AI message; None if no message asked for it.
         started_at: aware UTC.
         ended_at: aware UTC; None while it runs, and where it was never learned.

@@ -66,8 +66,8 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
     """Return what is to be recorded of a tool, by what was declared and what its server says; never less strict.
 
     Args:
-        effect: what was declared; None for an undeclared tool.
-        hints: what its server says.
+        effect: the declared effect; None for an undeclared tool.
+        hints: the hints of its server.
 
     Example:
         >>> stricter(Effect("read_only"), Hints(read_only=False)) is None

@@ -75,7 +75,7 @@ class RollbackPlan(Drawn):
     Args:
         checkpoint_id: the checkpoint that it would go back to; for a switch the head of the branch, 0 if it has none.
         target: the name of that place for a person.
-        position: how many tool invocations lie before it.
+        position: the number of tool invocations before it.
         kind: `rollback`, `switch` or `world_only`.
         replayed: the invocations that the branch's track begins with.
         steps: the planned action for each effect.
@@ -260,9 +260,9 @@ def make_plan(
     With `execute` also about those on the path: they are reversed with the others, and then made again.
 
     Args:
-        checkpoint_id: where to go back to.
-        target: how a person calls that place.
-        position: how many tool invocations lie before it.
+        checkpoint_id: the id of the checkpoint to go back to.
+        target: the name that a person uses for that place.
+        position: the number of tool invocations before it.
         later: the other invocations of the session that may stand in the world, newest first in world order; with
             `execute` all of them.
         can_undo: None if the undo function of an invocation is at hand, else why not.

@@ -55,7 +55,7 @@ class RollbackReport(Drawn):
         kept: effects that stay in the world.
         gone: effects that the conversation tells of, and that were reversed before.
         failed: reversals that raised.
-        remaining: what was not tried, because an earlier one failed or returned something else.
+        remaining: the steps that were not tried, because an earlier one failed or returned something else.
         files: the changes to the files; None if there is no workspace, or its files were to be left alone.
     """
 

@@ -57,8 +57,8 @@ class Across(Verbs):
         Args:
             a: the one to start from, as `checkpoint` takes it.
             b: the one to compare it with.
-            session: where names are looked up; None is the one that moved last.
-            other: where the name of `b` is looked up; None is the same session.
+            session: the session in which names are looked up; None is the one that moved last.
+            other: the session in which the name of `b` is looked up; None is the same session.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: as `checkpoint`.
@@ -87,7 +87,7 @@ class Across(Verbs):
         Args:
             a: the first: a branch, or any place as `checkpoint` takes it.
             b: the second.
-            session: where names are looked up; None is the one that moved last.
+            session: the session in which names are looked up; None is the one that moved last.
 
         Raises:
             NotFound, Ambiguous: as `checkpoint`.
@@ -139,7 +139,7 @@ class Across(Verbs):
         Args:
             source: as `RollbackAgent.merge` takes it.
             into: as `merge` takes it.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             resolve: as `RollbackAgent.plan_merge` takes it.
 
         Raises:
@@ -161,8 +161,8 @@ class Across(Verbs):
         Args:
             source: as `RollbackAgent.merge` takes it.
             into: the branch that it comes to; None is the current one.
-            session: None is the one that moved last.
-            resolve: what to do about values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
+            session: the session; None is the one that moved last.
+            resolve: the resolution of values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
             name: of the checkpoint that is made; None for none.
 
         Raises:
@@ -177,7 +177,7 @@ class Across(Verbs):
         Args:
             what: as `RollbackAgent.cherry_pick` takes it.
             onto: as `cherry_pick` takes it.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: as `cherry_pick`.
@@ -192,7 +192,7 @@ class Across(Verbs):
         Args:
             what: as `RollbackAgent.cherry_pick` takes it.
             onto: the branch that they come to; None is the current one.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             name: of the checkpoint that is made; None for none.
 
         Raises:

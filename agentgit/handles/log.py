@@ -173,8 +173,8 @@ class Finds(Verbs):
         """List the checkpoints from the root of a session to the head of a branch, oldest first.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
         """
 
         def look(connection: Connection) -> list[Checkpoint]:
@@ -190,7 +190,7 @@ class Finds(Verbs):
         Args:
             ref: its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or the Checkpoint itself.
             session: None is the one that moved last, or any for an id.
-            branch: what `HEAD` is on; None is the current one.
+            branch: the branch of `HEAD`; None is the current one.
 
         Raises:
             NotFound: nothing is called so; near names are told.
@@ -229,8 +229,8 @@ class Finds(Verbs):
         `auto=False`, that one itself is on the path.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             which: `path` (from the head of the branch to the root of the session), `branch` (only those that were made
                 on it) or `all` (those of all branches of the session).
             name: only those that a person called exactly so.
@@ -312,7 +312,7 @@ class Finds(Verbs):
 
         Args:
             text: the words to look for.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             branch: None is the current one; its path to the root is searched.
             all_branches: True to search all branches of the session.
             limit: the largest number of results, 1 to 1,000.

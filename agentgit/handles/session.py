@@ -80,8 +80,8 @@ class Verbs(Handle):
 
         Args:
             to: as `checkpoint` takes it.
-            session: None is the one that moved last.
-            branch: which one would be left; None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch that would be left; None is the current one.
             tools: as `RollbackAgent.plan_rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
@@ -116,8 +116,8 @@ class Verbs(Handle):
 
         Args:
             to: as `checkpoint` takes it.
-            session: None is the one that moved last.
-            branch: which one is left; None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch that is left; None is the current one.
             tools: as `RollbackAgent.rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
@@ -168,7 +168,7 @@ class Verbs(Handle):
 
         Args:
             restore_point: the id of a user's message, or any place that `checkpoint` takes.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             branch: whose files these are; None is the current one.
             force: True to bring back files that others have changed since the last turn too.
 
@@ -187,7 +187,7 @@ class Verbs(Handle):
 
         Args:
             restore_point: as `rewind_files` takes it.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             branch: its name or id; None is the current one.
 
         Raises:
@@ -253,7 +253,7 @@ class Verbs(Handle):
 
         Args:
             branch: its name or id.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
 
         Raises:
             NotFound: the session has no such branch.
@@ -274,7 +274,7 @@ class Verbs(Handle):
 
         Args:
             branch: its name or id.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             sync: as `RollbackAgent.switch` takes it.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
@@ -419,8 +419,8 @@ class Verbs(Handle):
         they were calling or reversing is unknown from then on; a rollback is half done, and `resume` goes on with it.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             force: True to take it also from a process of this machine that lives, such as one that hangs; it can
                 neither call tools nor save any more.
 

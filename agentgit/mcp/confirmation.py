@@ -29,9 +29,9 @@ def of_rollback(
 
     Args:
         repo: the repository of the session.
-        session: the session to roll back.
+        session: the session of the branch.
         branch: the one that is left; None is the current one.
-        plan: the plan of the rollback.
+        plan: the plan to confirm.
         force: True if what cannot be undone is kept.
         how: the other options that were asked for.
     """

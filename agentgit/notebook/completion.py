@@ -27,7 +27,7 @@ def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
 
     Args:
         names: those of the notebook.
-        text: what was written up to the cursor.
+        text: the text up to the cursor.
 
     Returns:
         None if it is not a magic of ours.

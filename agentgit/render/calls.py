@@ -47,7 +47,7 @@ def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span
 
     Args:
         calls: as `ToolInvocation.to_dict` gives them.
-        latest: how many, from the end.
+        latest: the number of calls, from the end.
     """
     first = max(0, len(calls) - latest)
     return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]

@@ -31,7 +31,7 @@ def event_lines(
         events: as they are to be shown.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
-        people: how users are called, by id, to say who did it; None leaves that out.
+        people: the names of users, by id, to say who did it; None leaves that out.
     """
     if people is None:
         return table([_row(event, zone) for event in events], width=width)

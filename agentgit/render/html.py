@@ -59,7 +59,7 @@ def room(content: str, letters: int) -> str:
 
     Args:
         content: the HTML inside.
-        letters: how many there are.
+        letters: the number of letters.
     """
     return f'<div style="min-width:{min(letters, _LEAST) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 

@@ -28,7 +28,7 @@ class LayoutRow:
     Args:
         branch: the branch.
         points: the checkpoints, oldest first; the last one gives the line its number.
-        folded: how many turns they are, if they are folded.
+        folded: the number of turns, if they are folded.
     """
 
     branch: Branch

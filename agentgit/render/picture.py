@@ -106,7 +106,7 @@ class Picture:
         lanes: one for each branch.
         lines: from top to bottom.
         references: the short names of the checkpoints.
-        hidden: how many branches are not in it.
+        hidden: the number of branches that are not in it.
     """
 
     tree: Tree

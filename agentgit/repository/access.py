@@ -260,7 +260,7 @@ class People(Verbs):
             user: a User, a name or an id.
             role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
                 and roll back) or `owner` (also share and delete it).
-            expires_in: how long the role lasts; None is until somebody takes it away.
+            expires_in: the time for which the role lasts; None is until somebody takes it away.
 
         Raises:
             NotFound: there is no such session or user.
@@ -319,8 +319,8 @@ class People(Verbs):
 
         Args:
             session: as `session` takes it.
-            role: what who joins may do, as `share` takes it, but not `owner`.
-            expires_in: how long the link holds, and the right of all who join by it; None is until it is revoked.
+            role: the role of those who join, as `share` takes it, but not `owner`.
+            expires_in: the time for which the link, and the right of all who join by it, hold; None is until it is revoked.
 
         Returns:
             The link; its `token` is only here, and is not in its repr.

@@ -113,7 +113,7 @@ class Tells(Verbs):
             kinds: as `on` takes them.
             since: only what happened then or later, an aware time.
             follow: True to wait for what comes, for ever.
-            poll: how many seconds lie between two looks.
+            poll: the seconds between two looks.
 
         Raises:
             InvalidInput: there is no such kind, or the time has no zone.

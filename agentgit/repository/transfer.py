@@ -158,7 +158,7 @@ class Carrying(Verbs):
 
         Args:
             path: the file; or a binary stream.
-            session: what the session is called; None for its own name, or the next free one like it.
+            session: the name for the session; None for its own name, or the next free one like it.
             workspace: the directory that its files are to belong to, or a Workspace. They go into the store of that
                 workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
             progress: told how many bytes are read, and of how many; the file is read twice. It is called inside of a
@@ -213,7 +213,7 @@ class Carrying(Verbs):
         from their name; the score of an exploration is the reward of its branch's last step.
 
         Args:
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             branch: one branch; None for all, each from the root of the session.
 
         Raises:

@@ -282,10 +282,10 @@ class Keys:
         """Make an API key.
 
         Args:
-            name: what it is for.
+            name: the purpose of the key.
             scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
-            expires_in: how long it holds, 90 days if nothing is said; None is until it is revoked.
-            user: for whom; None is yourself, others for admins.
+            expires_in: the time for which it holds, 90 days if nothing is said; None is until it is revoked.
+            user: the user who gets the key; None is yourself, others for admins.
 
         Returns:
             The key; its `secret` is only here, and is not in its repr.

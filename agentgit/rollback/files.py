@@ -25,7 +25,7 @@ class RollbackFiles:
     """Plans and brings back the files of one session after the other.
 
     Args:
-        store: where it is recorded which snapshot is of which moment.
+        store: the store that records which snapshot is of which moment.
         registry: the registry of the workspaces that are attached here.
     """
 

@@ -29,7 +29,7 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
 
     Args:
         meta: the metadata of the branch.
-        plan: what would bring the world to it.
+        plan: the plan that would bring the world to it.
         sync: one of `SYNC_MODES`.
     """
     moved = {str(step.invocation.first_id) for step in plan.steps}

@@ -155,7 +155,7 @@ class Planner:
 
         Args:
             connection: an open connection; the transaction may be read-only.
-            request: what was asked for; its target cannot be gone back to.
+            request: the rollback that was asked for; its target cannot be gone back to.
             cannot: the objections of prechecks.
         """
         line = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, request.source_id))

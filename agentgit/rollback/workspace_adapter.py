@@ -234,7 +234,7 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
 
     Args:
         settings: as they are stored.
-        moved_to: where its directory is now, if it was moved.
+        moved_to: the present path of its directory, if it was moved.
     """
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):

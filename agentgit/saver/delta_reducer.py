@@ -140,7 +140,7 @@ def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
 
     Args:
         codec: the codec that stores values.
-        value: what a reducer made, or LangGraph's full value.
+        value: the value that a reducer made, or LangGraph's full value.
         before: an earlier value whose parts may be found in this one.
     """
     if before is not None and type(before.live.value) is not type(value):

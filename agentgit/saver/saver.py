@@ -82,7 +82,7 @@ class SQLModelSaver(AsyncTwins):
         graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
-        compression: how new values are packed: `zstd`, `zlib` (bigger and slower) or `none`.
+        compression: the packing of new values: `zstd`, `zlib` (bigger and slower) or `none`.
         sessions: True to reach the threads of sessions, too; whoever changes these past their session breaks it.
 
     Example:
@@ -127,7 +127,7 @@ class SQLModelSaver(AsyncTwins):
             where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
             serde: see the class.
             compression: see the class.
-            keyring: what the contents are encrypted with, as `agentgit.open` takes them.
+            keyring: the keys that encrypt the contents, as `agentgit.open` takes them.
             sessions: see the class.
 
         Raises:

@@ -24,7 +24,7 @@ class Operation:
         ended_at: aware UTC; None while it runs.
         external_session_id: the session.
         source_session_id: the branch that was left.
-        checkpoint_id: where it goes to.
+        checkpoint_id: the id of the checkpoint that it goes to.
         internal_session_id: the branch that it makes.
         report: the report as JSON-like data; empty while it runs.
     """

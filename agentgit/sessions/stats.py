@@ -23,7 +23,7 @@ class Tokens(NamedTuple):
     """The tokens that models have used.
 
     Args:
-        messages: how many answers reported their usage.
+        messages: the number of answers that reported their usage.
         input: tokens that went in, with those of the cache.
         output: tokens that came out.
         cache_read: those of the input that a cache had.
@@ -238,9 +238,9 @@ class Stats(Drawn):
         subject: what they are of.
         branches: of each branch.
         names: how often each name of a checkpoint occurs.
-        sessions: how many sessions they are of.
-        prices: what tokens cost; None if nobody said.
-        storage: what it takes of the database; None if that was not asked for.
+        sessions: the number of their sessions.
+        prices: the prices of tokens; None if nobody said.
+        storage: the space that it takes of the database; None if that was not asked for.
     """
 
     subject: str

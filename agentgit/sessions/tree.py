@@ -20,8 +20,8 @@ class Point:
         kind: `before` a turn, `after` a turn, after `tools`, `branch` (where a branch begins) or `named`.
         is_auto: True if agentgit made it by itself.
         created_at: the time at which it was made, aware UTC.
-        position: how many tool invocations lie before it.
-        message_count: how many messages its conversation has.
+        position: the number of tool invocations before it.
+        message_count: the number of messages of its conversation.
         title: one short line about what happened there.
         effects: how many calls since the checkpoint before it have which mark (`agentgit.effects.call_marks`), as they
             stand now; what only read, or was answered from a record, has none.

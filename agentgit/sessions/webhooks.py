@@ -44,8 +44,8 @@ class Webhook:
         kinds: the kinds of events, as patterns.
         session_id: only events of this session; None is all.
         created_at: the time at which it was made, aware UTC.
-        pending: how many events are still to be sent.
-        dead: how many were tried too often; `retry` lets them be sent again.
+        pending: the number of events that are still to be sent.
+        dead: the number of events that were tried too often; `retry` lets them be sent again.
         last_error: why the last try of one of these failed.
         secret: the key of the signatures; only right after `add`, and never shown.
     """
@@ -71,10 +71,10 @@ class Delivered:
     """The result of sending the events in the outbox.
 
     Args:
-        sent: how many events were accepted.
-        failed: how many tries failed and will be made again later.
-        dead: how many were given up.
-        waiting: how many are still to be sent, later.
+        sent: the number of events that were accepted.
+        failed: the number of tries that failed and will be made again later.
+        dead: the number of those that were given up.
+        waiting: the number of events that are still to be sent, later.
     """
 
     sent: int = 0

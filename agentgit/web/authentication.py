@@ -61,7 +61,7 @@ class Accounts:
             name: the name of the account.
             password: the password of the account.
             source: the address of whoever asks.
-            device: what their browser kept of an earlier login of that name.
+            device: the device token that their browser kept from an earlier login of that name.
 
         Raises:
             NotAllowed: there is no such account, or the password is wrong.

@@ -37,7 +37,7 @@ class Seats:
     """Counts the feeds that each user has open.
 
     Args:
-        most: how many one may have.
+        most: the largest number of feeds that one user may have open.
     """
 
     def __init__(self, most: int) -> None:

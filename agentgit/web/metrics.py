@@ -54,7 +54,7 @@ class Metrics:
             route: the path, with names in place of what stands for something.
             method: of the request; one that HTTP does not know is `other`.
             status: of the answer; 0 if there was none.
-            seconds: how long it took, feeds as long as they were open.
+            seconds: the seconds that it took; feeds count as long as they were open.
         """
         with self._lock:
             self._requests[route, method if method in METHODS else "other", status] += 1

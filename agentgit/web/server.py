@@ -93,8 +93,8 @@ def serve(
             machine if it listens there, else any if there is no public URL.
         insecure: True to let people log in over plain http from other machines.
         trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: where browsers find it; None is the scheme and host of each request.
-        metrics_token: what lets a program read `/metrics`; None lets admins only, with an API key.
+        public_url: the address at which browsers find it; None is the scheme and host of each request.
+        metrics_token: the token that lets a program read `/metrics`; None lets admins only, with an API key.
         access_log: True to write a line for each request to the standard output.
         say: the function that gets the address of the page.
         browser: True to open it in a browser.

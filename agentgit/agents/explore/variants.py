@@ -25,7 +25,7 @@ class Way:
 
     Args:
         given: the graph's input.
-        config: what is merged into the config of the run.
+        config: the config that is merged into that of the run.
     """
 
     given: Any

@@ -43,7 +43,7 @@ def reading(what: str) -> Iterator[None]:
     """Turn whatever a damaged or absent source raises into a failure that says where.
 
     Args:
-        what: what is read.
+        what: the name of what is read.
 
     Raises:
         Unavailable: the database does not answer.
@@ -228,7 +228,7 @@ class DatabaseSource(Source):
     Args:
         saver: one that reads from the connection.
         connection: sqlite3's or psycopg's; it is closed at the end.
-        mark: how the driver writes a parameter.
+        mark: the placeholder that the driver uses for a parameter.
     """
 
     def __init__(self, saver: Any, connection: Any, mark: str) -> None:

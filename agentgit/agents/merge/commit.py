@@ -79,8 +79,8 @@ class Arriving:
         Args:
             coming: the changes that come.
             label: the label of the checkpoint.
-            kind: what the audit trail tells then.
-            facts: what it says about it.
+            kind: the kind of event that the audit trail records.
+            facts: the details that the audit trail records.
 
         Raises:
             Conflict: the branch moved meanwhile, or is in the middle of a turn; nothing was changed.

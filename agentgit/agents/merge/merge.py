@@ -114,9 +114,9 @@ class Merge:
     Args:
         bases: where the branches parted, or were last merged; if there are several, what they do not agree about is a
             conflict.
-        theirs: what comes.
+        theirs: the side that comes.
         coming: what was found to come; it is filled.
-        resolve: what to do about conflicts.
+        resolve: the resolution of conflicts.
     """
 
     bases: Sequence[Side]

@@ -91,7 +91,7 @@ class Slot:
     """One call among those of one run of a task.
 
     Args:
-        name: what tells it from the others, the same each time that the task runs.
+        name: the name that tells it from the others, the same each time that the task runs.
         identity: the value that it shares with its repetitions.
         keys: the idempotency keys that it has, or had when it was made.
         attempt: the newest attempt at it.

@@ -86,7 +86,7 @@ class TaskAnswers:
 
     Args:
         shares: of each call that asked before, by its id.
-        count: how many answers the task had when this turn began; a new one gets this number.
+        count: the number of answers that the task had when this turn began; a new one gets this number.
         shown: the hash of the question that was shown to the person; None if there was none.
     """
 
@@ -108,7 +108,7 @@ class TaskAnswers:
         Args:
             call_id: the id of the call that asks.
             share: the share of the call.
-            asked: how many questions the call has asked before in this attempt.
+            asked: the number of questions that the call has asked before in this attempt.
             pad: LangGraph's own view of the answers.
         """
         with self._lock:
@@ -140,7 +140,7 @@ class TaskAnswers:
 
         Args:
             share: the share of the call.
-            run: how many graphs the call has run before in this attempt.
+            run: the number of graphs that the call has run before in this attempt.
         """
         with self._lock:
             if run == len(share.graphs):
@@ -163,7 +163,7 @@ def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the config with the call's own view, for a tool that may hand the config to a graph.
 
     Args:
-        kwargs: what the tool is called with, inside of `Questions.asking`.
+        kwargs: the arguments of the tool, inside of `Questions.asking`.
     """
     given, current = kwargs.get("config"), var_child_runnable_config.get()
     if not isinstance(given, dict) or current is None:
@@ -197,7 +197,7 @@ class Questions:
 
         Args:
             run_id: the run of its tool.
-            call_id: what tells it from the others of its task.
+            call_id: the id that tells it from the others of its task.
             place: its place in the AI message; None if a node's own code makes it.
         """
         config = var_child_runnable_config.get()
@@ -318,7 +318,7 @@ class Questions:
 
         Args:
             run_id: the run of its tool.
-            error: what it raised; an interrupt has its question.
+            error: the exception that it raised; an interrupt has its question.
         """
         own = self._own.pop(run_id, None)
         if own is not None:

@@ -52,7 +52,7 @@ class Calling:
     Args:
         parent: the run that it is made in.
         conf: LangGraph's configuration of the task that makes it.
-        effect: what its tool does; None if it is undeclared.
+        effect: the effect of its tool; None if it is undeclared.
         acts: True if its tool may change the world.
         is_in_batch: True if a ToolNode makes it, beside others.
     """

@@ -24,7 +24,7 @@ class Frame:
     Args:
         scope: its name, the same each time.
         run_id: this run.
-        task: what LangGraph calls the task.
+        task: LangGraph's name of the task.
         first_graph: the number that the first graph called in this run has.
         first_call: the number that the first `@task` called in this run has.
         graphs: for a tool, the numbers of the graphs that it has called.

@@ -117,8 +117,8 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
 
     Args:
         tool: the tool.
-        run: what the copy does.
-        arun: what it does async.
+        run: the function of the copy.
+        arun: its async function.
     """
     clone = copy.copy(tool)
     # On the instance, past pydantic: the class is the user's, or shared by all tools.

@@ -52,10 +52,10 @@ class TurnSettings:
 
     Args:
         user_id: the user who runs it.
-        effects: what the tools do to the outside world.
+        effects: the effects of the tools on the outside world.
         unrecorded: names of tools that are not part of the track.
-        auto: when to make automatic checkpoints.
-        fence: what to do about a call whose effect stands already: `replay`, `raise` or `off`.
+        auto: the times at which automatic checkpoints are made.
+        fence: the treatment of a call whose effect stands already: `replay`, `raise` or `off`.
         keeper: the workspace whose files belong to the session; None if there is none.
     """
 
@@ -106,9 +106,9 @@ class Turn:
     """One run.
 
     Args:
-        agent: who runs.
+        agent: the agent that runs.
         given: the input.
-        span: what traces it.
+        span: the span that traces it.
     """
 
     agent: RollbackAgent

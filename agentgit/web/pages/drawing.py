@@ -125,9 +125,9 @@ def draw(
     """Write a page.
 
     Args:
-        request: who asked for it.
+        request: the request for the page.
         name: the template, without its ending.
-        context: what it shows.
+        context: the values that it shows.
         status: the HTTP status.
         fresh: a new cookie of somebody who is not in.
     """
