@@ -320,7 +320,7 @@ class People(Verbs):
         Args:
             session: as `session` takes it.
             role: the role of those who join, as `share` takes it, but not `owner`.
-            expires_in: the time for which the link, and the right of all who join by it, hold; None is until it is revoked.
+            expires_in: the time for which the link, and the right of all who join by it, hold; None is until revoked.
 
         Returns:
             The link; its `token` is only here, and is not in its repr.
