@@ -61,7 +61,7 @@ class Explores:
             parallel: True, or how many turns may run at the same time. Only if no tool changes the world.
             name: what its branches are called: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. Given again
                 with the same steps, it goes on where it was broken off.
-            config: for all turns, as `invoke` takes it.
+            config: the config for all turns, as `invoke` takes it.
 
         Raises:
             InvalidInput: steps and choices cannot be meant, or the tools do not allow `parallel`.
@@ -133,7 +133,7 @@ class Explores:
         The same as `switch(branch, sync="world")`; `report` tells what ran, and what returned something else now.
 
         Args:
-            branch: as `explore` gave it, its name, or its id.
+            branch: the branch as `explore` returned it, its name, or its id.
             force: True to keep in the world what cannot be reversed or run again.
 
         Raises:

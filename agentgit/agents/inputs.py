@@ -70,7 +70,7 @@ def noted(given: Given, note: str) -> Given | None:
 
     Args:
         given: the input of a turn.
-        note: its text.
+        note: the text of the note.
     """
     messages = given.value.get(MESSAGES) if isinstance(given.value, Mapping) else None
     if not given.is_new or messages is None:

@@ -25,7 +25,7 @@ class LogVerbs:
         """Return an agent on another branch; this one stays where it is, and so does the session.
 
         Args:
-            branch: its name or id.
+            branch: the name or id of the branch.
 
         Raises:
             NotFound: the session has no such branch.

@@ -262,7 +262,7 @@ class Runs(Runnable[Any, Any]):
         On an event loop LangGraph must wait for that itself: a tool that is called without `await` would stop the loop.
 
         Args:
-            options: as the user gave them.
+            options: the options as the user gave them.
             is_async: True if the turn runs on an event loop.
         """
         how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
@@ -427,7 +427,7 @@ class _Taking:
     That is not left to the event loop: it may end, or stand still, before the thread has come so far.
 
     Args:
-        runs: whose branch.
+        runs: the object that runs the branch.
     """
 
     def __init__(self, runs: Runs) -> None:

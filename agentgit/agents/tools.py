@@ -34,8 +34,8 @@ def declared_of(
 
     Args:
         tools: those that the graph shows, without agentgit's own.
-        given: what the user says of them.
-        defaults: what the repository says of all others.
+        given: the effects that the user declares.
+        defaults: the effects that the repository declares for all others.
         check: False if the user may name tools that the graph does not show.
 
     Raises:

@@ -25,8 +25,8 @@ class Member:
         user_id: the id of the user.
         user_name: the name of the user.
         role: the role of the user.
-        created_at: the time since when, aware UTC.
-        expires_at: until when, aware UTC; None for ever.
+        created_at: the beginning of the role, aware UTC.
+        expires_at: the end of the role, aware UTC; None for ever.
         link_id: the link that they came by; None if the session was shared with them by name.
     """
 

@@ -23,7 +23,7 @@ class User:
         name: unique in its tenant.
         created_at: when it was made, aware UTC.
         is_admin: True if they may do everything in the tenant, by `Repository.as_user` also in others' sessions.
-        disabled_at: since when they may do nothing, aware UTC; None if they may.
+        disabled_at: the time since when they may do nothing, aware UTC; None if they may.
     """
 
     id: int

@@ -80,7 +80,7 @@ class MergePlan(Drawn):
         values: the values that come.
         messages: the messages that come, as shown, in their order.
         conflicts: the values that both sides changed and that have no resolution.
-        left_out: what does not come, and why.
+        left_out: the values that do not come, each with the reason.
     """
 
     SIGNS: ClassVar[Mapping[str, str]] = {"merge": "Merge of", "cherry_pick": "Cherry-pick of"}
@@ -199,8 +199,8 @@ def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
 
     Args:
         base: JSON-like, as it was where the branches parted; None if there was none.
-        ours: as it is here.
-        theirs: as it is there.
+        ours: the value here.
+        theirs: the value there.
 
     Example:
         >>> extra([1], [1, 2], [1, 3])

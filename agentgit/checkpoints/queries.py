@@ -213,11 +213,11 @@ class Hit:
         reference: the first checkpoint that holds it, like `main#7`: a place to go back to.
         checkpoint_id: the same as an id.
         created_at: when that checkpoint was made, aware UTC.
-        role: of a message: `user`, `assistant`, `tool`, `system`.
-        name: of a call the tool's, of a checkpoint its own.
-        id: of a message or call, its id; of a checkpoint None.
+        role: the role of a message: `user`, `assistant`, `tool`, `system`.
+        name: the name of the tool for a call; the name of a checkpoint.
+        id: the id of a message or call; None for a checkpoint.
         snippet: the piece of the text where it was found.
-        marks: what of the snippet was found, as pairs of start and end.
+        marks: the parts of the snippet that were found, as pairs of start and end.
     """
 
     kind: str

@@ -47,7 +47,7 @@ def words(text: str) -> Iterator[Word]:
     """Return the first words of a text.
 
     Args:
-        text: in composed form, see `composed`.
+        text: the text in composed form, see `composed`.
 
     Example:
         >>> [word.text for word in words("Café_order: 2x 日本!")]

@@ -71,11 +71,11 @@ def wrapped(
     Args:
         repo: the repository of the session.
         graph: the graph, as `module:graph`.
-        session: its name; None is the one that moved last, or else one called `chat`.
-        branch: as `repo.wrap` takes it.
+        session: the name of the session; None is the one that moved last, or else one called `chat`.
+        branch: the branch, as `repo.wrap` takes it.
         effects: the effects, as `module:name`.
         workspace: the folder whose files roll back too.
-        template: as `repo.wrap` takes it.
+        template: the template, as `repo.wrap` takes it.
     """
     from agentgit.agents import user_modules
 

@@ -43,9 +43,9 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence
     """Write one answer, for a program or for a person.
 
     Args:
-        as_json: for a program.
-        data: gives the JSON-like data.
-        lines: gives the lines for a width in terminal cells.
+        as_json: True for a program.
+        data: a function that returns the JSON-like data.
+        lines: a function that returns the lines for a width in terminal cells.
     """
     if as_json:
         # Pure ASCII, so that nothing in it can be obeyed by a terminal or be refused by an encoding.
@@ -124,7 +124,7 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
     Args:
         question: the question to ask.
         as_json: True for a program, which nobody can ask.
-        show: writes what would be done, before the question.
+        show: a function that writes what would be done, before the question.
 
     Raises:
         InvalidInput: it is for a program.
@@ -161,7 +161,7 @@ def to_settle(error: Exception, command: str) -> str | None:
 
     Args:
         error: the failure.
-        command: how it begins.
+        command: the beginning of the command.
     """
     calls = [call.id for call in error.plan.unsettled] if isinstance(error, RollbackBlocked) else []
     if isinstance(error, Fenced) and f"repo.resolve({error.invocation}," in str(error):

@@ -190,7 +190,7 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
     Args:
         database: where agentgit keeps the session, as for `agentgit.open`; the session stays there to look at.
         shop: the path of the shop's SQLite file; it is created if it does not exist.
-        say: takes a line, or a block of lines, at a time.
+        say: a function that takes a line, or a block of lines, at a time.
 
     Raises:
         AgentGitError: the database or the shop cannot be used.
@@ -214,7 +214,7 @@ def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path |
         repo: the repository that keeps the session.
         shop: as `story` takes it.
         say: as `story` takes it.
-        database: how the reader names the repository on the command line.
+        database: the name of the repository on the command line.
     """
     graph = build(shop)
     older = {order.id for order in orders(shop)}

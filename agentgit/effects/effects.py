@@ -150,8 +150,8 @@ def effect(
 
     Args:
         kind: the kind of the effect.
-        identity_args: as `Effect` takes it.
-        verify: as `Effect` takes it.
+        identity_args: the arguments that identify a call, as `Effect` takes them.
+        verify: the `verify` function, as `Effect` takes it.
         once: as `Effect` takes it.
         failed_on: as `Effect` takes it.
 
@@ -181,10 +181,10 @@ def reversible(
     """Declare that `undo(args, result)` brings the world back to what it was before the call.
 
     Args:
-        undo: as `Effect` takes it.
-        identity_args: as `Effect` takes it.
-        verify: as `Effect` takes it.
-        precheck: as `Effect` takes it.
+        undo: the undo function, as `Effect` takes it.
+        identity_args: the arguments that identify a call, as `Effect` takes them.
+        verify: the `verify` function, as `Effect` takes it.
+        precheck: the `precheck` function, as `Effect` takes it.
         once: as `Effect` takes it.
         failed_on: as `Effect` takes it.
 
@@ -210,10 +210,10 @@ def compensable(
     """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction).
 
     Args:
-        undo: as `Effect` takes it.
-        identity_args: as `Effect` takes it.
-        verify: as `Effect` takes it.
-        precheck: as `Effect` takes it.
+        undo: the undo function, as `Effect` takes it.
+        identity_args: the arguments that identify a call, as `Effect` takes them.
+        verify: the `verify` function, as `Effect` takes it.
+        precheck: the `precheck` function, as `Effect` takes it.
         once: as `Effect` takes it.
         failed_on: as `Effect` takes it.
 

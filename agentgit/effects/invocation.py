@@ -183,8 +183,8 @@ def and_verify(error: str | None, raised: str | None) -> str | None:
     """Write into one error message what a call raised, and what its `verify` raised.
 
     Args:
-        error: of the call or its undo; None if it raised nothing.
-        raised: of the `verify`; None if it did not raise.
+        error: the error of the call or its undo; None if it raised nothing.
+        raised: the error of the `verify`; None if it did not raise.
 
     Example:
         >>> and_verify("TimeoutError: late", "KeyError: 'id'")

@@ -32,7 +32,7 @@ def hints_in(metadata: Any) -> Hints:
     """Read the annotations in a tool's metadata; where two places differ, the stricter one counts.
 
     Args:
-        metadata: as LangChain has it: a mapping or None.
+        metadata: the metadata as LangChain has it: a mapping or None.
 
     Example:
         >>> hints_in({"readOnlyHint": False, "destructiveHint": True})

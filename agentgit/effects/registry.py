@@ -84,7 +84,7 @@ class Registry:
         Args:
             session_id: the external session, or `EVERYWHERE`.
             tool_name: the name of the tool.
-            effect: as this process declares it.
+            effect: the effect as this process declares it.
         """
         self._effects[session_id, tool_name] = effect
         for role, function in effect.functions():

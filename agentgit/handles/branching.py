@@ -147,7 +147,7 @@ class Branching(Verbs):
             to: the point where it leaves, as `checkpoint` takes it; None is where the branch stands now.
             session: the session; None is the one that moved last.
             branch: the one that is left; None is the current one.
-            name: of the new branch; None for the next one like `main-2`.
+            name: the name of the new branch; None for the next one like `main-2`.
             files: False not to look at the files of the workspace now.
 
         Raises:
@@ -190,7 +190,7 @@ class Branching(Verbs):
         """Return the checkpoint where a branch stands, making one if there is none; while it runs, its head.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             branch_id: the id of the branch.
             files: those of the workspace now; None if there are none.
         """
@@ -229,8 +229,8 @@ class Branching(Verbs):
 
         Args:
             steps: as `undo` takes it.
-            session: its name or id; None is the one that moved last.
-            branch: its name or id; None is the current one.
+            session: the name or id of the session; None is the one that moved last.
+            branch: the name or id of the branch; None is the current one.
 
         Raises:
             NotFound, InvalidInput: as `undo`.
@@ -292,7 +292,7 @@ class Branching(Verbs):
 
         Args:
             session: as `redo` takes it.
-            branch: its name or id; None is the current one.
+            branch: the name or id of the branch; None is the current one.
 
         Raises:
             NotFound: there is nothing to take back.

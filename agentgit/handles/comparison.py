@@ -163,7 +163,7 @@ class Across(Verbs):
             into: the branch that it comes to; None is the current one.
             session: the session; None is the one that moved last.
             resolve: the resolution of values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
-            name: of the checkpoint that is made; None for none.
+            name: the name of the checkpoint that is made; None for none.
 
         Raises:
             MergeConflict, Conflict, NotFound, Ambiguous: as `RollbackAgent.merge`.
@@ -193,7 +193,7 @@ class Across(Verbs):
             what: as `RollbackAgent.cherry_pick` takes it.
             onto: the branch that they come to; None is the current one.
             session: the session; None is the one that moved last.
-            name: of the checkpoint that is made; None for none.
+            name: the name of the checkpoint that is made; None for none.
 
         Raises:
             NotFound, Ambiguous, Conflict: as `RollbackAgent.cherry_pick`.

@@ -69,7 +69,7 @@ class Handle:
 
         Args:
             work: a function that does the work.
-            durable: as `Database.write` takes it.
+            durable: the durability, as `Database.write` takes it.
             scope: the scope that the principal needs.
             on: the database bound to see more than the principal's sessions, where `work` asks who may itself.
         """

@@ -394,10 +394,10 @@ class Finds(Verbs):
         """Tag a checkpoint: the tag is a name for the place, unique in the session. A tagged checkpoint is kept.
 
         Args:
-            ref: as `checkpoint` takes it.
+            ref: the checkpoint, as `checkpoint` takes it.
             name: a text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
-            session: as `checkpoint` takes it.
-            branch: its name or id; None is the current one.
+            session: the session, as `checkpoint` takes it.
+            branch: the name or id of the branch; None is the current one.
             description: a sentence about it.
 
         Raises:

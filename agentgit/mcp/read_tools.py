@@ -53,8 +53,8 @@ class ToolAnswer:
     """The answer of a tool.
 
     Args:
-        lines: for a reader.
-        data: for a program, JSON-like.
+        lines: the lines for a person.
+        data: the data for a program, JSON-like.
     """
 
     lines: Sequence[Line]

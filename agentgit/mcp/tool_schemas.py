@@ -47,8 +47,8 @@ class ToolSchema:
     """One tool, as a client sees it.
 
     Args:
-        tool: its name, description, schema and annotations.
-        model: reads its arguments.
+        tool: the name, description, schema and annotations of the tool.
+        model: the model that reads its arguments.
     """
 
     tool: types.Tool

@@ -42,7 +42,7 @@ class Command(NamedTuple):
     Args:
         names: those of the notebook.
         words: the words of the command.
-        say: shows something beside what the command gives.
+        say: a function that shows something beside the result of the command.
     """
 
     names: Names

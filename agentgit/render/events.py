@@ -28,7 +28,7 @@ def event_lines(
     """List events, one line each.
 
     Args:
-        events: as they are to be shown.
+        events: the events as they are to be shown.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
         people: the names of users, by id, to say who did it; None leaves that out.

@@ -24,7 +24,7 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
     """Draw a list of snapshots.
 
     Args:
-        snapshots: in the order to show them.
+        snapshots: the snapshots, in the order to show them.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """

@@ -22,7 +22,7 @@ def draw(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
     """Draw a conversation as plain text, one line for each message.
 
     Args:
-        messages: as agentgit shows them, oldest first.
+        messages: the messages as agentgit shows them, oldest first.
         width: the longest line, in terminal cells.
 
     Example:
@@ -37,7 +37,7 @@ def lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: st
     """Draw a conversation, the last messages of a long one.
 
     Args:
-        messages: as agentgit shows them, oldest first.
+        messages: the messages as agentgit shows them, oldest first.
         width: the longest line, in terminal cells.
         indent: the beginning of each line.
     """
@@ -59,7 +59,7 @@ def page(messages: Sequence[Mapping[str, Any]]) -> str:
     """Draw a conversation as HTML: a short message as it is, a long one folded.
 
     Args:
-        messages: as agentgit shows them, oldest first.
+        messages: the messages as agentgit shows them, oldest first.
     """
     if not messages:
         return "<p>no messages yet</p>"

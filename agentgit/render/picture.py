@@ -62,8 +62,8 @@ class Lane:
 
     Args:
         branch: the branch.
-        column: its place from the left.
-        number: counts the lanes; it gives the colour.
+        column: the place of the lane from the left.
+        number: the number of the lane; it determines the colour.
         start: the height at which it begins; None before its first line.
         down: the height that it has come to.
         runs: the pieces of its line, each from where to where, and whether it is broken.
@@ -104,7 +104,7 @@ class Picture:
     Args:
         tree: the whole tree that it shows.
         lanes: one for each branch.
-        lines: from top to bottom.
+        lines: the lines from top to bottom.
         references: the short names of the checkpoints.
         hidden: the number of branches that are not in it.
     """

@@ -17,7 +17,7 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
     """Draw a list of sessions.
 
     Args:
-        sessions: in the order to show them.
+        sessions: the sessions, in the order to show them.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """
@@ -44,7 +44,7 @@ def branch_lines(
     """Draw a list of branches, a `*` before the current one.
 
     Args:
-        branches: in the order to show them.
+        branches: the branches, in the order to show them.
         tree: the tree that they form, which knows where each left; None to leave that out.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.

@@ -71,7 +71,7 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
 
     Args:
         tree: the branches of a session.
-        link: gives the address that a checkpoint leads to; None to draw no links.
+        link: a function that returns the address that a checkpoint leads to; None to draw no links.
         follow_reader: True if the page is light or dark as its reader prefers; texts then have the strongest contrast.
 
     Example:

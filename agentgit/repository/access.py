@@ -236,7 +236,7 @@ class People(Verbs):
         """Return the newest events that belong to no session, oldest first: logins, users, keys; for admins.
 
         Args:
-            kinds: as `on` takes them.
+            kinds: the kinds of events, as `on` takes them.
             limit: the largest number of results.
 
         Raises:
@@ -256,7 +256,7 @@ class People(Verbs):
         """Grant a user a role in a session, in place of the one that you granted before.
 
         Args:
-            session: as `session` takes it.
+            session: the session, as `session` takes it.
             user: a User, a name or an id.
             role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
                 and roll back) or `owner` (also share and delete it).
@@ -285,7 +285,7 @@ class People(Verbs):
         The links by which somebody who is taken out had joined end, too, with the right of others who joined by those.
 
         Args:
-            session: as `session` takes it.
+            session: the session, as `session` takes it.
             user: a User, a name or an id.
 
         Raises:
@@ -318,7 +318,7 @@ class People(Verbs):
         """Make a link: each user of the tenant who has its token can join the session, until the link ends.
 
         Args:
-            session: as `session` takes it.
+            session: the session, as `session` takes it.
             role: the role of those who join, as `share` takes it, but not `owner`.
             expires_in: the time for which the link, and the right of all who join by it, hold; None is until revoked.
 
@@ -377,7 +377,7 @@ class People(Verbs):
         """Join a session by the token of a link; give the session.
 
         Args:
-            token: as `share_link` gave it.
+            token: the token as `share_link` returned it.
 
         Raises:
             NotFound: no link that holds has this token.

@@ -110,7 +110,7 @@ class Tells(Verbs):
         Args:
             session: only this one; None for all of the user's.
             after: the last event that you have, or its id.
-            kinds: as `on` takes them.
+            kinds: the kinds of events, as `on` takes them.
             since: only what happened then or later, an aware time.
             follow: True to wait for what comes, for ever.
             poll: the seconds between two looks.
@@ -172,7 +172,7 @@ class Tells(Verbs):
         """Return the newest events, the oldest of these first.
 
         Args:
-            session: as `events` takes it.
+            session: the session, as `events` takes it.
             kinds: patterns like `rollback.*`, one or several.
             since: only events from this time on.
             limit: the largest number of results.
@@ -266,7 +266,7 @@ class Webhooks:
         Args:
             url: http or https, of a host with public addresses, or of one that the operator allows
                 (`agentgit.open(webhook_hosts=...)`). Its addresses are resolved and checked at each delivery.
-            kinds: as `Repository.on` takes them.
+            kinds: the kinds of events, as `Repository.on` takes them.
             secret: signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
             session: only its events; None for all of the user's.
 

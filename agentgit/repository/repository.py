@@ -314,7 +314,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
 
         Args:
             name: the session's name.
-            template: as `wrap` takes it.
+            template: the template, as `wrap` takes it.
 
         Raises:
             InvalidInput: no session can be called so.
@@ -335,7 +335,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
 
         Args:
             name: the session's name.
-            template: as `wrap` takes it.
+            template: the template, as `wrap` takes it.
             run: gets the id of a new session, and provides its tools; None if no calls come along.
             force: True to make the session also if some of them cannot be made again.
 
@@ -462,9 +462,9 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Delete a checkpoint; the conversation and the tool track stay. Gives the deleted one.
 
         Args:
-            ref: as `checkpoint` takes it.
-            session: as `checkpoint` takes it.
-            branch: as `checkpoint` takes it.
+            ref: the checkpoint, as `checkpoint` takes it.
+            session: the session, as `checkpoint` takes it.
+            branch: the branch, as `checkpoint` takes it.
 
         Raises:
             Conflict: something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.

@@ -104,7 +104,7 @@ class Users:
 
         Args:
             user: a User, a name or an id.
-            password: as `add` takes it; None takes it away.
+            password: the password, as `add` takes it; None takes it away.
             current: your password until now, if it is your own that you change and you came in by a credential: a
                 browser left open, or a key, is not enough to take an account over.
 
@@ -192,7 +192,7 @@ class Users:
         API keys stay, and are revoked one by one. A key that is called `browser` is one of a browser.
 
         Args:
-            user: of whom, for admins and oneself; None for all users of the tenant, for admins.
+            user: the user, for admins and oneself; None for all users of the tenant, for admins.
 
         Raises:
             NotFound, NotAllowed: as `set_password`.
@@ -344,7 +344,7 @@ class Keys:
         """List the keys of a user, also those that have ended, the oldest first.
 
         Args:
-            user: whose; None is yourself, others for admins.
+            user: the user; None is yourself, others for admins.
 
         Raises:
             NotFound: there is no such user.

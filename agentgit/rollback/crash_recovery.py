@@ -18,7 +18,7 @@ def take_back(store: Store, connection: Connection, session_id: int) -> list[int
 
     Args:
         store: the store of the database.
-        connection: in a transaction that writes.
+        connection: a connection in a transaction that writes.
         session_id: the session.
 
     Returns:

@@ -56,7 +56,7 @@ class Rollback:
     Args:
         store: the store of the database.
         registry: the functions that this process has for recorded calls.
-        settle: waits for asynchronous ones.
+        settle: a function that waits for asynchronous functions.
         admit: refuses who may not, in the transaction that begins; what has begun is brought to its end.
     """
 
@@ -273,9 +273,9 @@ class Rollback:
         """Make a branch at a checkpoint without touching the world; give its id.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             target: the row of the checkpoint.
-            name: of the branch; None for a free one.
+            name: the name of the branch; None for a free one.
             source_id: the branch that is left.
             user_id: the id of the user who asks for it.
             at: the files that are its own; None for those that are there now.

@@ -45,7 +45,7 @@ class Worker:
     Args:
         store: the store of the database.
         registry: the functions that this process has for recorded calls.
-        settle: waits for asynchronous ones.
+        settle: a function that waits for asynchronous functions.
         looks: asks the world what became of a call or an undo that raised.
     """
 

@@ -117,7 +117,7 @@ class Publishing:
         """Open a branch that stands at its branch point, or at what its calls came to when they ran again.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             branch_id: the branch.
             user_id: the id of the user who asked for it.
             at: the files that it has now.

@@ -75,7 +75,7 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
 
     Args:
         store: the store of the database.
-        connection: in a transaction that writes.
+        connection: a connection in a transaction that writes.
         branch: the row of the branch.
         facts: as `at_switch` and `after_drift` give them.
     """

@@ -27,7 +27,7 @@ class Stopped:
         store: the store of the database.
         planner: the planner that makes their plans anew.
         worker: the worker that knows which calls ran again.
-        admit: refuses who may not.
+        admit: a function that refuses users without the right.
     """
 
     def __init__(self, store: Store, planner: Planner, worker: Worker, admit: Admit) -> None:
@@ -89,7 +89,7 @@ class Stopped:
         What is to be reversed comes first, because it is newer; what was reversed since runs again at the end.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             operation_id: the id of the operation.
             cannot: the objections of prechecks.
             force: True to leave as it is what cannot be done, now or when it is tried.

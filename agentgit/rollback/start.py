@@ -38,7 +38,7 @@ class Beginning:
         store: the store of the database.
         planner: the planner of the operations.
         files: the keeper of the files that they lead to.
-        admit: refuses who may not.
+        admit: a function that refuses users without the right.
     """
 
     def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Admit) -> None:

@@ -57,7 +57,7 @@ class Verification:
     Args:
         store: the store of the database.
         registry: the functions that this process has for recorded calls.
-        settle: waits for asynchronous ones.
+        settle: a function that waits for asynchronous functions.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle) -> None:

@@ -73,7 +73,7 @@ class Tree(Drawn):
     """The branches of one session, from the root. `str` draws it.
 
     Args:
-        session_name: whose tree it is.
+        session_name: the name of the session.
         roots: the branches without a parent; there is one, `main`.
     """
 
@@ -85,7 +85,7 @@ class Tree(Drawn):
         """Hang each branch under its parent.
 
         Args:
-            session_name: whose tree it is.
+            session_name: the name of the session.
             branches: in the order they were made, without children.
 
         Example:

@@ -67,11 +67,11 @@ class Explorer:
 
     Args:
         agent: the agent to begin from.
-        ways: for each step the ways to go it.
+        ways: the ways to go each step.
         name: what to call it, or what it is called that is gone on with; None for a new name.
         score: judges a leaf.
-        config: for all turns.
-        settle: waits for asynchronous functions.
+        config: the config for all turns.
+        settle: a function that waits for asynchronous functions.
         together: True if turns are to run at the same time.
     """
 

@@ -112,7 +112,7 @@ class AdmittedCall:
 
     Args:
         intent: the record of it.
-        id: its row, once that is on disk.
+        id: the id of its row, once that is on disk.
         answer: the answer that it gets instead of running; the row is then a replay, if there is one.
         attempt: by which it is known again, if LangGraph runs it once more in this turn.
         used: if it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.

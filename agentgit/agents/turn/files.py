@@ -97,7 +97,7 @@ class TurnFiles:
         """Write down which files the branch has; give the id of the row.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             branch: the row of the turn's branch.
             batch: the files are those that its calls left; None for those that were kept last.
         """

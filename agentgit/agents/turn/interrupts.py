@@ -85,7 +85,7 @@ class TaskAnswers:
     """The answers that one task has got.
 
     Args:
-        shares: of each call that asked before, by its id.
+        shares: the share of each call that asked before, by its id.
         count: the number of answers that the task had when this turn began; a new one gets this number.
         shown: the hash of the question that was shown to the person; None if there was none.
     """
@@ -179,7 +179,7 @@ class Questions:
     Args:
         store: the store that records them.
         branch: the row of the branch that runs.
-        codec: with which the saver stores values.
+        codec: the codec with which the saver stores values.
     """
 
     def __init__(self, store: Store, branch: Found, codec: Codec) -> None:
@@ -241,7 +241,7 @@ class Questions:
         """Use up the numbers that a call of a node's own code had, which the record answers now.
 
         Args:
-            used: what was recorded of it; None if it used none.
+            used: the numbers that were recorded for it; None if it used none.
         """
         conf = (var_child_runnable_config.get() or {}).get("configurable", {})
         pad = conf.get(CONFIG_KEY_SCRATCHPAD)

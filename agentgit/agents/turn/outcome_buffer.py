@@ -29,7 +29,7 @@ class TakenOutcomes(NamedTuple):
 
     Args:
         number: the number of outcomes.
-        write: writes them in a transaction.
+        write: a function that writes them in a transaction.
     """
 
     number: int

@@ -62,7 +62,7 @@ def given_back(result: Any, tool_call_id: str | None) -> Any:
     """Return what a tool returned, as the answer to one call.
 
     Args:
-        result: as it was recorded.
+        result: the result as it was recorded.
         tool_call_id: the call that it answers now.
 
     Raises:

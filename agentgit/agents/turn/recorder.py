@@ -74,7 +74,7 @@ class Recorder(BaseCallbackHandler):
 
     Args:
         turn: the turn.
-        owner: its name, as it has taken the branch.
+        owner: the name under which it has taken the branch.
         batch: the number of the next batch.
         unfinished: if the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
     """

@@ -22,7 +22,7 @@ class Frame:
     """One run of a task or of a tool: what is called in it is counted from its beginning.
 
     Args:
-        scope: its name, the same each time.
+        scope: the name of the scope, the same each time.
         run_id: this run.
         task: LangGraph's name of the task.
         first_graph: the number that the first graph called in this run has.

@@ -71,7 +71,7 @@ class _Begun(NamedTuple):
     """The findings of the transaction that begins a turn; an attempt that was rolled back leaves nothing.
 
     Args:
-        branch: its row, as the turn holds it.
+        branch: the row of the branch, as the turn holds it.
         given: the input, preceded by the notes for the model.
         owner_id: the owner of the session.
         batch: the number of the first batch of calls.
@@ -197,8 +197,8 @@ class Turn:
         """Check that the outside world is as this branch left it.
 
         Args:
-            connection: in a transaction that writes.
-            branch: its row as it is now.
+            connection: a connection in a transaction that writes.
+            branch: the row of the branch as it is now.
             last: the length of the world log before this turn.
 
         Raises:
@@ -228,7 +228,7 @@ class Turn:
         """Let a call begin, in the transaction that records its intent.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             effect: the effect of the tool on the outside world.
 
         Raises:
