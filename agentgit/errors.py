@@ -73,7 +73,7 @@ class NotAllowed(AgentGitError, PermissionError):
 
     Args:
         message: the refused action, and the next step.
-        told: writes the refusal to the audit trail, when the transaction that it ended is gone.
+        told: a function that writes the refusal to the audit trail, after the transaction that it ended.
     """
 
     exit_code = 5

@@ -53,7 +53,7 @@ class Explores:
         raises is a leaf that `failed`.
 
         Args:
-            steps: what each step says: a list of texts or of the graph's inputs. Or how many steps there are.
+            steps: the text or input of each step, as a list of texts or of the graph's inputs. Or the number of steps.
             choices: how many times each step is gone; or a list of configs, one for each way to go it; or of functions
                 that make the input of a step from what it says. Where `steps` is a number, a list of inputs, or of
                 functions that make one from the number of the step, from 1.

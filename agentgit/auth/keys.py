@@ -23,9 +23,9 @@ class ApiKey:
         user_id: the id of the user for whom it acts.
         name: the purpose of the key.
         scopes: the part of its user's rights that it has.
-        created_at: when it was made, aware UTC.
+        created_at: the time at which it was made, aware UTC.
         expires_at: the time at which it ends, aware UTC; None is never.
-        last_used_at: when it was last shown, to the minute, aware UTC; None is never.
+        last_used_at: the time at which it was last used, to the minute, aware UTC; None is never.
         revoked_at: the time at which it was revoked, aware UTC; None if it was not.
     """
 

@@ -46,8 +46,8 @@ class ShareLink:
         id: the identity in the database.
         session_id: the session.
         role: the role of those who join.
-        created_at: when it was made, aware UTC.
-        expires_at: when the link ends, and the right of all who joined by it, aware UTC; None is never.
+        created_at: the time at which it was made, aware UTC.
+        expires_at: the time at which the link, and the right of all who joined by it, end, aware UTC; None is never.
         revoked_at: the time at which it was revoked, aware UTC; None if it was not.
         token: the token to pass on; only `Repository.share_link` returns it, and the database has only its hash.
     """

@@ -31,7 +31,7 @@ class Checkpoint(Shown, Deferred):
         session_state: the values of the graph's state, without the messages.
         conversation_history: messages as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
         is_auto: True if agentgit made it by itself.
-        created_at: when it was made, aware UTC.
+        created_at: the time at which it was made, aware UTC.
         metadata: counts, position and other facts about it, JSON-like.
         user_id: the id of the user who made it.
         tool_invocations: the tool track up to this point, as dicts, oldest first.

@@ -177,7 +177,7 @@ class Extra:
     """The items that one side has added to a list or a dict.
 
     Args:
-        begin: for a list, how many items at its beginning are not new.
+        begin: for a list, the number of items at its beginning that are not new.
         keys: for a dict, the keys that are new or have another value.
     """
 

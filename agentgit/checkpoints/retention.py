@@ -194,7 +194,7 @@ def judge(
         points: all of them, of all branches.
         retention: the rules of what the session keeps.
         now: aware UTC.
-        measure: tells how large the session would be; None does not hold it to `max_bytes`.
+        measure: a function that returns the size the session would have; None does not hold it to `max_bytes`.
 
     Returns:
         One for each, oldest first.

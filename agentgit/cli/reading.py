@@ -30,7 +30,7 @@ def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
     """Read lines until there are no more. Ctrl-C at the prompt gives the line up.
 
     Args:
-        prompt: gives what is shown before a line; where nobody looks, nothing is.
+        prompt: a function that returns the text before a line; without a terminal, nothing is shown.
         offer: the function that returns the completions for Tab.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):

@@ -40,7 +40,7 @@ class Declared:
 
         Args:
             name: the name of the tool.
-            metadata: what LangChain knows of it, where the tool itself may be out of sight of the graph.
+            metadata: LangChain's metadata of it, where the tool itself may be out of sight of the graph.
             decorated: the effect that its decorator declares, if it has one.
         """
         known = name in self.tools

@@ -152,8 +152,8 @@ def effect(
         kind: the kind of the effect.
         identity_args: the arguments that identify a call, as `Effect` takes them.
         verify: the `verify` function, as `Effect` takes it.
-        once: as `Effect` takes it.
-        failed_on: as `Effect` takes it.
+        once: True if such a call stands at most once in a session, on whatever branch.
+        failed_on: the exceptions by which the tool reports that it did nothing.
 
     Raises:
         InvalidInput: as `Effect`.
@@ -185,8 +185,8 @@ def reversible(
         identity_args: the arguments that identify a call, as `Effect` takes them.
         verify: the `verify` function, as `Effect` takes it.
         precheck: the `precheck` function, as `Effect` takes it.
-        once: as `Effect` takes it.
-        failed_on: as `Effect` takes it.
+        once: True if such a call stands at most once in a session, on whatever branch.
+        failed_on: the exceptions by which the tool reports that it did nothing.
 
     Raises:
         InvalidInput: as `Effect`.
@@ -214,8 +214,8 @@ def compensable(
         identity_args: the arguments that identify a call, as `Effect` takes them.
         verify: the `verify` function, as `Effect` takes it.
         precheck: the `precheck` function, as `Effect` takes it.
-        once: as `Effect` takes it.
-        failed_on: as `Effect` takes it.
+        once: True if such a call stands at most once in a session, on whatever branch.
+        failed_on: the exceptions by which the tool reports that it did nothing.
 
     Raises:
         InvalidInput: as `Effect`.

@@ -81,7 +81,7 @@ class ToolInvocation(Shown):
         tool_name: the name of the tool.
         args: the arguments of the call, JSON-like.
         result: its return value, JSON-like; None unless it is done.
-        error_message: what it raised, if it did; and what its `verify` raised, where nobody knows what became of it.
+        error_message: the text of what it raised, if it did; and of what its `verify` raised, if the outcome is open.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
             `reverse_unknown`.
         effect: the effect of the tool, as declared when it was called.

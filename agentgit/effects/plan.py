@@ -230,7 +230,7 @@ class PastCall:
 
     Args:
         invocation: the call that was made; of one that the record answered, the call that it stands for.
-        stands: what of it may stand in the world: itself, or the newest run in its place; None if nothing does.
+        stands: the run of it that may stand in the world: itself, or the newest in its place; None if none does.
         blocked: why its tool must not or cannot run again; None if it runs.
     """
 
@@ -272,7 +272,7 @@ def make_plan(
         replay: one of `REPLAY_MODES`.
         track: the calls before the checkpoint, oldest first; only `execute` asks for them.
         can_redo: None if the tool of an invocation can be run again, else why not.
-        remark: what else is to be told of the functions of an invocation; None if nothing.
+        remark: the further remark about the functions of an invocation; None if there is none.
         kind: the subject of the plan.
     """
     past, again = _executed(track, can_undo, tools)

@@ -38,7 +38,7 @@ class _Here(NamedTuple):
     """A function that is declared in this process.
 
     Args:
-        name: its name.
+        name: the name of the function.
         function: itself; the sentence that says why its import path leads nowhere.
     """
 
@@ -57,7 +57,7 @@ class Registry:
     undone.
 
     Args:
-        defaults: what the repository says of tools of which nothing else is said, by name or `*`.
+        defaults: the repository's effects for tools with no other declaration, by name or `*`.
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:

@@ -57,7 +57,7 @@ class Rewriter:
     """Puts new results into the messages of one conversation.
 
     Args:
-        answers: what the tool calls of the path were answered with, oldest first.
+        answers: the answers to the tool calls of the path, oldest first.
     """
 
     def __init__(self, answers: Sequence[Answered]) -> None:

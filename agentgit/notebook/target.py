@@ -55,7 +55,7 @@ class Names:
     """The names of a notebook, and what was chosen of them.
 
     Args:
-        names: what they stand for; checkouts and rollbacks change them.
+        names: the targets that the names stand for; checkouts and rollbacks change them.
     """
 
     def __init__(self, names: MutableMapping[str, Any]) -> None:

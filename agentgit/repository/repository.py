@@ -82,7 +82,7 @@ def open(
         effects: what tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
             tool name: as `wrap` takes it. `*` is every tool that is not named.
         compression: the packing of new values, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
-        pool_size: how many connections to a server it has at most; on event loops, on each.
+        pool_size: the most connections to a server; on event loops, on each.
         lease_seconds: the seconds that a run on a server counts as alive after its process was last heard of.
         keyring: the keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
             From the first time on, the database can only be opened with its keys.

@@ -55,7 +55,7 @@ class PathCalls:
         Args:
             connection: an open connection; the transaction may be read-only.
             target: the row of the checkpoint.
-            path: its track.
+            path: the track up to the checkpoint.
             standing: everything that may stand in the world of the session.
         """
         calls = list({call.id: call for call in self.calls(connection, path).values()}.values())

@@ -87,7 +87,7 @@ class Event:
         owner_id: whose session it is.
         user_id: the id of the user who did it; None is agentgit itself.
         created_at: the time at which it was made, aware UTC.
-        detail: what else there is to say, JSON-like: ids, names and counts, and never what messages say.
+        detail: further details, JSON-like: ids, names and counts, and never the text of messages.
         hash: the SHA-256 of the event and of the hash of the one before it, in hex.
     """
 

@@ -41,7 +41,7 @@ class ThreadReport:
         graph_checkpoints: the number of graph checkpoints that were added.
         checkpoints: the number of checkpoints of agentgit that were made.
         tool_calls: the number of past calls that were put on the tool track.
-        left_out: how many graph checkpoints lie on other lines than the newest one, and were left out.
+        left_out: the number of graph checkpoints on other lines than the newest one, which were left out.
         hidden: names of metadata that looked like secrets, and were left out.
         error: why it failed.
     """

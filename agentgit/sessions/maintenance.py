@@ -162,7 +162,7 @@ class Erased:
         bytes: their stored size.
         events: the number of events of their trails.
         snapshots: the number of snapshots of files, in the workspaces.
-        left: what could not be reached from here, as sentences.
+        left: the things that could not be reached from here, as sentences.
     """
 
     sessions: int = 0

@@ -130,8 +130,8 @@ class Figures:
     Args:
         checkpoints: all that are there.
         automatic: those of them that agentgit made by itself.
-        first: when the oldest of them was made, aware UTC.
-        last: when the newest of them was made, aware UTC.
+        first: the time of the oldest of them, aware UTC.
+        last: the time of the newest of them, aware UTC.
         calls: tool calls by their status.
         operations: rollbacks, switches and forks that left from there, by their kind.
         tokens: the tokens that models have used, by the name of the model.
@@ -237,7 +237,7 @@ class Stats(Drawn):
     Args:
         subject: what they are of.
         branches: of each branch.
-        names: how often each name of a checkpoint occurs.
+        names: the number of times that each name of a checkpoint occurs.
         sessions: the number of their sessions.
         prices: the prices of tokens; None if nobody said.
         storage: the space that it takes of the database; None if that was not asked for.

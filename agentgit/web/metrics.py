@@ -70,7 +70,7 @@ class Metrics:
         """Write all counts.
 
         Args:
-            gauges: what is to be told besides, as it is now.
+            gauges: the further figures, as they are now.
         """
         with self._lock:
             return "".join(f"{line}\n" for line in self._lines(gauges))

@@ -32,7 +32,7 @@ class Limits:
         head: bytes of its line and headers.
         seconds: the most seconds that each of these may take to arrive, and the other side to read on.
         feeds: the number of live feeds that one user may have open at once.
-        connections: how many connections a server has open at once; for another one it ends the one that waits longest
+        connections: the most connections a server has open at once; for another one it ends the one that waits longest
             for a request.
         connections_each: the number of them that one address may have, if it is not a trusted proxy.
     """

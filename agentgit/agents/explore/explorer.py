@@ -68,7 +68,7 @@ class Explorer:
     Args:
         agent: the agent to begin from.
         ways: the ways to go each step.
-        name: what to call it, or what it is called that is gone on with; None for a new name.
+        name: the name for it, or the name of the one to continue; None for a new name.
         score: judges a leaf.
         config: the config for all turns.
         settle: a function that waits for asynchronous functions.

@@ -37,10 +37,10 @@ class ImportedCall:
         name: the name of the tool.
         args: its arguments.
         id: the id of the call in the AI message.
-        asked_at: when the graph checkpoint was made that first has the AI message.
+        asked_at: the time of the graph checkpoint that first has the AI message.
         status: `done` or `failed`.
         answer: the content of the tool's message.
-        answered_at: when the graph checkpoint was made that first has the tool's message.
+        answered_at: the time of the graph checkpoint that first has the tool's message.
     """
 
     message: int

@@ -69,7 +69,7 @@ class RequestedCall:
     """A call that is about to begin.
 
     Args:
-        intent: what would be recorded of it; its idempotency key is the gate's to make.
+        intent: the record of it; the gate makes its idempotency key.
         task: the task of the graph that makes it.
         place: the place where it is made, the same each time: its AI message, or else the task.
         run: the run of the task or of the tool that makes it.
@@ -114,7 +114,7 @@ class AdmittedCall:
         intent: the record of it.
         id: the id of its row, once that is on disk.
         answer: the answer that it gets instead of running; the row is then a replay, if there is one.
-        attempt: by which it is known again, if LangGraph runs it once more in this turn.
+        attempt: the attempt by which it is recognised, if LangGraph runs it once more in this turn.
         used: if it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
         name: the name that tells it from the other calls of its place, the same each time.
         scope: the name of what is called in it, the same each time.

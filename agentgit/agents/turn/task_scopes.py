@@ -49,7 +49,8 @@ class Scopes:
     """The runs of tasks and tools of one turn.
 
     Args:
-        saved: gives the numbers of the graphs that a task has called before, as far as these are saved.
+        saved: a function that returns the numbers of the graphs that a task has called before, as far as these
+            are saved.
     """
 
     def __init__(self, saved: Callable[[str], Iterable[int]]) -> None:
