@@ -90,7 +90,7 @@ _LATE = {
     "Workspace": "agentgit.workspace.api",
     "open": "agentgit.repository",
 }
-"""What needs SQL or LangGraph is imported when it is first used: `import agentgit` alone takes no second."""
+"""Modules that need SQL or LangGraph are imported on first use: `import agentgit` alone takes less than a second."""
 
 
 def __getattr__(name: str) -> Any:

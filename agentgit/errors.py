@@ -40,7 +40,7 @@ class NotFound(AgentGitError, LookupError):
     """Nothing that this user can see has that name or id.
 
     Args:
-        message: what was looked for, and what to do next.
+        message: the thing that was looked for, and the next step.
         near: names that exist and are like the one that was asked for.
     """
 
@@ -56,7 +56,7 @@ class Ambiguous(AgentGitError, LookupError):
     """Several things have that name.
 
     Args:
-        message: which name, and what to do next.
+        message: the name, and the next step.
         candidates: references that each name exactly one of them.
     """
 
@@ -72,8 +72,8 @@ class NotAllowed(AgentGitError, PermissionError):
     """It exists, and this user may not do that with it.
 
     Args:
-        message: what was refused, and what to do next.
-        told: writes the refusal to the audit trail, when the transaction that it ended is gone.
+        message: the refused action, and the next step.
+        told: a function that writes the refusal to the audit trail, after the transaction that it ended.
     """
 
     exit_code = 5
@@ -87,7 +87,7 @@ class TooManyAttempts(NotAllowed):
     """Somebody failed too often to say who they are; nothing was looked at.
 
     Args:
-        message: what to do next.
+        message: the next step.
         retry_after: seconds until the next attempt is looked at.
     """
 
@@ -102,7 +102,7 @@ class Conflict(AgentGitError):
     """Somebody else moved it first; nothing was changed.
 
     Args:
-        message: what moved, and what to do next.
+        message: the thing that moved, and the next step.
         head: the id of the checkpoint that is the head now, if a head moved.
     """
 
@@ -117,7 +117,7 @@ class Fenced(Conflict):
     """The same call was made before and stands, or may stand; it was not made again.
 
     Args:
-        message: which call, and what to do next.
+        message: the call, and the next step.
         invocation: the id of the invocation that stands, if it is one.
     """
 
@@ -132,7 +132,7 @@ class MergeConflict(Conflict):
     """Two branches changed the same values, each in its own way, and nobody said what to do; nothing was changed.
 
     Args:
-        message: which values, and what to do next.
+        message: the values, and the next step.
         plan: the `MergePlan` that shows each of them.
     """
 
@@ -150,7 +150,7 @@ class RollbackBlocked(AgentGitError):
     """Effects after that point cannot be reversed; nothing was done.
 
     Args:
-        message: which effects, and what to do next.
+        message: the effects, and the next step.
         plan: the `RollbackPlan` that shows each of them with its reason.
         nearest: the nearest checkpoint that can be gone back to, like `main#7`; None if there is none.
     """
@@ -170,7 +170,7 @@ class RollbackIncomplete(AgentGitError):
     """A reversal failed and the rollback stopped; `repo.resume(operation)` goes on from there.
 
     Args:
-        message: what failed, and what to do next.
+        message: the failure, and the next step.
         operation: the id of the operation that is `partial`.
         report: the `RollbackReport` of what was and was not reversed.
     """
@@ -190,7 +190,7 @@ class WorldDiverged(AgentGitError):
     """Another branch has changed the world since this branch last saw it; nothing was run.
 
     Args:
-        message: which changes, and what to do next.
+        message: the changes, and the next step.
         plan: the plan that would bring the world to this branch.
     """
 
@@ -220,7 +220,7 @@ class Corrupt(AgentGitError):
     """Stored bytes do not match their hash, a row that others need is gone, or somebody without the key changed one.
 
     Args:
-        message: which row, and what to do next.
+        message: the row, and the next step.
         row: the table and the key of the row.
     """
 
@@ -241,7 +241,7 @@ class KeyMissing(Unavailable):
     """The database is encrypted with a key that was not given; nothing was read.
 
     Args:
-        message: which key, and where to give it.
+        message: the key, and the place to give it.
         key_id: the name of the key.
     """
 

@@ -90,7 +90,7 @@ def wrap_each_call(node: ToolNode, wrap: Callable[[Callable[..., Any]], Callable
     """Replace what an async ToolNode runs for each call of a batch.
 
     Args:
-        node: is changed.
+        node: the node to change.
         wrap: given the function that runs one call, returns the one to run in its place.
     """
     object.__setattr__(node, "_arun_one", wrap(node._arun_one))

@@ -50,7 +50,7 @@ class Traced:
         """End it.
 
         Args:
-            error: what it ended with; a stream that was left early is no failure.
+            error: the exception that it ended with; a stream that was left early is no failure.
         """
         if self._span is None:
             return
@@ -70,7 +70,7 @@ class Traced:
 
 
 NOTHING = Traced(None)
-"""What there is where spans are not wanted."""
+"""The span that stands where spans are not wanted."""
 
 
 def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:

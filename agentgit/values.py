@@ -121,7 +121,7 @@ class Listed(Shown, list[T]):
 
 
 DEEPEST = 100
-"""How many levels of a value are looked into; below that it is shown by its repr."""
+"""The number of levels of a value that are looked into; a deeper value is shown by its repr."""
 
 
 def portable(value: Any) -> Any:

@@ -41,9 +41,9 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
     new branch and leave this one as it is.
 
     Args:
-        repository: where it is recorded.
+        repository: the repository that records the session.
         graph: the user's graph; it stays as it is.
-        rules: what holds for every turn.
+        rules: the settings that apply to every turn.
         branch_id: the branch.
 
     Example:
@@ -159,7 +159,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         between a tool call and its result.
 
         Args:
-            name: what to call it; names may repeat.
+            name: the name of the checkpoint; names may repeat.
             description: a sentence about it.
             data: any JSON-like data to keep with it.
 
@@ -247,7 +247,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Go back: a new branch at an earlier point, with the later effects reversed. This branch stays as it is.
 
         Args:
-            to: as `plan_rollback` takes it.
+            to: the target, as `plan_rollback` takes it.
             tools: as `plan_rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
@@ -255,7 +255,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
             replay: how the tool calls before that point come to the new branch. `record`: from the record, no tool
                 runs. `redo`: those that were reversed since run again. `execute`: all of them run again, for a world
                 that is fresh; give `tools="keep"` with it, because there is nothing to reverse there.
-            name: of the new branch; None for the next one like `main-2`.
+            name: the name of the new branch; None for the next one like `main-2`.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
@@ -293,8 +293,8 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Make a branch without touching the world.
 
         Args:
-            to: where it leaves, as `rollback` takes it; None is where this branch stands now.
-            name: of the new branch; None for the next one like `main-2`.
+            to: the point where it leaves, as `rollback` takes it; None is where this branch stands now.
+            name: the name of the new branch; None for the next one like `main-2`.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: as `plan_rollback`.
@@ -307,7 +307,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Return what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
-            branch: its name or id.
+            branch: the name or id of the branch.
 
         Raises:
             NotFound: the session has no such branch.
@@ -322,7 +322,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Continue on another branch, or on this one from where somebody else has moved it.
 
         Args:
-            branch: its name or id.
+            branch: the name or id of the branch.
             sync: what to do about a world that another branch has changed. None: nothing; the next turn says so if it
                 matters. `world`: reverse what is not of that branch, and run again what of it was reversed. `note`:
                 leave the world, and tell the model with the next message. `ignore`: leave it, and record that.

@@ -61,8 +61,8 @@ async def say(agent: RollbackAgent, text: str) -> Pieces:
     """Run a turn: with a new message, or with the answer to what the graph asked.
 
     Args:
-        agent: who answers.
-        text: what the person says; to a question, JSON where it is an object or a list.
+        agent: the agent that answers.
+        text: the person's message; to a question, JSON where it is an object or a list.
     """
     state = await agent.aget_state()
     if state.interrupts:

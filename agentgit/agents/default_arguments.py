@@ -25,7 +25,7 @@ def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Ef
 
     Args:
         tools: by name. A name that several tools share is left out, because it is not known which one is called.
-        effects: what the tools do to the outside world.
+        effects: the effects of the tools on the outside world.
     """
     alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
     return {

@@ -39,7 +39,7 @@ class EventVerbs:
 
         Args:
             after: the last event that you have, or its id.
-            kinds: as `on` takes them.
+            kinds: the kinds of events, as `on` takes them.
             since: only what happened then or later, an aware time.
 
         Raises:

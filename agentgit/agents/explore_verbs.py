@@ -25,7 +25,7 @@ Score = Callable[[ExploredBranch], float | Awaitable[float]]
 """Judges a leaf: the higher, the better."""
 
 AT_ONCE = 8
-"""How many turns run at the same time where nobody says how many."""
+"""The default number of turns that run at the same time."""
 
 
 class Explores:
@@ -53,7 +53,7 @@ class Explores:
         raises is a leaf that `failed`.
 
         Args:
-            steps: what each step says: a list of texts or of the graph's inputs. Or how many steps there are.
+            steps: the text or input of each step, as a list of texts or of the graph's inputs. Or the number of steps.
             choices: how many times each step is gone; or a list of configs, one for each way to go it; or of functions
                 that make the input of a step from what it says. Where `steps` is a number, a list of inputs, or of
                 functions that make one from the number of the step, from 1.
@@ -61,7 +61,7 @@ class Explores:
             parallel: True, or how many turns may run at the same time. Only if no tool changes the world.
             name: what its branches are called: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. Given again
                 with the same steps, it goes on where it was broken off.
-            config: for all turns, as `invoke` takes it.
+            config: the config for all turns, as `invoke` takes it.
 
         Raises:
             InvalidInput: steps and choices cannot be meant, or the tools do not allow `parallel`.
@@ -112,7 +112,7 @@ class Explores:
         """Read what was explored in this session, also if it was broken off.
 
         Args:
-            name: which; None is the newest one.
+            name: the name of the exploration; None is the newest one.
 
         Raises:
             NotFound: there is none.
@@ -133,7 +133,7 @@ class Explores:
         The same as `switch(branch, sync="world")`; `report` tells what ran, and what returned something else now.
 
         Args:
-            branch: as `explore` gave it, its name, or its id.
+            branch: the branch as `explore` returned it, its name, or its id.
             force: True to keep in the world what cannot be reversed or run again.
 
         Raises:

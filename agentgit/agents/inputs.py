@@ -17,10 +17,10 @@ from agentgit.errors import InvalidInput
 
 MESSAGES = "messages"
 NOTE_NAME = "agentgit"
-"""Who says what agentgit itself has to say to a model."""
+"""The name under which agentgit itself writes messages to a model."""
 
 TITLE = 80
-"""How many characters of a message an automatic checkpoint keeps as its description."""
+"""The number of characters of a message that an automatic checkpoint keeps as its description."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Given:
     """The input of a turn.
 
     Args:
-        value: what the graph gets.
+        value: the input of the graph.
         is_new: True for something new, False for an answer to an interrupt or for going on.
         title: the first line of the user's message.
         message_id: the id of the user's message, if it has one.
@@ -70,7 +70,7 @@ def noted(given: Given, note: str) -> Given | None:
 
     Args:
         given: the input of a turn.
-        note: its text.
+        note: the text of the note.
     """
     messages = given.value.get(MESSAGES) if isinstance(given.value, Mapping) else None
     if not given.is_new or messages is None:

@@ -36,7 +36,7 @@ def captured(
 
     Args:
         graph: stays as it is.
-        cached: makes the cache that a copy has, of the one that its graph has.
+        cached: a function that makes the cache of a copy from the cache of its graph.
         changes: attributes of the copy, like `checkpointer`.
     """
     nodes = {name: _node(node, cached) for name, node in graph.nodes.items()}

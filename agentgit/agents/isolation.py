@@ -14,14 +14,14 @@ from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
 
 OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
-"""What LangGraph's own keys say about the run that a config comes from."""
+"""LangGraph's own keys that describe the run that a config comes from."""
 
 
 def expect_apart(config: RunnableConfig | None) -> None:
     """Check that the turn that is about to begin does not run inside a turn of another wrapped graph.
 
     Args:
-        config: as a user gave it, or as a node of another graph got it.
+        config: the config as a user gave it, or as a node of another graph got it.
 
     Raises:
         InvalidInput: it does; the plans of the outer turn would not include what this turn does.
@@ -44,7 +44,7 @@ def alone(config: RunnableConfig | None) -> RunnableConfig:
     A graph that is called inside of another one takes itself for its subgraph, and keeps its state there.
 
     Args:
-        config: as a user gave it, or as a node of another graph got it.
+        config: the config as a user gave it, or as a node of another graph got it.
     """
     outer = var_child_runnable_config.get() or {}
     made: RunnableConfig = {**(config or {})}

@@ -25,7 +25,7 @@ class LogVerbs:
         """Return an agent on another branch; this one stays where it is, and so does the session.
 
         Args:
-            branch: its name or id.
+            branch: the name or id of the branch.
 
         Raises:
             NotFound: the session has no such branch.
@@ -49,9 +49,9 @@ class LogVerbs:
         """Find messages, tool calls and named checkpoints of the branch by their words, as `Repository.search`.
 
         Args:
-            text: what to look for.
+            text: the words to look for.
             all_branches: True to search all branches of the session.
-            limit: how many at most.
+            limit: the largest number of results.
             after: the `next` of the page before; None for the first one.
 
         Raises:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
 
 PICKED = "picked"
-"""Where the data of a checkpoint says what was picked with it."""
+"""The key in the data of a checkpoint that holds what was picked with it."""
 
 TOLD = {MERGED: "merge.done", PICKED: "cherry_pick.done"}
-"""What the audit trail tells then."""
+"""The kind of event that the audit trail then records."""
 
 
 class Carries:
@@ -86,7 +86,7 @@ class Carries:
             resolve: what to do about values that both changed: `ours`, `theirs`, or a function that gets a `Clash` with
                 `key`, `base`, `ours` and `theirs` and gives the value; or a mapping from keys to one of these, where
                 `*` is every other key.
-            name: of the checkpoint that is made.
+            name: the name of the checkpoint that is made.
 
         Returns:
             The checkpoint that is made; the head, if everything is here already.
@@ -155,7 +155,7 @@ class Carries:
             what: a place: the messages that its checkpoint added to the one before. A list of message ids, as
                 `history()` has them; a tool call brings its results along, and a result its call. Or a ToolInvocation:
                 that call with its result, without those beside it.
-            name: of the checkpoint that is made.
+            name: the name of the checkpoint that is made.
 
         Returns:
             The checkpoint that is made; the head, if everything is here already.

@@ -30,7 +30,7 @@ Pairs = Mapping[FullKey, tuple[Any, int | None]]
 """Entries that LangGraph keeps, each with the seconds that it lives."""
 
 ANY_BRANCH = "agentgit"
-"""What the keys of entries end with whose work acted on nothing; the others end with the id of a branch."""
+"""The end of the keys of entries whose work acted on nothing; the other keys end with the id of a branch."""
 
 WRITES, CALLS = "writes", "calls"
 
@@ -40,7 +40,7 @@ class BranchCache(BaseCache[Any]):
 
     Args:
         cache: the user's cache; it keeps the entries.
-        runs: what runs the graph.
+        runs: the object that runs the graph.
     """
 
     def __init__(self, cache: BaseCache[Any], runs: Runs) -> None:
@@ -52,7 +52,8 @@ class BranchCache(BaseCache[Any]):
         self._begun: dict[FullKey, int] = {}
         """For each entry that was not there, how many calls had acted in this turn when it was first asked for."""
         self._before: list[str] = []
-        """What had acted before this turn, if it goes on: work that began before does not make all its calls again."""
+        """The calls that had acted before this turn, if it goes on: work that began before does not make all
+        its calls again."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
         """Return the entries that stand on this branch."""
@@ -134,8 +135,8 @@ class BranchCache(BaseCache[Any]):
         """Write down with each entry what its work did.
 
         Args:
-            pairs: the entries.
-            until: how many calls had acted when it was done.
+            pairs: the entries to write down.
+            until: the number of calls that had acted when it was done.
         """
         turn = self.runs._turn
         if turn is None:

@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 Graph = Pregel[Any, Any, Any, Any]
 
 END = object()
-"""What a stream gives when there is nothing more."""
+"""The value that a stream returns at its end."""
 
 CLOSING_ROUNDS = 40
-"""How many rounds of the event loop a turn waits until the one before is seen to be left."""
+"""The number of rounds of the event loop that a turn waits until the one before is seen to be left."""
 
 LEAVING_SECONDS = 30.0
-"""How long it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
+"""The time it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
 
 
 class Runs(Runnable[Any, Any]):
     """A compiled graph on one branch, as a LangChain Runnable.
 
     Args:
-        repository: where it is recorded.
+        repository: the repository that records the session.
         graph: the user's graph; it stays as it is.
-        rules: what holds for every turn.
+        rules: the settings that apply to every turn.
         branch_id: the branch.
     """
 
@@ -78,7 +78,7 @@ class Runs(Runnable[Any, Any]):
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
         self.moved_at = 0.0
-        """When it last began a turn or came to a branch, on this process's clock."""
+        """The clock time, in this process, at which it last began a turn or came to a branch."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._is_leaving = False
         """True while a turn on an event loop gives its branch back."""
@@ -262,7 +262,7 @@ class Runs(Runnable[Any, Any]):
         On an event loop LangGraph must wait for that itself: a tool that is called without `await` would stop the loop.
 
         Args:
-            options: as the user gave them.
+            options: the options as the user gave them.
             is_async: True if the turn runs on an event loop.
         """
         how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
@@ -427,7 +427,7 @@ class _Taking:
     That is not left to the event loop: it may end, or stand still, before the thread has come so far.
 
     Args:
-        runs: whose branch.
+        runs: the object that runs the branch.
     """
 
     def __init__(self, runs: Runs) -> None:

@@ -34,8 +34,8 @@ def declared_of(
 
     Args:
         tools: those that the graph shows, without agentgit's own.
-        given: what the user says of them.
-        defaults: what the repository says of all others.
+        given: the effects that the user declares.
+        defaults: the effects that the repository declares for all others.
         check: False if the user may name tools that the graph does not show.
 
     Raises:
@@ -84,8 +84,8 @@ def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
     """Refuse an effect that cannot work for a tool.
 
     Args:
-        name: the tool's.
-        effect: what is declared of it.
+        name: the name of the tool.
+        effect: the declared effect.
         same: the tools of that name that are at hand.
 
     Raises:

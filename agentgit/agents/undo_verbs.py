@@ -25,7 +25,7 @@ class UndoVerbs:
         """Roll back to the newest checkpoint that differs from where the branch stands now.
 
         Args:
-            steps: how many such points to go back, at least 1.
+            steps: the number of such points to go back, at least 1.
             force: as `rollback` takes it.
 
         Raises:

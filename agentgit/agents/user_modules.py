@@ -34,7 +34,7 @@ def trust(registry: Registry, paths: Sequence[str]) -> None:
     like the program itself, is looked into when something of it is first needed, and never run a second time.
 
     Args:
-        registry: of the repository.
+        registry: the registry of the repository.
         paths: `package.module`, or `package.module:name` for one source of tools in it; a function is called for what
             it gives.
 
@@ -96,8 +96,8 @@ def called(function: Callable[[], Any], path: str) -> Any:
     """Call the function that a path names.
 
     Args:
-        function: it.
-        path: how it was named.
+        function: the function to call.
+        path: the path by which it was named.
 
     Raises:
         InvalidInput: it needs arguments.

@@ -11,7 +11,7 @@ import secrets
 from datetime import datetime, timedelta
 
 LASTS = timedelta(days=365)
-"""How long a device is known after a login."""
+"""The time for which a device is known after a login."""
 
 
 def device_token(stored: str, user_id: int, now: datetime) -> str:
@@ -19,8 +19,8 @@ def device_token(stored: str, user_id: int, now: datetime) -> str:
 
     Args:
         stored: the hash of the password.
-        user_id: whose.
-        now: when they did.
+        user_id: the id of the user.
+        now: the time at which they did.
     """
     said = f"{secrets.token_urlsafe(16)}.{int((now + LASTS).timestamp())}"
     return f"{said}.{_signature(stored, user_id, said)}"

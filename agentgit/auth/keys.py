@@ -8,10 +8,10 @@ from datetime import datetime
 from agentgit.auth.sharing import base36, number_of
 
 PREFIX = "agit"
-"""What the text of a key begins with, so that people and scanners of secrets know it."""
+"""The beginning of the text of a key, by which people and scanners of secrets recognise it."""
 
 BROWSER = "browser"
-"""What the key of a login is called, in a browser or over HTTP: it ends with the other logins."""
+"""The name of the key of a login, in a browser or over HTTP: it ends with the other logins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,13 @@ class ApiKey:
 
     Args:
         id: the identity in the database.
-        user_id: for whom it acts.
-        name: what it is for.
-        scopes: how much of what its user may do it may do.
-        created_at: when it was made, aware UTC.
-        expires_at: when it ends, aware UTC; None is never.
-        last_used_at: when it was last shown, to the minute, aware UTC; None is never.
-        revoked_at: when it was revoked, aware UTC; None if it was not.
+        user_id: the id of the user for whom it acts.
+        name: the purpose of the key.
+        scopes: the part of its user's rights that it has.
+        created_at: the time at which it was made, aware UTC.
+        expires_at: the time at which it ends, aware UTC; None is never.
+        last_used_at: the time at which it was last used, to the minute, aware UTC; None is never.
+        revoked_at: the time at which it was revoked, aware UTC; None if it was not.
     """
 
     id: int

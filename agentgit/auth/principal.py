@@ -15,11 +15,11 @@ class Principal:
 
     Args:
         tenant_id: the tenant; nothing of another one is ever seen.
-        user: who.
-        scopes: what of that user's rights the handle has.
+        user: the id of the user.
+        scopes: the part of that user's rights that the handle has.
         since: since when it holds, aware UTC: whether it still does is asked each time. None for who opened the
             database itself, whom nobody can shut out of it.
-        until: when it ends by itself, aware UTC; None is never.
+        until: the time at which it ends by itself, aware UTC; None is never.
         key_id: the API key that it comes from; None if it comes from none.
         by: the admin who acts for the user; when that one's access ends, so does this. None if nobody does.
     """

@@ -11,7 +11,7 @@ from agentgit.auth.roles import Role
 from agentgit.errors import InvalidInput
 
 LINK = "agitlink"
-"""What the token of a link begins with."""
+"""The beginning of the token of a link."""
 
 SECRET_BYTES = 32
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -22,11 +22,11 @@ class Member:
     """Somebody who has a role in another one's session.
 
     Args:
-        user_id: who.
-        user_name: how they are called.
-        role: what they may do.
-        created_at: since when, aware UTC.
-        expires_at: until when, aware UTC; None for ever.
+        user_id: the id of the user.
+        user_name: the name of the user.
+        role: the role of the user.
+        created_at: the beginning of the role, aware UTC.
+        expires_at: the end of the role, aware UTC; None for ever.
         link_id: the link that they came by; None if the session was shared with them by name.
     """
 
@@ -45,11 +45,11 @@ class ShareLink:
     Args:
         id: the identity in the database.
         session_id: the session.
-        role: what who joins may do.
-        created_at: when it was made, aware UTC.
-        expires_at: when the link ends, and the right of all who joined by it, aware UTC; None is never.
-        revoked_at: when it was revoked, aware UTC; None if it was not.
-        token: what is given on; only `Repository.share_link` gives it, and the database has only its hash.
+        role: the role of those who join.
+        created_at: the time at which it was made, aware UTC.
+        expires_at: the time at which the link, and the right of all who joined by it, end, aware UTC; None is never.
+        revoked_at: the time at which it was revoked, aware UTC; None if it was not.
+        token: the token to pass on; only `Repository.share_link` returns it, and the database has only its hash.
     """
 
     id: int

@@ -55,7 +55,7 @@ class JWT:
             to nobody.
         id_claim: the claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with the id
             of another user, is then rejected. None goes by the name alone.
-        leeway: how many seconds the clocks may differ.
+        leeway: the seconds by which the clocks may differ.
         create_users: True to create users who do not exist.
         enabled: False rejects all tokens; so does `$AGENTGIT_JWT=off`.
 

@@ -21,9 +21,9 @@ class User:
     Args:
         id: the identity in the database.
         name: unique in its tenant.
-        created_at: when it was made, aware UTC.
+        created_at: the time at which it was made, aware UTC.
         is_admin: True if they may do everything in the tenant, by `Repository.as_user` also in others' sessions.
-        disabled_at: since when they may do nothing, aware UTC; None if they may.
+        disabled_at: the time since when they may do nothing, aware UTC; None if they may.
     """
 
     id: int
@@ -47,7 +47,7 @@ def expect_name(name: object, of: str) -> str:
 
     Args:
         name: the name.
-        of: what is called so.
+        of: the thing that has the name.
 
     Raises:
         InvalidInput: it is empty, too long, or has a `/`, a control character or a space at an end.

@@ -15,7 +15,7 @@ def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashab
     Args:
         left: the first list.
         right: the second list.
-        identity: what tells an item apart from others.
+        identity: a function that returns the value that tells an item apart from others.
     """
     a, b = _numbered(map(identity, left)), _numbered(map(identity, right))
     places = {item: place for place, item in enumerate(b)}

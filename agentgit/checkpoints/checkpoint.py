@@ -31,9 +31,9 @@ class Checkpoint(Shown, Deferred):
         session_state: the values of the graph's state, without the messages.
         conversation_history: messages as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
         is_auto: True if agentgit made it by itself.
-        created_at: when it was made, aware UTC.
+        created_at: the time at which it was made, aware UTC.
         metadata: counts, position and other facts about it, JSON-like.
-        user_id: who made it.
+        user_id: the id of the user who made it.
         tool_invocations: the tool track up to this point, as dicts, oldest first.
 
     Example:
@@ -103,7 +103,7 @@ class Checkpoint(Shown, Deferred):
             internal_session: the branch to look at.
             checkpoint_name: the name, or None.
             is_auto: True if no person asked for it.
-            user_id: who makes it.
+            user_id: the id of the user who makes it.
             tool_invocations: the tool track so far, oldest first.
         """
         invocations = copy.deepcopy(tool_invocations) if tool_invocations else []

@@ -16,8 +16,8 @@ class Comparison(Drawn):
 
     Args:
         fork: the checkpoint where they part, like `main#3`.
-        messages: how many messages both begin with.
-        calls: how many tool invocations both begin with.
+        messages: the number of messages that both begin with.
+        calls: the number of tool invocations that both begin with.
         left: the changes on the first since then: the fork compared with it.
         right: the changes on the second since then.
         between: the first compared with the second.

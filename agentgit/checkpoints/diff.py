@@ -15,10 +15,10 @@ from agentgit.values import Drawn, portable, to_json
 Kind = Literal["added", "removed", "changed"]
 
 _LONGEST = 160
-"""How many characters of one value, message or call the text of a diff shows."""
+"""The most characters of one value, message or call that the text of a diff shows."""
 
 _LONGEST_TEXT, _MOST_LINES = 20_000, 40
-"""How many characters a text of several lines may have to be compared by lines, and how many of those are shown."""
+"""The most characters of a text that is compared by lines, and the most of those lines that are shown."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Change:
     """One place of the state that differs.
 
     Args:
-        path: where, as a JSON pointer (RFC 6901) like `/cart/0`; empty if the state as a whole differs.
+        path: the place as a JSON pointer (RFC 6901) like `/cart/0`; empty if the state as a whole differs.
         before: the value there, None if there was none.
         after: the value there now, None if there is none.
         kind: `added`, `removed` or `changed`.
@@ -85,7 +85,7 @@ class Diff(Drawn):
         from_reference: the name of the first for a person, like `main#7`; empty if it is not known.
         to_reference: the name of the second.
         state: the places of the state that differ, in the order of the first state.
-        common_messages: how many messages both have, in the same order.
+        common_messages: the number of messages that both have, in the same order.
         removed_messages: messages that only the first has, oldest first. An edited message is removed and added.
         added_messages: messages that only the second has, oldest first.
         removed_tokens: the tokens of the messages that only the first has.

@@ -14,11 +14,11 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn, portable, to_json
 
 OURS, THEIRS = "ours", "theirs"
-"""Which side of a conflict wins: what is here, or what comes."""
+"""The sides of a conflict that can win: `ours` is here, `theirs` comes from the other branch."""
 
 TAKE, APPEND, RESOLVED = "take", "append", "resolved"
-"""How a value comes: only the other branch changed it; both added to a list, and theirs is added too; a function was
-asked."""
+"""The ways a value comes: only the other branch changed it; both added to a list, and theirs is added too; a function
+was asked."""
 
 KEEP, CLASH = "keep", "clash"
 
@@ -28,10 +28,10 @@ class Clash:
     """A value that both branches changed, each in its own way.
 
     Args:
-        key: which one, by its name in the state.
-        base: what it was where they parted, None if there was none.
-        ours: what it is here.
-        theirs: what it is there.
+        key: the name of the value in the state.
+        base: its value where they parted, None if there was none.
+        ours: its value here.
+        theirs: its value there.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Taken:
     """A value that comes along.
 
     Args:
-        key: which one, by its name in the state.
+        key: the name of the value in the state.
         how: `take`, `append`, `ours`, `theirs` or `resolved`.
-        value: what comes; None for `ours`.
+        value: the value that comes; None for `ours`.
     """
 
     key: str
@@ -80,7 +80,7 @@ class MergePlan(Drawn):
         values: the values that come.
         messages: the messages that come, as shown, in their order.
         conflicts: the values that both sides changed and that have no resolution.
-        left_out: what does not come, and why.
+        left_out: the values that do not come, each with the reason.
     """
 
     SIGNS: ClassVar[Mapping[str, str]] = {"merge": "Merge of", "cherry_pick": "Cherry-pick of"}
@@ -177,7 +177,7 @@ class Extra:
     """The items that one side has added to a list or a dict.
 
     Args:
-        begin: for a list, how many items at its beginning are not new.
+        begin: for a list, the number of items at its beginning that are not new.
         keys: for a dict, the keys that are new or have another value.
     """
 
@@ -199,8 +199,8 @@ def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
 
     Args:
         base: JSON-like, as it was where the branches parted; None if there was none.
-        ours: as it is here.
-        theirs: as it is there.
+        ours: the value here.
+        theirs: the value there.
 
     Example:
         >>> extra([1], [1, 2], [1, 3])
@@ -286,7 +286,7 @@ def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> li
 
 Choice = str | Callable[[Clash], Any]
 Resolve = Choice | Mapping[str, Choice] | None
-"""What to do about a conflict: `ours`, `theirs`, or a function that gives the value; or one of these for each key."""
+"""The answer to a conflict: `ours`, `theirs`, or a function that returns the value; or one of these for each key."""
 
 
 def choice(resolve: Resolve, key: str) -> Choice | None:

@@ -15,7 +15,7 @@ from agentgit.values import Drawn, Listed
 T = TypeVar("T")
 
 PAGE = 50
-"""How many things a page has where nobody says how many."""
+"""The default number of items on a page."""
 
 LARGEST_PAGE = 1_000
 
@@ -161,7 +161,7 @@ class Page(Generic[T]):
     """A part of a list.
 
     Args:
-        items: what is on it.
+        items: the items of the page.
         next: give it as `after` for the page that follows; None if this is the last one.
     """
 
@@ -181,11 +181,11 @@ class Tag:
 
     Args:
         name: unique in the session.
-        checkpoint_id: what it names.
+        checkpoint_id: the id of the checkpoint that it names.
         reference: the same as a place, like `main#7`.
-        description: what a person wrote about it.
-        user_id: who made it.
-        created_at: when, aware UTC.
+        description: the text that a person wrote about it.
+        user_id: the id of the user who made it.
+        created_at: the time at which it was made, aware UTC.
     """
 
     name: str
@@ -213,11 +213,11 @@ class Hit:
         reference: the first checkpoint that holds it, like `main#7`: a place to go back to.
         checkpoint_id: the same as an id.
         created_at: when that checkpoint was made, aware UTC.
-        role: of a message: `user`, `assistant`, `tool`, `system`.
-        name: of a call the tool's, of a checkpoint its own.
-        id: of a message or call, its id; of a checkpoint None.
+        role: the role of a message: `user`, `assistant`, `tool`, `system`.
+        name: the name of the tool for a call; the name of a checkpoint.
+        id: the id of a message or call; None for a checkpoint.
         snippet: the piece of the text where it was found.
-        marks: what of the snippet was found, as pairs of start and end.
+        marks: the parts of the snippet that were found, as pairs of start and end.
     """
 
     kind: str
@@ -240,7 +240,7 @@ class Hits(Page[Hit], Drawn):
     """A page of what was found: names and descriptions of checkpoints, then messages and calls, the newest first.
 
     Args:
-        items: what is on it.
+        items: the items of the page.
         next: give it as `after` for the page that follows; None if this is the last one.
         complete: False if there are newer texts that could not be looked at: the database cannot be written, or a state
             is damaged.

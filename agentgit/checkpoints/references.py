@@ -20,10 +20,10 @@ class Reference:
     """A reference, taken apart.
 
     Args:
-        text: as it was written.
-        base: what stands before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
+        text: the text as it was written.
+        base: the part before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
         number: the checkpoint of that branch, from 1; None without `#`.
-        back: how many checkpoints to go back from there; 0 without `~`.
+        back: the number of checkpoints to go back from there; 0 without `~`.
     """
 
     text: str

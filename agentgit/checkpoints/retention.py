@@ -15,7 +15,7 @@ MOST = 2**31 - 1
 MOST_BYTES = 2**63 - 1
 
 Measure = Callable[[Collection[int]], int]
-"""Tells how many bytes a session would take of its own without these checkpoints."""
+"""A function that returns the number of bytes that a session would take of its own without these checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Retention:
     Args:
         compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of each
             name stay; None never compresses.
-        keep_last: how many of the newest checkpoints stay in any case.
+        keep_last: the number of the newest checkpoints that stay in any case.
         max_checkpoints: with more than this, the oldest are removed: automatic ones before named ones. None is no
             limit.
         max_age: older ones are removed, all but the first and the newest `keep_last`; None is no limit.
@@ -100,11 +100,11 @@ class Point:
 
     Args:
         id: the checkpoint; greater ones are newer.
-        reference: what a person calls it, like `main#7`.
+        reference: the name that a person uses for it, like `main#7`.
         name: the name a person gave it.
         is_auto: True if agentgit made it by itself.
-        created_at: aware UTC.
-        needed: what needs it, as a sentence; empty if nothing does.
+        created_at: the time at which it was made, aware UTC.
+        needed: the reason why it is needed, as a sentence; empty if nothing needs it.
     """
 
     id: int
@@ -139,7 +139,7 @@ class Thinned:
         retention: the retention that was applied; None to remove everything.
         verdicts: the decision about each checkpoint, oldest first.
         dry_run: True if nothing was done.
-        bytes_before: how many bytes the session took of its own; None if there is no limit of bytes.
+        bytes_before: the bytes that the session took of its own; None if there is no limit of bytes.
         bytes_after: the same after the next collection.
     """
 
@@ -192,9 +192,9 @@ def judge(
 
     Args:
         points: all of them, of all branches.
-        retention: what the session keeps.
+        retention: the rules of what the session keeps.
         now: aware UTC.
-        measure: tells how large the session would be; None does not hold it to `max_bytes`.
+        measure: a function that returns the size the session would have; None does not hold it to `max_bytes`.
 
     Returns:
         One for each, oldest first.

@@ -16,19 +16,19 @@ from typing import NamedTuple
 from agentgit.errors import InvalidInput
 
 MOST_WORDS = 10_000
-"""How many words of one text are found; PostgreSQL counts places up to 16,383."""
+"""The most words of one text that a search finds; PostgreSQL counts places up to 16,383."""
 
 MOST_CHARACTERS = 200_000
-"""How many characters of these words; PostgreSQL keeps a megabyte of them."""
+"""The most characters of these words; PostgreSQL keeps a megabyte of them."""
 
 LONGEST_WORD = 64
-"""How many characters of a word count."""
+"""The number of characters of a word that count."""
 
 LONGEST_QUERY = 1_000
-"""How many characters a query has at most."""
+"""The most characters of a query."""
 
 BEFORE, AFTER = 40, 120
-"""How many characters a snippet shows before what was found, and from there on."""
+"""The number of characters that a snippet shows before the match, and from its start on."""
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u3190-\u9fff\uf900-\ufaff\U00020000-\U0003fffd"
 _PICTURES = "\u2190-\u2bff\U0001f000-\U0001faff"
@@ -47,7 +47,7 @@ def words(text: str) -> Iterator[Word]:
     """Return the first words of a text.
 
     Args:
-        text: in composed form, see `composed`.
+        text: the text in composed form, see `composed`.
 
     Example:
         >>> [word.text for word in words("Café_order: 2x 日本!")]

@@ -38,7 +38,7 @@ class Chat:
     """A conversation at a terminal or in a pipe. A context manager.
 
     Args:
-        agent: who answers; after a rollback it is another one.
+        agent: the agent that answers; after a rollback it is another one.
         carry_out: does what a line that begins with a slash orders.
         yes: True if nobody is to be asked.
     """
@@ -74,7 +74,7 @@ class Chat:
 
         Args:
             before: the line up to the word.
-            word: what was typed of it.
+            word: the typed part of the word.
         """
         if not before.startswith("/"):
             return slash.offer(before, word)
@@ -108,7 +108,7 @@ class Chat:
         """Run a turn, and write what comes as it comes.
 
         Args:
-            text: what is said; None to go on with a turn that broke off.
+            text: the user's message; None to go on with a turn that broke off.
         """
         from agentgit.agents import chat_turn
 

@@ -36,7 +36,7 @@ OfSession = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until you press Ctrl-C.")]
 
 SECONDS = 1.0
-"""How long a worker waits when there is nothing to send."""
+"""The seconds that a worker waits when there is nothing to send."""
 
 audit = typer.Typer(
     name="audit",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.exploration import ExploredBranch
 
 WAYS = 2
-"""How often each step is gone where nobody says how often."""
+"""The default number of times that each step is run."""
 
 
 def add_to(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.imports import Progress
 
 STEP = 200
-"""Where there is no terminal, a long thread says how far it is after so many graph checkpoints."""
+"""The number of graph checkpoints of a long thread between two lines of progress, where there is no terminal."""
 
 
 def import_langgraph(

@@ -57,7 +57,7 @@ def names(context: typer.Context, incomplete: str) -> list[str]:
 
     Args:
         context: the command, with the options that stand before the word.
-        incomplete: what was typed of the word.
+        incomplete: the typed part of the word.
     """
     return _offered(context, incomplete, lambda repo: _sessions(repo, incomplete))
 
@@ -67,7 +67,7 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
 
     Args:
         context: as `names` takes it.
-        incomplete: what was typed of the word.
+        incomplete: the typed part of the word.
     """
     before = next((context.params[name] for name in WORDS if context.params.get(name)), ())
     session = before if isinstance(before, str) else before[0] if before else None
@@ -79,7 +79,7 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
 
 
 WORDS = ("target", "words", "first")
-"""How arguments are called before which a session may stand."""
+"""The names of arguments that a session may precede."""
 
 
 def _sessions(repo: Repository, incomplete: str) -> list[str]:
@@ -143,7 +143,7 @@ def usage(*pieces: str) -> type[TyperCommand]:
     """Make the kind of command whose optional argument comes first, which the parser has no word for.
 
     Args:
-        pieces: what its help shows after the options.
+        pieces: the pieces that its help shows after the options.
     """
 
     class Command(TyperCommand):

@@ -286,4 +286,4 @@ _DO: dict[str, Callable[[Chat, SlashOrder], None]] = {
     "help": _help,
     "quit": lambda chat, order: None,
 }
-"""What each of `slash.FORMS` does."""
+"""The function for each of `slash.FORMS`."""

@@ -36,16 +36,16 @@ COLOURS = {
     "changed": "yellow",
     "bad": "bold red",
 }
-"""What the styles of the render room look like in a terminal."""
+"""The look of the styles of the render room in a terminal."""
 
 
 def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence[Line]]) -> None:
     """Write one answer, for a program or for a person.
 
     Args:
-        as_json: for a program.
-        data: gives the JSON-like data.
-        lines: gives the lines for a width in terminal cells.
+        as_json: True for a program.
+        data: a function that returns the JSON-like data.
+        lines: a function that returns the lines for a width in terminal cells.
     """
     if as_json:
         # Pure ASCII, so that nothing in it can be obeyed by a terminal or be refused by an encoding.
@@ -64,7 +64,7 @@ def page(title: str, content: str) -> None:
 
     Args:
         title: any text.
-        content: HTML.
+        content: the HTML of the page.
     """
     text = f"<!doctype html>\n<title>{escape(title)}</title>\n{content}"
     _write(sys.stdout, text.encode("ascii", "xmlcharrefreplace").decode("ascii"))
@@ -122,9 +122,9 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
     """Ask before something is done; without a yes the command ends, and nothing was done.
 
     Args:
-        question: what is to be done.
-        as_json: for a program, which nobody can ask.
-        show: writes what would be done, before the question.
+        question: the question to ask.
+        as_json: True for a program, which nobody can ask.
+        show: a function that writes what would be done, before the question.
 
     Raises:
         InvalidInput: it is for a program.
@@ -161,7 +161,7 @@ def to_settle(error: Exception, command: str) -> str | None:
 
     Args:
         error: the failure.
-        command: how it begins.
+        command: the beginning of the command.
     """
     calls = [call.id for call in error.plan.unsettled] if isinstance(error, RollbackBlocked) else []
     if isinstance(error, Fenced) and f"repo.resolve({error.invocation}," in str(error):

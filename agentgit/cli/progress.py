@@ -16,7 +16,7 @@ def bar(what: str, as_json: bool) -> Iterator[Progress | None]:
     """Show how far it is by a bar, in a terminal only.
 
     Args:
-        what: what is being done, in a word.
+        what: the action, in a word.
         as_json: True if a program reads the answer.
     """
     if as_json or not sys.stderr.isatty():

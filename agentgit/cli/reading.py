@@ -14,7 +14,7 @@ from agentgit.cli import output
 from agentgit.errors import AgentGitError
 
 REMEMBERED = 1000
-"""How many lines the history keeps."""
+"""The number of lines that the history keeps."""
 
 
 def at_terminal() -> bool:
@@ -23,15 +23,15 @@ def at_terminal() -> bool:
 
 
 Offer = Callable[[str, str], list[str]]
-"""Gives what a word that was begun may become, from the line before it and what was typed of it."""
+"""A function that returns the completions of a word, from the line before it and the part that was typed."""
 
 
 def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
     """Read lines until there are no more. Ctrl-C at the prompt gives the line up.
 
     Args:
-        prompt: gives what is shown before a line; where nobody looks, nothing is.
-        offer: what Tab completes.
+        prompt: a function that returns the text before a line; without a terminal, nothing is shown.
+        offer: the function that returns the completions for Tab.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # one bad byte is no reason to stop

@@ -16,8 +16,8 @@ def path(repo: Repository, text: str | None) -> tuple[ExternalSession, str | Non
     """Read `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
 
     Args:
-        repo: where to look.
-        text: what was written; None is the most recent session.
+        repo: the repository to look in.
+        text: the text to read; None is the most recent session.
 
     Raises:
         NotFound: there is no such session.
@@ -36,8 +36,8 @@ def last(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | Non
     """Read `[SESSION[@BRANCH]] WORD`.
 
     Args:
-        repo: where to look.
-        words: what was written.
+        repo: the repository to look in.
+        words: the words of the command.
 
     Returns:
         The session, the branch that was named with it, and the word.
@@ -56,8 +56,8 @@ def maybe(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | No
     """Read `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
 
     Args:
-        repo: where to look.
-        words: what was written.
+        repo: the repository to look in.
+        words: the words of the command.
 
     Returns:
         The session, the branch that was named with it, and the place if there is one.
@@ -82,7 +82,7 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
     """Read `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
 
     Args:
-        repo: where to look.
+        repo: the repository to look in.
         first: the session, or the reference if there is no second.
         second: the reference.
 

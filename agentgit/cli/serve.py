@@ -12,7 +12,7 @@ from agentgit.cli.options import Trust, Where, repository
 from agentgit.errors import Unavailable
 
 NEEDS = ("fastapi", "jinja2", "python_multipart", "uvicorn")
-"""What the extra `server` brings."""
+"""The packages that the extra `server` installs."""
 
 
 def serve(

@@ -14,7 +14,7 @@ FORCE, YES, SYNC, RESOLVE = "--force", "--yes", "--sync", "--resolve"
 EVERYWHERE, AFTER, RESULT = "--all-branches", "--after", "--result"
 
 MANY = "..."
-"""What the last word of a command ends with, where any number of words may stand."""
+"""The end of the last word of a command that takes any number of words."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SlashForm:
         name: its name, in one or two words.
         words: the words that may follow, optional ones in square brackets; the last one may stand for several.
         options: its options; each with the name of its value, or an empty text if it has none.
-        help: what it does, in a sentence.
+        help: its purpose, in a sentence.
     """
 
     name: str
@@ -103,7 +103,7 @@ NOTES = (
     "PLACE is like main#3, HEAD~1, a name or an id. --yes: do not ask.",
     "--force: keep what cannot be reversed, and bring back files that others have changed.",
 )
-"""What the help says below the commands."""
+"""The text of the help below the commands."""
 
 _BY_NAME = {form.name: form for form in FORMS}
 
@@ -113,8 +113,8 @@ class SlashOrder:
     """A command as it was written.
 
     Args:
-        form: which.
-        words: what follows it.
+        form: the form of the command.
+        words: the words after the command.
         options: the options that were given, each with its value.
     """
 
@@ -203,7 +203,7 @@ def offer(before: str, word: str) -> list[str]:
 
     Args:
         before: the line up to the word.
-        word: what was typed of it.
+        word: the typed part of the word.
 
     Example:
         >>> offer("", "/tr"), offer("/checkpoint ", "re"), offer("/switch main ", "--s"), offer("say ", "he")

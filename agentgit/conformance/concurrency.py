@@ -17,10 +17,10 @@ from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import as_object
 
 WRITERS = 6
-"""How many want the same at once."""
+"""The number of writers that want the same at once."""
 
 EACH = 4
-"""How often."""
+"""The number of times that each writer tries."""
 
 WAIT_SECONDS = 60
 

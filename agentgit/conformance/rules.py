@@ -29,8 +29,8 @@ class Trial:
     """One check: repositories on the database, and names that nothing there has yet.
 
     Args:
-        opener: opens the database.
-        stack: closes what was opened.
+        opener: a function that opens the database.
+        stack: the stack that closes what was opened.
     """
 
     def __init__(self, opener: Opener, stack: ExitStack) -> None:
@@ -53,7 +53,7 @@ class Rule:
     """One thing that must be so.
 
     Args:
-        group: what it is about.
+        group: the subject of the rule.
         run: checks it; raises `Breach` if it is not kept.
     """
 
@@ -89,7 +89,7 @@ class Result:
     Args:
         rule: the rule.
         status: `ok`, `FAILED` or `left out`.
-        why: how that was seen; empty if the rule is kept.
+        why: the evidence; empty if the rule is kept.
     """
 
     rule: Rule
@@ -126,7 +126,7 @@ def check(opener: Opener, rules: Iterable[Rule]) -> Report:
 
     Args:
         opener: opens the database anew each time; it should hold nothing that is needed.
-        rules: which; `RULES` has all.
+        rules: the rules to check; `RULES` has all.
     """
     return Report(tuple(_result(rule, opener) for rule in rules))
 
@@ -161,9 +161,9 @@ def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
     """Check that an operation is refused.
 
     Args:
-        work: tries the operation.
+        work: a function that tries the operation.
         by: the exception that it has to raise.
-        why: what it means if the operation is not refused.
+        why: the meaning, if the operation is not refused.
 
     Raises:
         Breach: the operation was done.

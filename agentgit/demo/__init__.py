@@ -50,8 +50,8 @@ class ScriptedModel(BaseChatModel):
     """A chat model that answers from the conversation alone, so that it answers rightly on every branch.
 
     Args:
-        replies: what it answers; the first where the conversation has no AI message yet, the second after one, …
-        rule: makes the answer from the messages, instead of `replies`.
+        replies: the answers; the first where the conversation has no AI message yet, the second after one, …
+        rule: a function that makes the answer from the messages, instead of `replies`.
 
     Example:
         >>> ScriptedModel(replies=["hello"]).invoke("hi").content
@@ -188,9 +188,9 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
     """Demonstrate agentgit by using it: every fact is read from the session's database or from the shop.
 
     Args:
-        database: where agentgit keeps the session, as for `agentgit.open`; the session stays there to look at.
+        database: the place of the session, as for `agentgit.open`; the session stays there to look at.
         shop: the path of the shop's SQLite file; it is created if it does not exist.
-        say: takes a line, or a block of lines, at a time.
+        say: a function that takes a line, or a block of lines, at a time.
 
     Raises:
         AgentGitError: the database or the shop cannot be used.
@@ -211,10 +211,10 @@ def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path |
     """Run the story in a repository that is open.
 
     Args:
-        repo: where the session is kept.
+        repo: the repository that keeps the session.
         shop: as `story` takes it.
         say: as `story` takes it.
-        database: how the reader names the repository on the command line.
+        database: the name of the repository on the command line.
     """
     graph = build(shop)
     older = {order.id for order in orders(shop)}

@@ -18,7 +18,7 @@ SHOP = "AGENTGIT_DEMO_SHOP"
 """The environment variable that says where the shop is, if it has moved since a call was recorded."""
 
 CATALOGUE = {"chair": 40, "table": 120, "lamp": 25, "sofa": 300}
-"""What the shop sells, with the price of one in euros."""
+"""The goods of the shop, with the price of one in euros."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS catalogue (item TEXT PRIMARY KEY, price INTEGER NOT NULL);
@@ -156,8 +156,8 @@ def cancel_order(args: dict[str, Any], result: dict[str, Any]) -> None:
     """Undo `create_order`, from what was recorded of it alone.
 
     Args:
-        args: what it was called with.
-        result: what it returned.
+        args: its arguments.
+        result: its return value.
 
     Raises:
         NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
@@ -170,8 +170,8 @@ def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
     """Make up for `charge_card`: the payment stays in the books, as refunded.
 
     Args:
-        args: what it was called with.
-        result: what it returned.
+        args: its arguments.
+        result: its return value.
 
     Raises:
         NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
@@ -194,4 +194,4 @@ EFFECTS: dict[str, Effect | str] = {
     "charge_card": compensable(refund),
     "send_mail": "irreversible",
 }
-"""What the tools do to the world. Nobody declared `add_note`: every report will say so."""
+"""The effects of the tools on the world. Nobody declared `add_note`: every report will say so."""

@@ -21,7 +21,7 @@ class ByName(Generic[T]):
 
         Args:
             tool: a function, or what has one.
-            said: what is said of it.
+            said: the declaration.
         """
         self._said.setdefault(name_of(tool), {})[_origin(tool)] = said
 

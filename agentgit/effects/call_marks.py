@@ -6,7 +6,7 @@ from agentgit.effects import invocation
 from agentgit.effects.effects import IRREVERSIBLE, READ_ONLY
 
 MARKS = ("running", "done", "irreversible", "reversed", "failed", "unknown")
-"""What can be said of a call, in the order to show it."""
+"""The marks of a call, in the order to show them."""
 
 _OF_STATUS = {
     invocation.INTENDED: "running",
@@ -24,7 +24,7 @@ def mark(effect: str, status: str) -> str | None:
     """Return the mark of a call; None if it is nothing that somebody would want to see in a tree.
 
     Args:
-        effect: what the tool does to the world.
+        effect: the effect of the tool on the outside world.
         status: the call's, in the journal.
 
     Example:

@@ -39,9 +39,9 @@ class Declared:
         """Return what a tool does; None if it is undeclared.
 
         Args:
-            name: the tool's.
-            metadata: what LangChain knows of it, where the tool itself may be out of sight of the graph.
-            decorated: what its decorator says, if it has one.
+            name: the name of the tool.
+            metadata: LangChain's metadata of it, where the tool itself may be out of sight of the graph.
+            decorated: the effect that its decorator declares, if it has one.
         """
         known = name in self.tools
         effect = self.tools[name] if known else decorated or default(self.defaults, name)
@@ -90,7 +90,7 @@ def recorded(
 
     Args:
         effect: None if it is undeclared.
-        tool_name: which tool.
+        tool_name: the name of the tool.
         args: JSON-like, in the form in which they are compared.
         is_named: False if the tool was called with a bare text, which names no argument; then all of it counts.
     """

@@ -20,13 +20,13 @@ IRREVERSIBLE = "irreversible"
 UNDECLARED = "undeclared"
 
 KINDS = (READ_ONLY, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
-"""What a tool can be declared as."""
+"""The kinds of effect that a tool can be declared as."""
 
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that come with an undo function."""
 
 ROLES = ("undo", "verify", "precheck")
-"""What a tool's functions are for."""
+"""The roles of a tool's functions."""
 
 Undo = Callable[..., Any | Awaitable[Any]]
 Look = Callable[..., Any]
@@ -35,7 +35,7 @@ Look = Callable[..., Any]
 Tool = TypeVar("Tool")
 
 ATTRIBUTE = "__agentgit_effect__"
-"""Where a decorated tool function carries its effect."""
+"""The attribute in which a decorated tool function carries its effect."""
 
 
 _decorated: ByName[Effect] = ByName()
@@ -149,11 +149,11 @@ def effect(
     """Declare what a tool does: `read_only`, `idempotent` or `irreversible`.
 
     Args:
-        kind: which of these.
-        identity_args: as `Effect` takes it.
-        verify: as `Effect` takes it.
-        once: as `Effect` takes it.
-        failed_on: as `Effect` takes it.
+        kind: the kind of the effect.
+        identity_args: the arguments that identify a call, as `Effect` takes them.
+        verify: the `verify` function, as `Effect` takes it.
+        once: True if such a call stands at most once in a session, on whatever branch.
+        failed_on: the exceptions by which the tool reports that it did nothing.
 
     Raises:
         InvalidInput: as `Effect`.
@@ -181,12 +181,12 @@ def reversible(
     """Declare that `undo(args, result)` brings the world back to what it was before the call.
 
     Args:
-        undo: as `Effect` takes it.
-        identity_args: as `Effect` takes it.
-        verify: as `Effect` takes it.
-        precheck: as `Effect` takes it.
-        once: as `Effect` takes it.
-        failed_on: as `Effect` takes it.
+        undo: the undo function, as `Effect` takes it.
+        identity_args: the arguments that identify a call, as `Effect` takes them.
+        verify: the `verify` function, as `Effect` takes it.
+        precheck: the `precheck` function, as `Effect` takes it.
+        once: True if such a call stands at most once in a session, on whatever branch.
+        failed_on: the exceptions by which the tool reports that it did nothing.
 
     Raises:
         InvalidInput: as `Effect`.
@@ -210,12 +210,12 @@ def compensable(
     """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction).
 
     Args:
-        undo: as `Effect` takes it.
-        identity_args: as `Effect` takes it.
-        verify: as `Effect` takes it.
-        precheck: as `Effect` takes it.
-        once: as `Effect` takes it.
-        failed_on: as `Effect` takes it.
+        undo: the undo function, as `Effect` takes it.
+        identity_args: the arguments that identify a call, as `Effect` takes them.
+        verify: the `verify` function, as `Effect` takes it.
+        precheck: the `precheck` function, as `Effect` takes it.
+        once: True if such a call stands at most once in a session, on whatever branch.
+        failed_on: the exceptions by which the tool reports that it did nothing.
 
     Raises:
         InvalidInput: as `Effect`.

@@ -28,7 +28,7 @@ class Body:
         effect: the declared effect of the tool; None if it is undeclared.
         is_seen: True if the function runs inside `running`; else there are only the errors that LangChain reports.
         has_begun: False if the function was not entered: the arguments of the call did not fit.
-        error: what the function raised; None if it returned.
+        error: the exception that the function raised; None if it returned.
     """
 
     effect: Effect | None

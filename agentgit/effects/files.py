@@ -14,10 +14,10 @@ stands in the way; was changed by somebody else since the last turn; is gone, an
 the snapshot left it out; is left as it is, because the snapshot left it out, though it changed or came since."""
 
 OVERWRITTEN = "overwritten"
-"""What somebody else had written at a path was replaced or deleted by force; a safety snapshot has it."""
+"""Somebody else's changes at a path were replaced or deleted by force; a safety snapshot has them."""
 
 IMPORTED = "imported"
-"""Where the settings of files say that an import brought them, and that nobody has looked at the workspace since."""
+"""The setting of files that marks an import whose workspace nobody has looked at since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class FilesAt:
 
     Args:
         snapshot: the id of the snapshot in the store of its workspace.
-        settings: what opens that workspace again, JSON-like.
+        settings: the settings that open that workspace again, JSON-like.
     """
 
     snapshot: str

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Self
 MAIN = "__main__"
 
 SPAWNED = "__mp_main__"
-"""How a program is called in processes that `multiprocessing` has spawned of it."""
+"""The name of a program's main module in processes that `multiprocessing` has spawned."""
 
 LONGEST = 200
-"""How many characters of a name are shown: what a row says may be anything."""
+"""The number of characters of a name that are shown: a row may contain anything."""
 
 
 class Name(NamedTuple):

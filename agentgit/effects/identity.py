@@ -13,8 +13,8 @@ def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[st
     """Hash what makes a call the same as another one.
 
     Args:
-        tool_name: which tool.
-        args: what it is called with, JSON-like; 5 and 5.0 are the same.
+        tool_name: the name of the tool.
+        args: the arguments of the call, JSON-like; 5 and 5.0 are the same.
         identity_args: the names of the arguments that count; None for all. One that is missing counts as missing.
 
     Example:
@@ -44,7 +44,7 @@ def call_key(branch_id: int, place: str, call: str, tool_name: str) -> str:
         branch_id: the branch that makes it.
         place: the AI message that asked for it, or the task that makes it.
         call: its id there; models may use the same one in another place.
-        tool_name: which tool.
+        tool_name: the name of the tool.
     """
     return _digest(f"{branch_id}\0{place}\0{call}\0{tool_name}")
 
@@ -53,8 +53,8 @@ def key_after(key: str, what: str = "") -> str:
     """Make the idempotency key of a call that is made once more, because its effect was taken back.
 
     Args:
-        key: the one before.
-        what: what makes it another one, if several come after that one.
+        key: the key before it.
+        what: the part that makes it another one, if several come after that one.
     """
     return _digest(f"{key}\0{what}")
 

@@ -33,7 +33,7 @@ MOVES: dict[str, frozenset[str]] = {
     REVERSE_FAILED: frozenset({REVERSING, REVERSED}),
     REVERSE_UNKNOWN: frozenset({REVERSED, REVERSE_FAILED}),
 }
-"""What may follow what. Out of `unknown` leads only the call's own late end or a person's word."""
+"""The states that may follow each state. Out of `unknown` leads only the call's own late end or a person's word."""
 
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which something of the call may be in the world."""
@@ -43,7 +43,7 @@ DECISIONS = {
     REVERSE_UNKNOWN: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
     REVERSE_FAILED: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},
 }
-"""What a person's word makes of an invocation: the call, or its reversal, happened or did not."""
+"""The state that follows when a person says that the call, or its reversal, happened or did not."""
 
 
 ELSEWHERE = "it was imported: the world in which it happened is not here"
@@ -64,10 +64,10 @@ class _Short(Repr):
 
 
 _LONGEST = 40
-"""How many characters of a text name it."""
+"""The number of characters that stand for a text."""
 
 brief = _Short().repr
-"""Gives the repr of a value in a few words."""
+"""A function that returns the repr of a value in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,13 @@ class ToolInvocation(Shown):
         id: the identity in the database.
         internal_session_id: the branch whose track it is on.
         position: its place on the track from the root of the session, from 0.
-        tool_name: which tool.
-        args: what it was called with, JSON-like.
-        result: what it returned, JSON-like; None unless it is done.
-        error_message: what it raised, if it did; and what its `verify` raised, where nobody knows what became of it.
+        tool_name: the name of the tool.
+        args: the arguments of the call, JSON-like.
+        result: its return value, JSON-like; None unless it is done.
+        error_message: the text of what it raised, if it did; and of what its `verify` raised, if the outcome is open.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
             `reverse_unknown`.
-        effect: what the tool does to the world, as declared when it was called.
+        effect: the effect of the tool, as declared when it was called.
         tool_call_id: the id of the call in the AI message; None if no message asked for it.
         started_at: aware UTC.
         ended_at: aware UTC; None while it runs, and where it was never learned.
@@ -183,8 +183,8 @@ def and_verify(error: str | None, raised: str | None) -> str | None:
     """Write into one error message what a call raised, and what its `verify` raised.
 
     Args:
-        error: of the call or its undo; None if it raised nothing.
-        raised: of the `verify`; None if it did not raise.
+        error: the error of the call or its undo; None if it raised nothing.
+        raised: the error of the `verify`; None if it did not raise.
 
     Example:
         >>> and_verify("TimeoutError: late", "KeyError: 'id'")

@@ -9,7 +9,7 @@ from typing import Any
 from agentgit.effects.effects import IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED, Effect
 
 PLACES = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
-"""Where a tool's metadata has the annotations: langchain-mcp-adapters, others, and langchain.mcp, in this order."""
+"""The places of annotations in a tool's metadata: langchain-mcp-adapters, others, langchain.mcp, in this order."""
 
 READS, DESTROYS = ("readOnlyHint", "read_only_hint"), ("destructiveHint", "destructive_hint")
 KEYS = frozenset({*READS, *DESTROYS, *(path[0] for path in PLACES if path)})
@@ -32,7 +32,7 @@ def hints_in(metadata: Any) -> Hints:
     """Read the annotations in a tool's metadata; where two places differ, the stricter one counts.
 
     Args:
-        metadata: as LangChain has it: a mapping or None.
+        metadata: the metadata as LangChain has it: a mapping or None.
 
     Example:
         >>> hints_in({"readOnlyHint": False, "destructiveHint": True})
@@ -66,8 +66,8 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
     """Return what is to be recorded of a tool, by what was declared and what its server says; never less strict.
 
     Args:
-        effect: what was declared; None for an undeclared tool.
-        hints: what its server says.
+        effect: the declared effect; None for an undeclared tool.
+        hints: the hints of its server.
 
     Example:
         >>> stricter(Effect("read_only"), Hints(read_only=False)) is None

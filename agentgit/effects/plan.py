@@ -20,14 +20,14 @@ REDO = "redo"
 ANSWER = "answer"
 
 TOOLS_MODES = ("reverse", "keep", "require_clean")
-"""What a rollback may do about effects: reverse them, leave the world alone, or refuse if there are any."""
+"""The treatment of effects in a rollback: reverse them, leave the world alone, or refuse if there are any."""
 
 RECORD, EXECUTE = "record", "execute"
 REPLAY_MODES = (RECORD, REDO, EXECUTE)
-"""How the tool track comes to a new branch: from the record; with what of it was reversed run again; all run again."""
+"""The ways the tool track comes to a new branch: from the record; with reversed calls run again; all run again."""
 
 ROLLBACK, SWITCH, WORLD_ONLY = "rollback", "switch", "world_only"
-"""What a plan is of: a rollback, a switch to another branch, a rollback of the world without the conversation."""
+"""The subjects of a plan: a rollback, a switch to another branch, a rollback of the world without the conversation."""
 
 GOING_BACK = "it was reversed since, and going back does not make it again"
 
@@ -40,7 +40,7 @@ UNDECLARED = (
 """Why an undeclared call stays."""
 
 Why = Callable[[ToolInvocation], str | None]
-"""Says why something cannot be done about an invocation; None if it can."""
+"""A function that returns the reason why something cannot be done about an invocation; None if it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class RollbackPlan(Drawn):
     Args:
         checkpoint_id: the checkpoint that it would go back to; for a switch the head of the branch, 0 if it has none.
         target: the name of that place for a person.
-        position: how many tool invocations lie before it.
+        position: the number of tool invocations before it.
         kind: `rollback`, `switch` or `world_only`.
         replayed: the invocations that the branch's track begins with.
         steps: the planned action for each effect.
@@ -211,7 +211,7 @@ _SAID = {
     GONE: ("is gone", "are gone"),
     ANSWER: ("is answered from the record", "are answered from the record"),
 }
-"""What is said of one effect, and of several."""
+"""The wording for one effect, and for several."""
 
 
 def _counted(steps: list[PlanStep]) -> str:
@@ -230,7 +230,7 @@ class PastCall:
 
     Args:
         invocation: the call that was made; of one that the record answered, the call that it stands for.
-        stands: what of it may stand in the world: itself, or the newest run in its place; None if nothing does.
+        stands: the run of it that may stand in the world: itself, or the newest in its place; None if none does.
         blocked: why its tool must not or cannot run again; None if it runs.
     """
 
@@ -260,9 +260,9 @@ def make_plan(
     With `execute` also about those on the path: they are reversed with the others, and then made again.
 
     Args:
-        checkpoint_id: where to go back to.
-        target: how a person calls that place.
-        position: how many tool invocations lie before it.
+        checkpoint_id: the id of the checkpoint to go back to.
+        target: the name that a person uses for that place.
+        position: the number of tool invocations before it.
         later: the other invocations of the session that may stand in the world, newest first in world order; with
             `execute` all of them.
         can_undo: None if the undo function of an invocation is at hand, else why not.
@@ -272,8 +272,8 @@ def make_plan(
         replay: one of `REPLAY_MODES`.
         track: the calls before the checkpoint, oldest first; only `execute` asks for them.
         can_redo: None if the tool of an invocation can be run again, else why not.
-        remark: what else is to be told of the functions of an invocation; None if nothing.
-        kind: what the plan is of.
+        remark: the further remark about the functions of an invocation; None if there is none.
+        kind: the subject of the plan.
     """
     past, again = _executed(track, can_undo, tools)
     steps = [

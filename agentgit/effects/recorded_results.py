@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 PACKED = "agentgit_packed"
-"""Where the record of a `Command` or a message has the object itself, if that can be built again."""
+"""The key in the record of a `Command` or a message that holds the object itself, if that can be built again."""
 
 
 def said(result: Any) -> Any:
     """Return what a recorded result says, so that two calls of a tool can be compared.
 
     Args:
-        result: as it was recorded, JSON-like.
+        result: the result as it was recorded, JSON-like.
 
     Example:
         >>> said({"type": "tool", "content": "done", "tool_call_id": "call-7", PACKED: "x7kF"})

@@ -38,7 +38,7 @@ class _Here(NamedTuple):
     """A function that is declared in this process.
 
     Args:
-        name: its name.
+        name: the name of the function.
         function: itself; the sentence that says why its import path leads nowhere.
     """
 
@@ -57,7 +57,7 @@ class Registry:
     undone.
 
     Args:
-        defaults: what the repository says of tools of which nothing else is said, by name or `*`.
+        defaults: the repository's effects for tools with no other declaration, by name or `*`.
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
@@ -83,8 +83,8 @@ class Registry:
 
         Args:
             session_id: the external session, or `EVERYWHERE`.
-            tool_name: which tool.
-            effect: as this process declares it.
+            tool_name: the name of the tool.
+            effect: the effect as this process declares it.
         """
         self._effects[session_id, tool_name] = effect
         for role, function in effect.functions():
@@ -101,7 +101,7 @@ class Registry:
 
         Args:
             session_id: the external session, or `EVERYWHERE`.
-            tool_name: which tool.
+            tool_name: the name of the tool.
             run: calls it; or a sentence that says why it can be called only by its graph.
         """
         self._runners[session_id, tool_name] = run

@@ -13,7 +13,7 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
-"""What can become of the steps of a plan, and of the track."""
+"""The possible outcomes of the steps of a plan, and of the track."""
 
 NEWER = frozenset({"answered"})
 """The groups that reports in exports of an earlier version do not have."""
@@ -55,7 +55,7 @@ class RollbackReport(Drawn):
         kept: effects that stay in the world.
         gone: effects that the conversation tells of, and that were reversed before.
         failed: reversals that raised.
-        remaining: what was not tried, because an earlier one failed or returned something else.
+        remaining: the steps that were not tried, because an earlier one failed or returned something else.
         files: the changes to the files; None if there is no workspace, or its files were to be left alone.
     """
 
@@ -134,7 +134,7 @@ _SAID = {group: group for group in GROUPS if group != "replayed"} | {
     "remaining": "not tried",
     "answered": "answered from the record",
 }
-"""What is said of each group; what was replayed is in the heading."""
+"""The wording for each group; the heading covers replayed calls."""
 
 
 def _item(data: Mapping[str, Any]) -> ReportItem:

@@ -46,9 +46,9 @@ class Branching(Verbs):
         """Save the point where a branch stands, as `RollbackAgent.checkpoint` does.
 
         Args:
-            name: what to call it; names may repeat.
-            session: None is the one that moved last.
-            branch: None is the current one.
+            name: the name of the checkpoint; names may repeat.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             description: a sentence about it.
             data: any JSON-like data to keep with it.
             files: False to save it without the files of the workspace.
@@ -76,8 +76,8 @@ class Branching(Verbs):
         If its last turn broke off inside a batch of tool calls, the point is before that batch.
 
         Args:
-            branch_id: which.
-            label: how the checkpoint is called.
+            branch_id: the id of the branch.
+            label: the label of the checkpoint.
             files: those that it keeps.
 
         Raises:
@@ -144,10 +144,10 @@ class Branching(Verbs):
         """Make a branch without touching the world; the session stays where it is until somebody switches.
 
         Args:
-            to: where it leaves, as `checkpoint` takes it; None is where the branch stands now.
-            session: None is the one that moved last.
+            to: the point where it leaves, as `checkpoint` takes it; None is where the branch stands now.
+            session: the session; None is the one that moved last.
             branch: the one that is left; None is the current one.
-            name: of the new branch; None for the next one like `main-2`.
+            name: the name of the new branch; None for the next one like `main-2`.
             files: False not to look at the files of the workspace now.
 
         Raises:
@@ -164,9 +164,9 @@ class Branching(Verbs):
         """Make a branch that leaves from another one.
 
         Args:
-            branch_id: the one that is left.
-            to: where; None is where it stands now.
-            name: of the new one; None for a free one.
+            branch_id: the id of the branch that is left.
+            to: the point; None is where it stands now.
+            name: the name of the new branch; None for a free one.
             files: those of the workspace now, where it leaves from now.
 
         Raises:
@@ -190,8 +190,8 @@ class Branching(Verbs):
         """Return the checkpoint where a branch stands, making one if there is none; while it runs, its head.
 
         Args:
-            connection: in a transaction that writes.
-            branch_id: which.
+            connection: a connection in a transaction that writes.
+            branch_id: the id of the branch.
             files: those of the workspace now; None if there are none.
         """
         row = self.store.recover(connection, self.store.sessions.branch(connection, branch_id))
@@ -211,9 +211,9 @@ class Branching(Verbs):
         """Roll back to the newest checkpoint that differs from where a branch stands now.
 
         Args:
-            steps: how many such points to go back, at least 1.
-            session: None is the one that moved last.
-            branch: None is the current one.
+            steps: the number of such points to go back, at least 1.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             force: as `rollback` takes it.
 
         Raises:
@@ -229,8 +229,8 @@ class Branching(Verbs):
 
         Args:
             steps: as `undo` takes it.
-            session: its name or id; None is the one that moved last.
-            branch: its name or id; None is the current one.
+            session: the name or id of the session; None is the one that moved last.
+            branch: the name or id of the branch; None is the current one.
 
         Raises:
             NotFound, InvalidInput: as `undo`.
@@ -271,8 +271,8 @@ class Branching(Verbs):
         If files alone were brought back since the last turn, these are as before that again.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             force: as `switch` takes it.
 
         Raises:
@@ -292,7 +292,7 @@ class Branching(Verbs):
 
         Args:
             session: as `redo` takes it.
-            branch: its name or id; None is the current one.
+            branch: the name or id of the branch; None is the current one.
 
         Raises:
             NotFound: there is nothing to take back.

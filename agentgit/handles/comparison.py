@@ -32,7 +32,7 @@ FRESH = "template"
 """The request that makes the calls of a template in the world of a session that began as it."""
 
 What = CheckpointRef | ToolInvocation | Sequence[str]
-"""What can be picked: the messages that a checkpoint added, a tool call with its result, or messages by their ids."""
+"""Anything that can be picked: a checkpoint's new messages, a tool call with its result, or messages by their ids."""
 
 
 class Across(Verbs):
@@ -45,7 +45,7 @@ class Across(Verbs):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.wrapped: dict[int, Callable[[int], RollbackAgent]] = {}
-        """Gives an agent on a branch of a session, by the session's id, for those whose graph was wrapped here."""
+        """Functions that return an agent on a branch of a session, by the session's id, for graphs wrapped here."""
 
     # -- compare
 
@@ -57,8 +57,8 @@ class Across(Verbs):
         Args:
             a: the one to start from, as `checkpoint` takes it.
             b: the one to compare it with.
-            session: where names are looked up; None is the one that moved last.
-            other: where the name of `b` is looked up; None is the same session.
+            session: the session in which names are looked up; None is the one that moved last.
+            other: the session in which the name of `b` is looked up; None is the same session.
 
         Raises:
             NotFound, Ambiguous, InvalidInput: as `checkpoint`.
@@ -87,7 +87,7 @@ class Across(Verbs):
         Args:
             a: the first: a branch, or any place as `checkpoint` takes it.
             b: the second.
-            session: where names are looked up; None is the one that moved last.
+            session: the session in which names are looked up; None is the one that moved last.
 
         Raises:
             NotFound, Ambiguous: as `checkpoint`.
@@ -139,7 +139,7 @@ class Across(Verbs):
         Args:
             source: as `RollbackAgent.merge` takes it.
             into: as `merge` takes it.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             resolve: as `RollbackAgent.plan_merge` takes it.
 
         Raises:
@@ -161,9 +161,9 @@ class Across(Verbs):
         Args:
             source: as `RollbackAgent.merge` takes it.
             into: the branch that it comes to; None is the current one.
-            session: None is the one that moved last.
-            resolve: what to do about values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
-            name: of the checkpoint that is made; None for none.
+            session: the session; None is the one that moved last.
+            resolve: the resolution of values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
+            name: the name of the checkpoint that is made; None for none.
 
         Raises:
             MergeConflict, Conflict, NotFound, Ambiguous: as `RollbackAgent.merge`.
@@ -177,7 +177,7 @@ class Across(Verbs):
         Args:
             what: as `RollbackAgent.cherry_pick` takes it.
             onto: as `cherry_pick` takes it.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
 
         Raises:
             NotFound, Ambiguous, InvalidInput, Conflict: as `cherry_pick`.
@@ -192,8 +192,8 @@ class Across(Verbs):
         Args:
             what: as `RollbackAgent.cherry_pick` takes it.
             onto: the branch that they come to; None is the current one.
-            session: None is the one that moved last.
-            name: of the checkpoint that is made; None for none.
+            session: the session; None is the one that moved last.
+            name: the name of the checkpoint that is made; None for none.
 
         Raises:
             NotFound, Ambiguous, Conflict: as `RollbackAgent.cherry_pick`.

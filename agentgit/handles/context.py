@@ -68,9 +68,9 @@ class Handle:
         """Do something in one transaction, if the principal still holds in it and reaches so far.
 
         Args:
-            work: does it.
-            durable: as `Database.write` takes it.
-            scope: how far.
+            work: a function that does the work.
+            durable: the durability, as `Database.write` takes it.
+            scope: the scope that the principal needs.
             on: the database bound to see more than the principal's sessions, where `work` asks who may itself.
         """
 

@@ -63,9 +63,9 @@ class Log:
     Nothing is read before it is asked for, and then columns only: states are read when they are looked at.
 
     Args:
-        repository: whose.
-        scope: where.
-        wanted: which.
+        repository: the repository whose checkpoints are listed.
+        scope: the path, branch or session.
+        wanted: the checkpoints that are wanted.
 
     Example:
         >>> import agentgit
@@ -123,7 +123,7 @@ class Log:
         """Read a part of it. What is added meanwhile is on no later page, and what is deleted moves nothing.
 
         Args:
-            limit: how many at most, 1 to 1,000.
+            limit: the largest number of results, 1 to 1,000.
             after: the `next` of the page before, or a checkpoint to go on behind; None for the first one.
 
         Raises:
@@ -173,8 +173,8 @@ class Finds(Verbs):
         """List the checkpoints from the root of a session to the head of a branch, oldest first.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
         """
 
         def look(connection: Connection) -> list[Checkpoint]:
@@ -190,7 +190,7 @@ class Finds(Verbs):
         Args:
             ref: its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or the Checkpoint itself.
             session: None is the one that moved last, or any for an id.
-            branch: what `HEAD` is on; None is the current one.
+            branch: the branch of `HEAD`; None is the current one.
 
         Raises:
             NotFound: nothing is called so; near names are told.
@@ -229,8 +229,8 @@ class Finds(Verbs):
         `auto=False`, that one itself is on the path.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             which: `path` (from the head of the branch to the root of the session), `branch` (only those that were made
                 on it) or `all` (those of all branches of the session).
             name: only those that a person called exactly so.
@@ -311,11 +311,11 @@ class Finds(Verbs):
         encrypted database only the names of checkpoints are found, and the answer says so (`names_only`).
 
         Args:
-            text: what to look for.
-            session: None is the one that moved last.
+            text: the words to look for.
+            session: the session; None is the one that moved last.
             branch: None is the current one; its path to the root is searched.
             all_branches: True to search all branches of the session.
-            limit: how many at most, 1 to 1,000.
+            limit: the largest number of results, 1 to 1,000.
             after: the `next` of the page before; None for the first one.
             progress: told how many of the checkpoints are looked through whose words are not known yet, as after an
                 import.
@@ -394,10 +394,10 @@ class Finds(Verbs):
         """Tag a checkpoint: the tag is a name for the place, unique in the session. A tagged checkpoint is kept.
 
         Args:
-            ref: as `checkpoint` takes it.
+            ref: the checkpoint, as `checkpoint` takes it.
             name: a text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
-            session: as `checkpoint` takes it.
-            branch: its name or id; None is the current one.
+            session: the session, as `checkpoint` takes it.
+            branch: the name or id of the branch; None is the current one.
             description: a sentence about it.
 
         Raises:

@@ -79,9 +79,9 @@ class Verbs(Handle):
         """Return what `rollback` would do, without doing anything.
 
         Args:
-            to: as `checkpoint` takes it.
-            session: None is the one that moved last.
-            branch: which one would be left; None is the current one.
+            to: the target, as `checkpoint` takes it.
+            session: the session; None is the one that moved last.
+            branch: the branch that would be left; None is the current one.
             tools: as `RollbackAgent.plan_rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
@@ -115,15 +115,15 @@ class Verbs(Handle):
         """Go back, as `RollbackAgent.rollback` does; give the report, which has the name of the new branch.
 
         Args:
-            to: as `checkpoint` takes it.
-            session: None is the one that moved last.
-            branch: which one is left; None is the current one.
+            to: the target, as `checkpoint` takes it.
+            session: the session; None is the one that moved last.
+            branch: the branch that is left; None is the current one.
             tools: as `RollbackAgent.rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
             conversation: False to take back only what the tools did and the files, and stay on the branch.
             replay: how the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
-            name: of the new branch; None for the next one like `main-2`.
+            name: the name of the new branch; None for the next one like `main-2`.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
@@ -168,8 +168,8 @@ class Verbs(Handle):
 
         Args:
             restore_point: the id of a user's message, or any place that `checkpoint` takes.
-            session: None is the one that moved last.
-            branch: whose files these are; None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch whose files these are; None is the current one.
             force: True to bring back files that others have changed since the last turn too.
 
         Raises:
@@ -187,8 +187,8 @@ class Verbs(Handle):
 
         Args:
             restore_point: as `rewind_files` takes it.
-            session: None is the one that moved last.
-            branch: its name or id; None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the name or id of the branch; None is the current one.
 
         Raises:
             NotFound: as `rewind_files`.
@@ -252,8 +252,8 @@ class Verbs(Handle):
         """Return what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
-            branch: its name or id.
-            session: None is the one that moved last.
+            branch: the name or id of the branch.
+            session: the session; None is the one that moved last.
 
         Raises:
             NotFound: the session has no such branch.
@@ -273,8 +273,8 @@ class Verbs(Handle):
         """Make a branch the one that a session continues on, as `RollbackAgent.switch` does.
 
         Args:
-            branch: its name or id.
-            session: None is the one that moved last.
+            branch: the name or id of the branch.
+            session: the session; None is the one that moved last.
             sync: as `RollbackAgent.switch` takes it.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
@@ -327,7 +327,7 @@ class Verbs(Handle):
         """Return what an operation did; of one that is not done, what it did until now.
 
         Args:
-            operation: as `operations` lists it, or its id.
+            operation: the operation as `operations` lists it, or its id.
 
         Raises:
             NotFound: there is no such operation.
@@ -339,7 +339,7 @@ class Verbs(Handle):
         """Finish a rollback or switch that failed half way or whose process died; what was done is not done again.
 
         Args:
-            operation: as `operations` lists it, or its id.
+            operation: the operation as `operations` lists it, or its id.
             force: True to give up what still cannot be done: the world stays so, and the report says where.
 
         Raises:
@@ -419,8 +419,8 @@ class Verbs(Handle):
         they were calling or reversing is unknown from then on; a rollback is half done, and `resume` goes on with it.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
             force: True to take it also from a process of this machine that lives, such as one that hangs; it can
                 neither call tools nor save any more.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.operation import Operation
 
 PREFIX = "mcp-"
-"""What the request id of an operation begins with that was confirmed here."""
+"""The beginning of the request id of an operation that was confirmed here."""
 
 
 def of_rollback(
@@ -28,12 +28,12 @@ def of_rollback(
     """Return the code of a rollback.
 
     Args:
-        repo: where.
-        session: of which.
+        repo: the repository of the session.
+        session: the session of the branch.
         branch: the one that is left; None is the current one.
-        plan: what would be done.
+        plan: the plan to confirm.
         force: True if what cannot be undone is kept.
-        how: what else was asked for.
+        how: the other options that were asked for.
     """
     return _code(repo, session, plan, repo.branch(session, branch).id, force, how)
 

@@ -29,7 +29,7 @@ WIDTH = 120
 """Cells of a line of text; a model reads no pictures."""
 
 LINES = 400
-"""How many lines an answer has at most."""
+"""The most lines of an answer."""
 
 Session = Annotated[str | None, Field(description="A session's name or id. Leave it out for the one that moved last.")]
 Part = Annotated[str | None, Field(description="Only those whose name has this in it.")]
@@ -53,8 +53,8 @@ class ToolAnswer:
     """The answer of a tool.
 
     Args:
-        lines: for a reader.
-        data: for a program, JSON-like.
+        lines: the lines for a person.
+        data: the data for a program, JSON-like.
     """
 
     lines: Sequence[Line]

@@ -68,7 +68,7 @@ def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]
     """Make the server of some tools.
 
     Args:
-        tools: what they do.
+        tools: the object that has the tools as its methods.
         bound: True if they are of one session.
         read_only: True to offer only those that change nothing.
     """

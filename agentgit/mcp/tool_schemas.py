@@ -27,7 +27,7 @@ LOOKS = (
     ReadTools.plan_rollback,
     ReadTools.plan_switch,
 )
-"""What changes nothing."""
+"""The tools that change nothing."""
 
 MOVES: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
     WriteTools.create_checkpoint: {"destructiveHint": False, "idempotentHint": False, "openWorldHint": False},
@@ -39,7 +39,7 @@ MOVES: Mapping[Callable[..., ToolAnswer], Mapping[str, bool]] = {
     WriteTools.switch_branch: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
     WriteTools.resume_operation: {"destructiveHint": True, "idempotentHint": True, "openWorldHint": True},
 }
-"""What changes something, each with what MCP's annotations say of it."""
+"""The tools that change something, each with its MCP annotations."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ToolSchema:
     """One tool, as a client sees it.
 
     Args:
-        tool: its name, description, schema and annotations.
-        model: reads its arguments.
+        tool: the name, description, schema and annotations of the tool.
+        model: the model that reads its arguments.
     """
 
     tool: types.Tool

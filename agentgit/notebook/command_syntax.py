@@ -30,7 +30,7 @@ def count(text: str) -> int:
 
 
 SYNC = ("world", "note", "ignore")
-"""What to do about a world that another branch has changed."""
+"""The ways to treat a world that another branch has changed."""
 
 _FORCE = _word("--force", action="store_true")
 _SYNC = _word("--sync", choices=SYNC, metavar="HOW")
@@ -84,7 +84,7 @@ FORMS: dict[str, tuple[str, tuple[Argument, ...]]] = {
 }
 
 BRANCH = (_word("name", metavar="NAME"), _word("--from", dest="place", metavar="PLACE"), _SYNC, _FORCE)
-"""What `%%branch` takes."""
+"""The arguments of `%%branch`."""
 
 NOTES = (
     "%%branch NAME [--from PLACE] [--sync HOW] runs the cell on a new branch and comes back.",

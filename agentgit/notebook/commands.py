@@ -23,7 +23,7 @@ class Sheet:
     """Lines that show themselves.
 
     Args:
-        lines: which.
+        lines: the lines to show.
     """
 
     def __init__(self, *lines: Line) -> None:
@@ -41,8 +41,8 @@ class Command(NamedTuple):
 
     Args:
         names: those of the notebook.
-        words: what it says.
-        say: shows something beside what the command gives.
+        words: the words of the command.
+        say: a function that shows something beside the result of the command.
     """
 
     names: Names
@@ -214,4 +214,4 @@ _DO: dict[str, Callable[[Command], Any]] = {
     "use": _use,
     "help": lambda asked: Sheet(*words.help_lines()),
 }
-"""What each of `words.FORMS` does."""
+"""The function for each of `words.FORMS`."""

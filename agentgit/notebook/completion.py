@@ -11,7 +11,7 @@ from agentgit.notebook.command_syntax import BRANCH, FORMS, SYNC, Argument, spli
 from agentgit.notebook.target import Names
 
 _MOST = 50
-"""How many places are offered, the newest."""
+"""The number of places that are offered, the newest."""
 
 _PLACES = ("place", "a", "b", "words")
 """The words that name a place."""
@@ -27,7 +27,7 @@ def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
 
     Args:
         names: those of the notebook.
-        text: what was written up to the cursor.
+        text: the text up to the cursor.
 
     Returns:
         None if it is not a magic of ours.

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from agentgit.sessions.events import Event
 
 KINDS = ("checkpoint.*", "call.*", "turn.*", "rollback.*", "switch.*", "fork.done", "merge.done", "tag.*")
-"""What a tree changes with."""
+"""The kinds of events that change a tree."""
 
 _SECONDS = 0.2
-"""How often it is drawn at most; the last time is when the block ends."""
+"""The least seconds between two drawings; the last drawing is at the end of the block."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def live(agent: RollbackAgent) -> Iterator[None]:
     """Show the tree of a session, and draw it anew with every checkpoint and call until the block ends.
 
     Args:
-        agent: whose session; in a notebook.
+        agent: the agent whose session is shown; in a notebook.
 
     Raises:
         InvalidInput: IPython is not there to show it.

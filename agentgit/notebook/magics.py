@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SYNCED = "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore goes on."
 
 _COMPLETER = "agentgit"
-"""What IPython calls our completer."""
+"""The name of our completer in IPython."""
 
 
 def load(shell: Any) -> None:

@@ -22,11 +22,11 @@ class Target:
     """A session to look at, and the agent that runs it if there is one.
 
     Args:
-        repository: where it is.
-        session_id: the session.
+        repository: the repository of the session.
+        session_id: the id of the session.
         branch_id: the branch; None for the current one.
-        agent: which runs on it; None if there is only a repository.
-        variable: what the notebook calls that agent.
+        agent: the agent that runs it; None if there is only a repository.
+        variable: the name of that agent in the notebook.
     """
 
     repository: Repository
@@ -55,7 +55,7 @@ class Names:
     """The names of a notebook, and what was chosen of them.
 
     Args:
-        names: what they stand for; checkouts and rollbacks change them.
+        names: the targets that the names stand for; checkouts and rollbacks change them.
     """
 
     def __init__(self, names: MutableMapping[str, Any]) -> None:

@@ -15,14 +15,14 @@ from agentgit.render.text import clean, count
 _EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
 
 _LONGEST, _SHOWN = 2_000, 200
-"""How many characters of one call, and how many calls, a page shows."""
+"""The most characters of one call, and the most calls, that a page shows."""
 
 
 def draw(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
     """Draw a tool track as plain text.
 
     Args:
-        calls: in the order to show them.
+        calls: the calls, in the order to show them.
         width: the longest line, in terminal cells.
 
     Example:
@@ -36,7 +36,7 @@ def lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Line]:
     """Draw a tool track.
 
     Args:
-        calls: in the order to show them.
+        calls: the calls, in the order to show them.
         width: the longest line, in terminal cells.
     """
     return table(call_rows([call.to_dict() for call in calls], len(calls)), width=width)
@@ -46,8 +46,8 @@ def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span
     """Return a row for each of the last tool calls.
 
     Args:
-        calls: as `ToolInvocation.to_dict` gives them.
-        latest: how many, from the end.
+        calls: the calls as `ToolInvocation.to_dict` returns them.
+        latest: the number of calls, from the end.
     """
     first = max(0, len(calls) - latest)
     return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]
@@ -86,7 +86,7 @@ def page(calls: Sequence[ToolInvocation]) -> str:
     """Draw a tool track as HTML, the last calls of a long one.
 
     Args:
-        calls: in the order to show them.
+        calls: the calls, in the order to show them.
     """
     if not calls:
         return "<p>no tool calls yet</p>"

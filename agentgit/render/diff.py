@@ -11,13 +11,13 @@ from agentgit.render.lines import Line, Span
 from agentgit.render.text import cut, visible
 
 STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
-"""What the signs look like."""
+"""The style of each sign."""
 
 _FILE_STYLES = {"+": "added", "-": "removed", "@": "changed"}
 _HEADINGS = ("diff ", "--- ", "+++ ")
 
 _MOST, _LONGEST = 1_000, 100_000
-"""How many lines, and how many characters of the files' difference, a page shows."""
+"""The most lines, and the most characters of the files' difference, that a page shows."""
 
 
 def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:

@@ -13,13 +13,13 @@ from agentgit.sessions.events import Event, Verified
 from agentgit.sessions.webhooks import Delivered, Webhook
 
 _BAD = ("failed", "incomplete", "unknown", "abandoned")
-"""What the kinds of events end with that need a person."""
+"""The ends of the kinds of events that need a person."""
 
 _QUIET = ("checkpoint", "operation", "source", "invocation", "made", "ran", "webhook", "checkpoints")
-"""What is in the details for programs."""
+"""The keys of the details that are for programs."""
 
 _PEOPLE = ("user", "of", "member")
-"""What in the details is the id of a user."""
+"""The keys of the details whose value is the id of a user."""
 
 
 def event_lines(
@@ -28,10 +28,10 @@ def event_lines(
     """List events, one line each.
 
     Args:
-        events: as they are to be shown.
+        events: the events as they are to be shown.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
-        people: how users are called, by id, to say who did it; None leaves that out.
+        people: the names of users, by id, to say who did it; None leaves that out.
     """
     if people is None:
         return table([_row(event, zone) for event in events], width=width)

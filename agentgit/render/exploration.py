@@ -11,7 +11,7 @@ def draw(exploration: Exploration, *, width: int = 100) -> str:
     """Draw an exploration as plain text.
 
     Args:
-        exploration: what to draw.
+        exploration: the exploration to draw.
         width: the longest line, in terminal cells.
 
     Example:
@@ -28,7 +28,7 @@ def lines(exploration: Exploration, *, width: int = 100) -> list[Line]:
     """Draw an exploration.
 
     Args:
-        exploration: what to draw.
+        exploration: the exploration to draw.
         width: the longest line, in terminal cells.
     """
     leaves, tokens = len(exploration.leaves), exploration.tokens

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 SHORT = 10
-"""How many characters of an id a list shows."""
+"""The number of characters of an id that a list shows."""
 
 
 def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: tzinfo | None = UTC) -> list[Line]:
     """Draw a list of snapshots.
 
     Args:
-        snapshots: in the order to show them.
+        snapshots: the snapshots, in the order to show them.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """
@@ -82,7 +82,7 @@ def restored_lines(done: Restored) -> list[Line]:
     """Draw what a restore did.
 
     Args:
-        done: what it tells.
+        done: the report to draw.
     """
     lines = [
         *_paths("restored", "added", [EVERYTHING] if done.everything else ()),
@@ -103,7 +103,7 @@ def undone_lines(done: Undone) -> list[Line]:
     """Draw what an undo did.
 
     Args:
-        done: what it tells.
+        done: the report to draw.
     """
     lines = [
         *((Span("undone  ", "changed"), Span(clean(label))) for label in done.labels),
@@ -128,8 +128,8 @@ def show_lines(
     """Draw one snapshot, and which files are different since.
 
     Args:
-        snapshot: which.
-        since: how the files as they are now differ from it.
+        snapshot: the snapshot to draw.
+        since: the differences of the present files from it.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """

@@ -21,12 +21,12 @@ COLOURS = {
     "changed": "#b36b00",
     "bad": "#d9484b",
 }
-"""What the styles of the render room look like on a page."""
+"""The look of the styles of the render room on a page."""
 
 _BOLD = ("heading", "name", "head", "bad")
 
 _LEAST = 24
-"""How many letters of a long text have a line of their own in any case."""
+"""The number of letters of a long text that have a line of their own in any case."""
 
 _CELL = "text-align:left;vertical-align:top;padding:2px 12px 2px 0"
 
@@ -58,8 +58,8 @@ def room(content: str, letters: int) -> str:
     """Let long words in a cell be broken, and keep the other cells from squeezing it down to a few letters.
 
     Args:
-        content: HTML.
-        letters: how many there are.
+        content: the HTML inside.
+        letters: the number of letters.
     """
     return f'<div style="min-width:{min(letters, _LEAST) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 
@@ -68,8 +68,8 @@ def fold(title: str, content: str) -> str:
     """Hide something until a person asks for it.
 
     Args:
-        title: HTML.
-        content: HTML.
+        title: the HTML of the title.
+        content: the HTML inside.
     """
     return f"<details><summary>{title}</summary>{content}</details>"
 
@@ -94,7 +94,7 @@ def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
     """Write lines of text as they are, in their colours.
 
     Args:
-        lines: which.
+        lines: the lines to write.
         wrapped: True to go on below where one is too long, as what somebody has written needs it; a drawing does not.
     """
     more = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""

@@ -12,13 +12,13 @@ from agentgit.render.text import clean, cut
 from agentgit.sessions.tree import Branch, Point, Tree
 
 KINDS = {"before": "before a turn", "after": "after a turn", "tools": "after tools", "branch": "where it begins"}
-"""What is said about an automatic checkpoint without a title."""
+"""The wording for an automatic checkpoint without a title."""
 
 _FOLD_FROM = 5
-"""How many turns in a row are too many to show."""
+"""The number of turns in a row that are too many to show."""
 
 NAME_CELLS = 24
-"""How many cells a branch's name may take."""
+"""The most cells of a branch's name."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LayoutRow:
     Args:
         branch: the branch.
         points: the checkpoints, oldest first; the last one gives the line its number.
-        folded: how many turns they are, if they are folded.
+        folded: the number of turns, if they are folded.
     """
 
     branch: Branch
@@ -44,7 +44,7 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
     """Return the lines of a branch, each followed by the branches that leave there.
 
     Args:
-        branch: which.
+        branch: the branch.
         every: True to give each checkpoint its own line.
         most: so many lines may be shown beside those where branches leave; None for all.
     """
@@ -126,7 +126,7 @@ def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
     """Leave out branches where there are too many: the current one stays, with those it came from, and the newest.
 
     Args:
-        tree: all of them.
+        tree: the tree with all branches.
         most: so many stay, at least 1.
 
     Returns:

@@ -26,7 +26,7 @@ ASCII = str.maketrans(
 """Stands in for the characters that we draw with, where an output cannot take them."""
 
 _COLUMN_CELLS = 40
-"""How many cells a column may take that is not the last."""
+"""The most cells of a column that is not the last."""
 
 
 class Span(NamedTuple):
@@ -60,7 +60,7 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
     Args:
         rows: all of the same length.
         width: the cells of a line.
-        indent: what each line begins with.
+        indent: the beginning of each line.
         whole: True to go on in further lines instead of cutting the last column.
 
     Example:

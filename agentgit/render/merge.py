@@ -11,20 +11,20 @@ from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean
 
 STYLES = {"conflict": "bad", "message": "added", "left out": "dim", OURS: "dim"}
-"""What the kinds of rows look like that are no values which come."""
+"""The styles of the kinds of rows that are not values which come."""
 
 _MOST, _LONGEST = 50, 400
-"""How many rows are shown, from the first, and how many characters of one value."""
+"""The number of rows that are shown, from the first, and the most characters of one value."""
 
 Row = tuple[str, str, str]
-"""What it is, its name, and what is to be said of it."""
+"""The kind of a row, its name, and its text."""
 
 
 def draw(value: MergePlan, *, width: int = 100) -> str:
     """Draw a plan as plain text.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
 
     Example:
@@ -39,7 +39,7 @@ def lines(value: MergePlan, *, width: int = 100) -> list[Line]:
     """Draw a plan.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
     """
     cells = [
@@ -57,7 +57,7 @@ def page(value: MergePlan) -> str:
     """Draw a plan as HTML, for a notebook or a page.
 
     Args:
-        value: which.
+        value: the value to draw.
     """
     rows = [
         [html.styled(Span(kind, STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]

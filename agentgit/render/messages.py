@@ -12,17 +12,17 @@ from agentgit.render.text import clean, count, cut, visible
 from agentgit.sessions.messages import text_of
 
 LATEST = 20
-"""How many messages are shown, from the end."""
+"""The number of messages that are shown, from the end."""
 
 _TITLE_CELLS, _LONGEST = 100, 20_000
-"""How much of a message its title shows, and how much of it a page."""
+"""The cells of a message's title, and the most characters of a message that a page shows."""
 
 
 def draw(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
     """Draw a conversation as plain text, one line for each message.
 
     Args:
-        messages: as agentgit shows them, oldest first.
+        messages: the messages as agentgit shows them, oldest first.
         width: the longest line, in terminal cells.
 
     Example:
@@ -37,9 +37,9 @@ def lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: st
     """Draw a conversation, the last messages of a long one.
 
     Args:
-        messages: as agentgit shows them, oldest first.
+        messages: the messages as agentgit shows them, oldest first.
         width: the longest line, in terminal cells.
-        indent: what each line begins with.
+        indent: the beginning of each line.
     """
     rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(said(m))] for m in messages[-LATEST:]]
     return table(rows, width=width, indent=indent)
@@ -59,7 +59,7 @@ def page(messages: Sequence[Mapping[str, Any]]) -> str:
     """Draw a conversation as HTML: a short message as it is, a long one folded.
 
     Args:
-        messages: as agentgit shows them, oldest first.
+        messages: the messages as agentgit shows them, oldest first.
     """
     if not messages:
         return "<p>no messages yet</p>"

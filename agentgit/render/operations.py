@@ -16,7 +16,7 @@ def lines(
     """Draw a list of operations.
 
     Args:
-        operations: in the order to show them.
+        operations: the operations, in the order to show them.
         branches: the names of the session's branches, by their ids.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.

@@ -15,13 +15,13 @@ from agentgit.render.text import count
 from agentgit.sessions.tree import Branch, Point, Tree
 
 LANE, LINE, STEP, LEFT, TOP = 18, 26, 9, 14, 44
-"""How wide a lane is, how high a line of text, how far the dots of one turn are apart, and where the first dot is."""
+"""The width of a lane, the height of a line of text, the distance of a turn's dots, and the place of the first dot."""
 
 _LEAD = 17
-"""How much height the curve to a new lane needs."""
+"""The height that the curve to a new lane needs."""
 
 _MOST_LINES, _MOST_BRANCHES, _MOST_DOTS, _MOST_LANES = 60, 60, 6, 12
-"""How many lines of a branch, branches, dots of a turn and lanes to the right of each other are shown."""
+"""The most lines of a branch, branches, dots of a turn, and lanes to the right of each other that are shown."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Dot:
     """A checkpoint in the picture.
 
     Args:
-        point: which.
-        y: how far down.
+        point: the checkpoint.
+        y: the distance from the top.
     """
 
     point: Point
@@ -42,9 +42,9 @@ class PlacedPoint:
     """A line of text, with the dots that belong to it.
 
     Args:
-        row: what it says.
-        lane: on which lane it is.
-        y: how far down.
+        row: the text of the line.
+        lane: the lane that it is on.
+        y: the distance from the top.
         dots: the last one is at `y`; none if the line is folded, or says that there are none.
         after: True for the line that tells of calls after the newest checkpoint.
     """
@@ -61,11 +61,11 @@ class Lane:
     """A branch in the picture.
 
     Args:
-        branch: which.
-        column: its place from the left.
-        number: counts the lanes; it gives the colour.
-        start: how far down it begins; None before its first line.
-        down: how far down it has come.
+        branch: the branch.
+        column: the place of the lane from the left.
+        number: the number of the lane; it determines the colour.
+        start: the height at which it begins; None before its first line.
+        down: the height that it has come to.
         runs: the pieces of its line, each from where to where, and whether it is broken.
         left: the column and the height of the joint that it comes from.
     """
@@ -104,9 +104,9 @@ class Picture:
     Args:
         tree: the whole tree that it shows.
         lanes: one for each branch.
-        lines: from top to bottom.
+        lines: the lines from top to bottom.
         references: the short names of the checkpoints.
-        hidden: how many branches are not in it.
+        hidden: the number of branches that are not in it.
     """
 
     tree: Tree

@@ -35,17 +35,17 @@ STYLES = {
     "failed": "bad",
     "remaining": "bad",
 }
-"""What an action of a plan, or a group of a report, looks like."""
+"""The style of each action of a plan, and of each group of a report."""
 
 Row = tuple[str, ToolInvocation, str]
-"""What is or was done, about which call, and why."""
+"""The action, its call, and the reason."""
 
 
 def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     """Draw a plan or a report as plain text.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
 
     Example:
@@ -64,7 +64,7 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
     """Draw a plan or a report. Reasons are never cut.
 
     Args:
-        value: which.
+        value: the value to draw.
         width: the longest line, in terminal cells.
     """
     cells = [
@@ -83,7 +83,7 @@ def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
     """Draw what was done about files.
 
     Args:
-        changes: what.
+        changes: the changes of files.
         width: the longest line, in terminal cells.
     """
     cells = table(_file_cells(changes), width=width, indent="  ", whole=True)
@@ -94,7 +94,7 @@ def page(value: RollbackPlan | RollbackReport) -> str:
     """Draw a plan or a report as HTML, for a notebook or a page.
 
     Args:
-        value: which.
+        value: the value to draw.
     """
     rows = [
         [
@@ -143,7 +143,7 @@ def _files(value: RollbackPlan | RollbackReport) -> str:
 
 
 _FILES = 20
-"""How many paths that are written or deleted are shown; all others always are."""
+"""The most written or deleted paths that are shown; all others always are."""
 
 
 def _needs_a_person(value: RollbackPlan | RollbackReport) -> bool:
@@ -161,4 +161,4 @@ def _replayed(value: RollbackPlan | RollbackReport) -> str:
 
 
 _SHOWN = 200
-"""How many calls before that point a page shows, from the first."""
+"""The number of calls before that point that a page shows, from the first."""

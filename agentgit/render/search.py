@@ -27,7 +27,7 @@ def lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Li
     """Draw what was found.
 
     Args:
-        hits: a page.
+        hits: the page of hits.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """
@@ -72,7 +72,7 @@ def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: tzinfo | None = UT
     """Draw a list of tags.
 
     Args:
-        tags: in the order to show them.
+        tags: the tags, in the order to show them.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """

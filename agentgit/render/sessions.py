@@ -17,7 +17,7 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
     """Draw a list of sessions.
 
     Args:
-        sessions: in the order to show them.
+        sessions: the sessions, in the order to show them.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """
@@ -44,7 +44,7 @@ def branch_lines(
     """Draw a list of branches, a `*` before the current one.
 
     Args:
-        branches: in the order to show them.
+        branches: the branches, in the order to show them.
         tree: the tree that they form, which knows where each left; None to leave that out.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
@@ -73,7 +73,7 @@ def branch_page(branch: InternalSession) -> str:
     """Draw one branch as HTML: its line in the list, and its conversation, folded away.
 
     Args:
-        branch: which; its conversation is read, and where that fails, why is said in its place.
+        branch: the branch; its conversation is read, and if that fails, the reason is shown in its place.
     """
     try:
         history = branch.conversation_history

@@ -21,7 +21,7 @@ def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
     """Draw one checkpoint as plain text.
 
     Args:
-        checkpoint: which; its content is read.
+        checkpoint: the checkpoint; its content is read.
         width: the longest line, in terminal cells.
     """
     return plain(lines(checkpoint, width=width))
@@ -31,7 +31,7 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
     """Draw one checkpoint.
 
     Args:
-        checkpoint: which; its content is read.
+        checkpoint: the checkpoint; its content is read.
         width: the longest line, in terminal cells.
         zone: the zone of the times; None is this machine's.
     """
@@ -77,7 +77,7 @@ def page(checkpoint: Checkpoint) -> str:
     """Draw one checkpoint as HTML: what it is, and its state, conversation and calls, folded away.
 
     Args:
-        checkpoint: which; its content is read, and where that fails, why is said in its place.
+        checkpoint: the checkpoint; its content is read, and if that fails, the reason is shown in its place.
     """
     name = clean(checkpoint.checkpoint_name or "")
     heading = f"<p><b>{html.escape(reference(checkpoint))}</b> {html.styled(Span(name, 'name'))}</p>"
@@ -108,4 +108,4 @@ def _content(checkpoint: Checkpoint) -> str:
 
 
 _LONGEST = 2_000
-"""How many characters of a value a page shows."""
+"""The most characters of a value that a page shows."""

@@ -18,7 +18,7 @@ def lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | 
     Args:
         session: the session.
         branch: the branch that the agent runs on.
-        head: its newest checkpoint; None before the first.
+        head: the newest checkpoint of the branch; None before the first.
     """
     status = "" if branch.status == OPEN else f" ({clean(branch.status)})"
     at = [Span("no checkpoints yet")]
@@ -48,9 +48,9 @@ def page(session: ExternalSession, branch: InternalSession, head: Checkpoint | N
     """Draw where an agent stands as HTML, with the picture of the tree.
 
     Args:
-        session: which.
-        branch: the one that it runs on.
-        head: its newest checkpoint; None before the first.
-        tree: the session's.
+        session: the session.
+        branch: the branch that the agent runs on.
+        head: the newest checkpoint of the branch; None before the first.
+        tree: the tree of the session.
     """
     return f"<div>{html.pre(lines(session, branch, head))}{svg.page(tree)}</div>"

@@ -23,7 +23,7 @@ from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import Point, Tree
 
 Link = Callable[[Point], str | None]
-"""Gives the address that a checkpoint leads to; None for none."""
+"""A function that returns the address that a checkpoint leads to; None for none."""
 
 LANES = ("#2f76e1", "#bc5f0a", "#198b39", "#0b868e", "#cf3f95", "#877a07")
 """The colours of the branches, in turn."""
@@ -38,7 +38,7 @@ COLOURS = {
     "failed": "#d4474f",
     "unknown": "#bc5f0a",
 }
-"""What the marks of calls look like; each has a shape of its own too."""
+"""The colours of the marks of calls; each mark has a shape of its own too."""
 
 _SHAPES = {
     "running": '<path d="M2 6h.1M6 6h.1M10 6h.1" stroke="{c}" stroke-width="2.6"/>',
@@ -53,12 +53,12 @@ _SHAPES = {
 
 _FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,DejaVu Sans Mono,monospace"
 _CELL = 7.3
-"""How wide a letter is, about."""
+"""The approximate width of a letter."""
 
 _TITLE_CELLS, _TAGS = 56, 4
 
 _SMALLEST = 0.85
-"""How much a notebook shrinks a picture that is too wide; a wider one is scrolled, so that it can still be read."""
+"""The smallest scale of a picture too wide for a notebook; a wider one is scrolled, so that it stays readable."""
 
 _READER = (
     "<style>@media(prefers-color-scheme:light){.agentgit-text{fill:#1f2328}}"
@@ -71,7 +71,7 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
 
     Args:
         tree: the branches of a session.
-        link: gives the address that a checkpoint leads to; None to draw no links.
+        link: a function that returns the address that a checkpoint leads to; None to draw no links.
         follow_reader: True if the page is light or dark as its reader prefers; texts then have the strongest contrast.
 
     Example:

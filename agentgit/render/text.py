@@ -8,7 +8,7 @@ from datetime import UTC, datetime, tzinfo
 from agentgit.values import JOINERS, OBEYED
 
 _LONGEST = 4_000
-"""How many characters of a text are looked at; no line is longer."""
+"""The number of characters of a text that are looked at; no line is longer."""
 
 _NO_WIDTH = ("Mn", "Me", "Cf")
 """The Unicode categories that take no cell of their own."""

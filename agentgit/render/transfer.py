@@ -7,7 +7,7 @@ from agentgit.render.text import clean, count
 from agentgit.store.transfer.summary import Carried
 
 NAMED = 20
-"""How many of the paths that are left out are shown."""
+"""The number of omitted paths that are shown."""
 
 
 def lines(what: str, carried: Carried) -> list[Line]:

@@ -24,7 +24,7 @@ from agentgit.sessions.tree import Branch, Tree
 TURN, NAMED, BEGIN, FOLDED = "●", "◆", "○", "┆"
 
 _LANE_CELLS = 24
-"""How many cells the lanes may take; deeper ones are drawn at that depth."""
+"""The most cells of the lanes; deeper ones are drawn at that depth."""
 
 
 def draw(tree: Tree, *, width: int = 100) -> str:

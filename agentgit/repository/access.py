@@ -38,7 +38,7 @@ JWT_SWITCH = "AGENTGIT_JWT"
 """The environment variable that refuses all tokens when it is `off`."""
 
 LINK_HOLDS = timedelta(days=7)
-"""How long a link holds where nobody says how long."""
+"""The default lifetime of a link."""
 
 
 def shut_out(user: User) -> NotAllowed:
@@ -58,7 +58,7 @@ class People(Verbs):
         self.is_borrowed = False
         """True if another repository opened the database, and closes it."""
         self.jwt: JWT | None = None
-        """How tokens are verified; None takes none."""
+        """The settings by which tokens are verified; with None, no token is accepted."""
 
     @cached_property
     def users(self) -> Users:
@@ -183,8 +183,8 @@ class People(Verbs):
         """Return a handle for the user who has this password; it ends when the user is disabled or gets another one.
 
         Args:
-            name: the user's.
-            password: theirs.
+            name: the name of the user.
+            password: the password of the user.
             source: the caller's address, to count failures by; None counts by the name alone.
             device: what `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
                 count, and those of this device count for it alone.
@@ -236,8 +236,8 @@ class People(Verbs):
         """Return the newest events that belong to no session, oldest first: logins, users, keys; for admins.
 
         Args:
-            kinds: as `on` takes them.
-            limit: how many at most.
+            kinds: the kinds of events, as `on` takes them.
+            limit: the largest number of results.
 
         Raises:
             NotAllowed: you are not an admin.
@@ -256,11 +256,11 @@ class People(Verbs):
         """Grant a user a role in a session, in place of the one that you granted before.
 
         Args:
-            session: as `session` takes it.
+            session: the session, as `session` takes it.
             user: a User, a name or an id.
             role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
                 and roll back) or `owner` (also share and delete it).
-            expires_in: how long the role lasts; None is until somebody takes it away.
+            expires_in: the time for which the role lasts; None is until somebody takes it away.
 
         Raises:
             NotFound: there is no such session or user.
@@ -285,7 +285,7 @@ class People(Verbs):
         The links by which somebody who is taken out had joined end, too, with the right of others who joined by those.
 
         Args:
-            session: as `session` takes it.
+            session: the session, as `session` takes it.
             user: a User, a name or an id.
 
         Raises:
@@ -318,9 +318,9 @@ class People(Verbs):
         """Make a link: each user of the tenant who has its token can join the session, until the link ends.
 
         Args:
-            session: as `session` takes it.
-            role: what who joins may do, as `share` takes it, but not `owner`.
-            expires_in: how long the link holds, and the right of all who join by it; None is until it is revoked.
+            session: the session, as `session` takes it.
+            role: the role of those who join, as `share` takes it, but not `owner`.
+            expires_in: the time for which the link, and the right of all who join by it, hold; None is until revoked.
 
         Returns:
             The link; its `token` is only here, and is not in its repr.
@@ -377,7 +377,7 @@ class People(Verbs):
         """Join a session by the token of a link; give the session.
 
         Args:
-            token: as `share_link` gave it.
+            token: the token as `share_link` returned it.
 
         Raises:
             NotFound: no link that holds has this token.

@@ -17,8 +17,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     TLS and HTTP above it know the host by its name: certificate, SNI and Host are those of the URL.
 
     Args:
-        hosts: which may be connected to.
-        seconds: how long a try takes at most, for all addresses of a host together.
+        hosts: the hosts that may be connected to.
+        seconds: the most seconds that a try takes, for all addresses of a host together.
     """
 
     def __init__(self, hosts: WebhookHosts, seconds: float) -> None:

@@ -25,8 +25,8 @@ def erase(
     Args:
         handle: the handle of the user who erases.
         which: the sessions to erase.
-        may: checks in a transaction whether the user may.
-        work: deletes.
+        may: a function that checks in a transaction whether the user may erase.
+        work: a function that deletes.
 
     Raises:
         Conflict: somebody works on a session, or made one meanwhile.

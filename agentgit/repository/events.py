@@ -25,10 +25,10 @@ from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.ids import COUNTER_BITS, ID_LIMIT, new_id
 
 PAGE = 500
-"""How many events are read at once."""
+"""The number of events that are read at once."""
 
 SLOW_SECONDS = 30
-"""How much later than a newer event of another session one may be committed that a feed still gives."""
+"""The seconds by which an event may be committed later than a newer one of another session, and still be in a feed."""
 
 
 class Tells(Verbs):
@@ -45,7 +45,7 @@ class Tells(Verbs):
 
         Args:
             kinds: a kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
-            callback: gets the `Event`.
+            callback: the function to call with the `Event`.
             session: only this one; None for all of the user's, and those that others share.
 
         Returns:
@@ -110,10 +110,10 @@ class Tells(Verbs):
         Args:
             session: only this one; None for all of the user's.
             after: the last event that you have, or its id.
-            kinds: as `on` takes them.
+            kinds: the kinds of events, as `on` takes them.
             since: only what happened then or later, an aware time.
             follow: True to wait for what comes, for ever.
-            poll: how many seconds lie between two looks.
+            poll: the seconds between two looks.
 
         Raises:
             InvalidInput: there is no such kind, or the time has no zone.
@@ -172,10 +172,10 @@ class Tells(Verbs):
         """Return the newest events, the oldest of these first.
 
         Args:
-            session: as `events` takes it.
+            session: the session, as `events` takes it.
             kinds: patterns like `rollback.*`, one or several.
             since: only events from this time on.
-            limit: how many at most.
+            limit: the largest number of results.
 
         Raises:
             InvalidInput, NotFound: as `events`.
@@ -266,7 +266,7 @@ class Webhooks:
         Args:
             url: http or https, of a host with public addresses, or of one that the operator allows
                 (`agentgit.open(webhook_hosts=...)`). Its addresses are resolved and checked at each delivery.
-            kinds: as `Repository.on` takes them.
+            kinds: the kinds of events, as `Repository.on` takes them.
             secret: signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
             session: only its events; None for all of the user's.
 

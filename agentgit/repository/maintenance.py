@@ -34,7 +34,7 @@ class Upkeep(Verbs):
         """Return what a session keeps of its checkpoints; None is everything.
 
         Args:
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
         """
         return self._read(lambda c: retention_store.read(c, self.store, self.lookup.session(c, session).id))
 
@@ -48,7 +48,7 @@ class Upkeep(Verbs):
 
         Args:
             retention: None to keep everything from now on.
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
 
         Raises:
             InvalidInput: it is not a `Retention`.
@@ -85,8 +85,8 @@ class Upkeep(Verbs):
         """Delete the checkpoints that a session does not keep, now; tell of each whether it goes, and why.
 
         Args:
-            session: None is the one that moved last.
-            retention: what it is to keep this time; None is what `set_retention` said.
+            session: the session; None is the one that moved last.
+            retention: the retention to apply this time; None is the one that `set_retention` set.
             dry_run: True to tell only. With `max_bytes` it also tells whether the limit can be kept: `is_within`.
 
         Raises:
@@ -125,7 +125,7 @@ class Upkeep(Verbs):
         """Delete all checkpoints of a session that nothing needs, also the named ones; tell how many went.
 
         Args:
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             branch: only those that this branch made; None for all.
         """
 

@@ -61,7 +61,7 @@ class Privacy(Verbs):
         left alone. That it was erased, when and by whom stays in the trail, by its id.
 
         Args:
-            session: its name or id.
+            session: the name or id of the session.
 
         Returns:
             What went, and what could not be reached.

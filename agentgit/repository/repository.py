@@ -77,16 +77,16 @@ def open(
         where: a path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
         user: whose sessions to see; None is the local owner, an admin. Who has the database needs no credential, and
             a user who is not there is made.
-        tenant: which of the isolated customers of the database; None is the first one. It is made if it is not there.
+        tenant: the name of one of the isolated customers of the database; None is the first one. A missing one is made.
         create: False to refuse a file, a tenant or a user that is not there.
         effects: what tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
             tool name: as `wrap` takes it. `*` is every tool that is not named.
-        compression: how new values are packed, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
-        pool_size: how many connections to a server it has at most; on event loops, on each.
-        lease_seconds: how long a run on a server counts as alive after its process was last heard of.
-        keyring: what the contents are encrypted with; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
+        compression: the packing of new values, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
+        pool_size: the most connections to a server; on event loops, on each.
+        lease_seconds: the seconds that a run on a server counts as alive after its process was last heard of.
+        keyring: the keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
             From the first time on, the database can only be opened with its keys.
-        jwt: how `authenticate` verifies tokens; None takes none.
+        jwt: the settings by which `authenticate` verifies tokens; None accepts no token.
         trust: your modules, like `shop.tools`, whose tools can be undone and run again in every session; None is
             `$AGENTGIT_TRUST`, their names with commas between them. They are imported now. As `Repository.trust` takes
             them.
@@ -181,8 +181,8 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
 
     Args:
         store: the store of one tenant.
-        principal: who it acts for; what belongs to others, and is not shared with them, is not found.
-        effects: what tools do to the world of which nothing else is said, by name; `*` is all of those.
+        principal: the user it acts for; what belongs to others, and is not shared with them, is not found.
+        effects: the effects of tools that declare no other, by name; `*` is all of those.
         registry: the functions at hand, of the handle that this one comes from; None for a new one.
     """
 
@@ -225,11 +225,11 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         Args:
             graph: any compiled graph; it stays as it is.
             session: the session's name.
-            effects: what tools do to the world, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`.
+            effects: the effects of tools, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`.
                 It wins over what a tool says of itself, and that over the defaults of `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
                 tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn), or `off`.
-            branch: which branch to continue; None is the current one.
+            branch: the branch to continue; None is the current one.
             check_effects: False if `effects` names tools that nodes call out of sight of the graph.
             fence: what to do, after a rollback, about a call that would do what an irreversible or compensable one has
                 done, and what that rollback kept: `replay` (answer it from the record), `raise` (`Fenced`), or `off`
@@ -290,7 +290,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
 
         Args:
             saver_or_url: a saver, or the path or URL of a database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.
-            threads: which; None is all.
+            threads: the ids of the threads; None is all.
             progress: told how far it is.
             session_prefix: put before a thread's id to name its session.
             on_error: `stop` at the first thread that cannot be imported, or `continue` with the others.
@@ -314,7 +314,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
 
         Args:
             name: the session's name.
-            template: as `wrap` takes it.
+            template: the template, as `wrap` takes it.
 
         Raises:
             InvalidInput: no session can be called so.
@@ -335,7 +335,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
 
         Args:
             name: the session's name.
-            template: as `wrap` takes it.
+            template: the template, as `wrap` takes it.
             run: gets the id of a new session, and provides its tools; None if no calls come along.
             force: True to make the session also if some of them cannot be made again.
 
@@ -391,7 +391,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """List the sessions, own ones and those that others share, the one that moved last first.
 
         Args:
-            limit: how many at most; None for all. A page costs the same however many sessions there are.
+            limit: the largest number of results; None for all. A page costs the same however many sessions there are.
             after: the last one of the page before, or its `cursor`.
             shared: False for own ones only.
             name: only those with this in their name, in capitals or not.
@@ -439,7 +439,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Find a branch by its name or id.
 
         Args:
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             name: None is the current branch.
 
         Raises:
@@ -462,9 +462,9 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Delete a checkpoint; the conversation and the tool track stay. Gives the deleted one.
 
         Args:
-            ref: as `checkpoint` takes it.
-            session: as `checkpoint` takes it.
-            branch: as `checkpoint` takes it.
+            ref: the checkpoint, as `checkpoint` takes it.
+            session: the session, as `checkpoint` takes it.
+            branch: the branch, as `checkpoint` takes it.
 
         Raises:
             Conflict: something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
@@ -483,9 +483,9 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         Named ones stay, and so does each that something needs, as `set_retention` tells it.
 
         Args:
-            session: None is the one that moved last.
-            branch: None is the current one.
-            keep: how many automatic ones to keep.
+            session: the session; None is the one that moved last.
+            branch: the branch; None is the current one.
+            keep: the number of automatic ones to keep.
 
         Raises:
             InvalidInput: `keep` is negative.

@@ -38,10 +38,10 @@ from agentgit.workspace.snapshot_export import Outgoing
 from agentgit.workspace.snapshot_import import Incoming
 
 Exported = SessionRef | InternalSession | Checkpoint
-"""What can be exported: a session, one branch of it, or one checkpoint."""
+"""Things that can be exported: a session, one branch of it, or one checkpoint."""
 
 STEP = 2**20
-"""How many bytes are read between two words about it."""
+"""The number of bytes that are read between two reports of progress."""
 
 IN_MEMORY = 2**22
 """Bytes of an export that is read from a pipe; more of it goes into a temporary file."""
@@ -158,7 +158,7 @@ class Carrying(Verbs):
 
         Args:
             path: the file; or a binary stream.
-            session: what the session is called; None for its own name, or the next free one like it.
+            session: the name for the session; None for its own name, or the next free one like it.
             workspace: the directory that its files are to belong to, or a Workspace. They go into the store of that
                 workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
             progress: told how many bytes are read, and of how many; the file is read twice. It is called inside of a
@@ -213,7 +213,7 @@ class Carrying(Verbs):
         from their name; the score of an exploration is the reward of its branch's last step.
 
         Args:
-            session: None is the one that moved last.
+            session: the session; None is the one that moved last.
             branch: one branch; None for all, each from the root of the session.
 
         Raises:
@@ -278,9 +278,9 @@ class _Watched:
     """A file whose reader tells how far it is; each time it begins anew.
 
     Args:
-        file: what is read, line by line.
-        progress: is told.
-        times: how often it will be read.
+        file: the file, which is read line by line.
+        progress: the function that gets the progress.
+        times: the number of times that it will be read.
     """
 
     def __init__(self, file: BinaryIO, progress: Progress, times: int) -> None:

@@ -23,7 +23,7 @@ from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id
 
 KEY_LASTS = timedelta(days=90)
-"""How long an API key holds, unless somebody says otherwise."""
+"""The default lifetime of an API key."""
 
 
 class Users:
@@ -104,7 +104,7 @@ class Users:
 
         Args:
             user: a User, a name or an id.
-            password: as `add` takes it; None takes it away.
+            password: the password, as `add` takes it; None takes it away.
             current: your password until now, if it is your own that you change and you came in by a credential: a
                 browser left open, or a key, is not enough to take an account over.
 
@@ -192,7 +192,7 @@ class Users:
         API keys stay, and are revoked one by one. A key that is called `browser` is one of a browser.
 
         Args:
-            user: of whom, for admins and oneself; None for all users of the tenant, for admins.
+            user: the user, for admins and oneself; None for all users of the tenant, for admins.
 
         Raises:
             NotFound, NotAllowed: as `set_password`.
@@ -282,10 +282,10 @@ class Keys:
         """Make an API key.
 
         Args:
-            name: what it is for.
+            name: the purpose of the key.
             scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
-            expires_in: how long it holds, 90 days if nothing is said; None is until it is revoked.
-            user: for whom; None is yourself, others for admins.
+            expires_in: the time for which it holds, 90 days if nothing is said; None is until it is revoked.
+            user: the user who gets the key; None is yourself, others for admins.
 
         Returns:
             The key; its `secret` is only here, and is not in its repr.
@@ -344,7 +344,7 @@ class Keys:
         """List the keys of a user, also those that have ended, the oldest first.
 
         Args:
-            user: whose; None is yourself, others for admins.
+            user: the user; None is yourself, others for admins.
 
         Raises:
             NotFound: there is no such user.

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from agentgit.store.store import Store
 
 AT_ONCE = 8
-"""How many are sent at the same time."""
+"""The number of messages that are sent at the same time."""
 
 SECONDS = 10.0
-"""How long one try takes at most, whatever the other side does."""
+"""The most seconds that one try takes, whatever the other side does."""
 
 GONE = 410
-"""What a receiver answers that never wants anything more."""
+"""The answer of a receiver that never wants anything more."""
 
 PROBLEM_LIMIT = 200
 """Characters of what is kept of a failure."""

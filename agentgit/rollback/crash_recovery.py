@@ -17,8 +17,8 @@ def take_back(store: Store, connection: Connection, session_id: int) -> list[int
     """Take back what dead processes held in a session: turns, and rollbacks, which are half done from then on.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
+        store: the store of the database.
+        connection: a connection in a transaction that writes.
         session_id: the session.
 
     Returns:

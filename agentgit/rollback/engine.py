@@ -54,9 +54,9 @@ class Rollback:
     """The verbs, on one store.
 
     Args:
-        store: where.
-        registry: what this process can do for a recorded call.
-        settle: waits for asynchronous ones.
+        store: the store of the database.
+        registry: the functions that this process has for recorded calls.
+        settle: a function that waits for asynchronous functions.
         admit: refuses who may not, in the transaction that begins; what has begun is brought to its end.
     """
 
@@ -80,7 +80,7 @@ class Rollback:
         Args:
             source_id: the branch that would be left.
             target: the row of the checkpoint to go to.
-            label: how the user called it.
+            label: the name that the user gave for it.
             how: `tools`, `files`, `replay`, `conversation`, as `Request` has them.
 
         Raises:
@@ -207,7 +207,7 @@ class Rollback:
         """Finish what stopped half way or whose process died; done items are not done again.
 
         Args:
-            operation_id: which.
+            operation_id: the id of the operation.
             force: True to leave as it is what still cannot be done, and call the operation done.
 
         Raises:
@@ -273,11 +273,11 @@ class Rollback:
         """Make a branch at a checkpoint without touching the world; give its id.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             target: the row of the checkpoint.
-            name: of the branch; None for a free one.
+            name: the name of the branch; None for a free one.
             source_id: the branch that is left.
-            user_id: who asks for it.
+            user_id: the id of the user who asks for it.
             at: the files that are its own; None for those that are there now.
         """
         self.store.sessions.lock(connection, target.external_session_id)

@@ -33,7 +33,7 @@ OFF_THE_TRACK = -1
 """The batch of what ran again: it belongs to no AI message."""
 
 CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
-"""What is raised where a function was broken off, nobody knows where."""
+"""The exceptions of a function that was broken off at an unknown place."""
 
 IN_THE_WORLD = frozenset({invocation.DONE, invocation.REVERSE_FAILED})
 """The statuses of what is known to stand."""
@@ -43,9 +43,9 @@ class Worker:
     """Works operations off.
 
     Args:
-        store: where.
-        registry: what this process can do for a recorded call.
-        settle: waits for asynchronous ones.
+        store: the store of the database.
+        registry: the functions that this process has for recorded calls.
+        settle: a function that waits for asynchronous functions.
         looks: asks the world what became of a call or an undo that raised.
     """
 
@@ -59,7 +59,7 @@ class Worker:
         """Do the steps of an operation that are not done yet, in their order; tell whether it came to the last one.
 
         Args:
-            row: the operation.
+            row: the row of the operation.
             owner: the piece of work that does it.
         """
         request = as_object(row.request)

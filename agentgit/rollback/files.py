@@ -25,8 +25,8 @@ class RollbackFiles:
     """Plans and brings back the files of one session after the other.
 
     Args:
-        store: where it is recorded which snapshot is of which moment.
-        registry: which workspaces are attached here.
+        store: the store that records which snapshot is of which moment.
+        registry: the registry of the workspaces that are attached here.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
@@ -97,7 +97,7 @@ class RollbackFiles:
         """Bring the files to where an operation leads; None if it leaves them alone. Twice does no harm.
 
         Args:
-            row: the operation.
+            row: the row of the operation.
         """
         wanted = as_object(row.request).get("files")
         if wanted is None:

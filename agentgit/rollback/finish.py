@@ -28,10 +28,10 @@ class Publishing:
     """Publishes what operations have done.
 
     Args:
-        store: where.
-        reports: tells what became of each step.
-        stopped: reads operations.
-        files: knows the files that they led to.
+        store: the store of the database.
+        reports: the reader of what became of each step.
+        stopped: the reader of operations.
+        files: the keeper of the files that they led to.
         executed: gives a branch whose calls ran again their new results.
     """
 
@@ -117,9 +117,9 @@ class Publishing:
         """Open a branch that stands at its branch point, or at what its calls came to when they ran again.
 
         Args:
-            connection: in a transaction that writes.
+            connection: a connection in a transaction that writes.
             branch_id: the branch.
-            user_id: who asked for it.
+            user_id: the id of the user who asked for it.
             at: the files that it has now.
             current: True to make the session continue on it.
             made_by: the operation that made it; None for a fork.

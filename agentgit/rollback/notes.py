@@ -15,10 +15,10 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 CHANGED = "world_note"
-"""Where the metadata of a branch keeps what a switch with sync="note" has found otherwise than its conversation."""
+"""The key in a branch's metadata for the differences from its conversation that a switch with sync="note" found."""
 
 DRIFTED = "world_drift"
-"""Where it keeps the calls that ran again and returned something else than its conversation has, by their id."""
+"""The key for the calls that ran again and returned something else than the conversation has, by their id."""
 
 TOLD: Mapping[str, Any] = {CHANGED: None, DRIFTED: None}
 """The facts of a branch whose model was told."""
@@ -29,7 +29,7 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
 
     Args:
         meta: the metadata of the branch.
-        plan: what would bring the world to it.
+        plan: the plan that would bring the world to it.
         sync: one of `SYNC_MODES`.
     """
     moved = {str(step.invocation.first_id) for step in plan.steps}
@@ -74,9 +74,9 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
     """Write down what the model of a branch is to be told now, if that is something else than before.
 
     Args:
-        store: where.
-        connection: in a transaction that writes.
-        branch: its row.
+        store: the store of the database.
+        connection: a connection in a transaction that writes.
+        branch: the row of the branch.
         facts: as `at_switch` and `after_drift` give them.
     """
     meta = as_object(branch.meta)

@@ -25,7 +25,7 @@ class Executed:
     """Gives a branch what the tools of its path returned when they ran again.
 
     Args:
-        store: where.
+        store: the store of the database.
         past: knows the calls of the path.
         worker: knows what ran again.
     """

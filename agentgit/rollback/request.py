@@ -11,10 +11,10 @@ from agentgit.errors import InvalidInput
 from agentgit.store.records.sessions import Found
 
 ON_ERROR = ("stop", "continue")
-"""What to do when an undo function or a tool raises, or when a tool that runs again returns something else."""
+"""The ways to treat an undo function or a tool that raises, or a tool that runs again and returns something else."""
 
 SYNC_MODES = ("world", "note", "ignore")
-"""What a switch does about a world that another branch has changed."""
+"""The ways a switch treats a world that another branch has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +22,15 @@ class Request:
     """A rollback that somebody asks for.
 
     Args:
-        user_id: who.
+        user_id: the id of the user who asks.
         source_id: the branch that is left.
         target: the row of the checkpoint to go to.
-        label: how the user called it.
+        label: the name that the user gave for it.
         tools: one of `TOOLS_MODES`.
         files: True to bring the files of a workspace back to the target's; or which ones to bring back instead.
         conversation: False to move only the world, and stay on the branch.
         replay: one of `REPLAY_MODES`.
-        name: of the new branch; None for a free one.
+        name: the name of the new branch; None for a free one.
         force: True to keep what stands in the way.
         on_error: one of `ON_ERROR`.
         on_drift: one of `ON_ERROR`.
@@ -89,7 +89,7 @@ class SwitchRequest:
     """A switch to a branch that brings branch and world together.
 
     Args:
-        user_id: who asks for it.
+        user_id: the id of the user who asks for it.
         source_id: the branch that is left.
         branch: the row of the branch to continue on.
         sync: one of `SYNC_MODES`.

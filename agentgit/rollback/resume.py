@@ -24,10 +24,10 @@ class Stopped:
     """Takes operations up again.
 
     Args:
-        store: where.
-        planner: makes their plans anew.
-        worker: who knows what ran again.
-        admit: refuses who may not.
+        store: the store of the database.
+        planner: the planner that makes their plans anew.
+        worker: the worker that knows which calls ran again.
+        admit: a function that refuses users without the right.
     """
 
     def __init__(self, store: Store, planner: Planner, worker: Worker, admit: Admit) -> None:
@@ -76,9 +76,9 @@ class Stopped:
         """Plan what happened in the world since an operation was planned.
 
         Args:
-            connection: any.
-            operation_id: which.
-            cannot: what prechecks have said.
+            connection: an open connection; the transaction may be read-only.
+            operation_id: the id of the operation.
+            cannot: the objections of prechecks.
         """
         row = self.find(connection, operation_id)
         return self._since(connection, row, as_object(row.request)["steps"], cannot)
@@ -89,9 +89,9 @@ class Stopped:
         What is to be reversed comes first, because it is newer; what was reversed since runs again at the end.
 
         Args:
-            connection: in a transaction that writes.
-            operation_id: which.
-            cannot: what prechecks have said.
+            connection: a connection in a transaction that writes.
+            operation_id: the id of the operation.
+            cannot: the objections of prechecks.
             force: True to leave as it is what cannot be done, now or when it is tried.
 
         Raises:

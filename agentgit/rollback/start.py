@@ -35,10 +35,10 @@ class Beginning:
     """Begins operations.
 
     Args:
-        store: where.
-        planner: makes their plans.
-        files: knows the files that they lead to.
-        admit: refuses who may not.
+        store: the store of the database.
+        planner: the planner of the operations.
+        files: the keeper of the files that they lead to.
+        admit: a function that refuses users without the right.
     """
 
     def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Admit) -> None:

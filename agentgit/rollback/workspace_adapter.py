@@ -28,15 +28,15 @@ from agentgit.workspace.modified_files import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 
 HOLDER = "holder"
-"""Where the settings of a keeper say who needs its snapshots."""
+"""The setting of a keeper that names the holder of its snapshots."""
 
 
 class WorkspaceKeeper:
     """Keeps the files of a session in the store of a workspace; see `agentgit.effects.files.Keeper`.
 
     Args:
-        workspace: which.
-        holder: who needs the snapshots: the same workspace may belong to sessions in several databases.
+        workspace: the workspace.
+        holder: the holder that needs the snapshots: the same workspace may belong to sessions in several databases.
     """
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
@@ -208,8 +208,8 @@ def attached(
     """Return the keeper of a workspace, or of a directory, which is made if it is not there.
 
     Args:
-        workspace: which.
-        holder: who needs its snapshots.
+        workspace: the workspace.
+        holder: the name of the holder that needs its snapshots.
         without: files that are none of the session's, wherever they are: those of the database.
     """
     if not isinstance(workspace, Workspace):
@@ -234,7 +234,7 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
 
     Args:
         settings: as they are stored.
-        moved_to: where its directory is now, if it was moved.
+        moved_to: the present path of its directory, if it was moved.
     """
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):

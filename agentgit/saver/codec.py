@@ -151,7 +151,7 @@ class SealedCodec(Codec):
     remembered which value became which leaf: in memory, by the hash of its plain form.
 
     Args:
-        serde: for everything.
+        serde: the serializer for every value.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:

@@ -32,7 +32,7 @@ Channels = Mapping[str, Any]
 """The channels of a graph by name; only those that are a DeltaChannel matter."""
 
 _MESSAGES: DeltaChannel[Any] = DeltaChannel(cast(Any, messages_delta_reducer), list)
-"""What a channel of messages is taken for where the graph is not known."""
+"""The channel that stands for a channel of messages where the graph is not known."""
 
 
 LEAF_BYTES = 256
@@ -59,10 +59,10 @@ def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: Ch
     """Find the channels of a graph checkpoint whose value is spread over the writes of earlier ones.
 
     Args:
-        codec: how values are stored.
+        codec: the codec that stores values.
         channels: those of the graph, as far as it is known.
-        checkpoint: LangGraph's.
-        metadata: LangGraph's.
+        checkpoint: the checkpoint of LangGraph.
+        metadata: the metadata of LangGraph.
     """
     counted: Any = metadata.get(DELTA_COUNTERS)
     if not counted:
@@ -139,8 +139,8 @@ def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
     """Encode the value of a DeltaChannel, so that equal values are stored under the same hash.
 
     Args:
-        codec: how values are stored.
-        value: what a reducer made, or LangGraph's full value.
+        codec: the codec that stores values.
+        value: the value that a reducer made, or LangGraph's full value.
         before: an earlier value whose parts may be found in this one.
     """
     if before is not None and type(before.live.value) is not type(value):

@@ -33,7 +33,7 @@ class _Known(NamedTuple):
     """A message and its leaf.
 
     Args:
-        leaf: what is stored.
+        leaf: the stored leaf.
         kind: its class.
         fields: its fields, which nobody else holds.
         nested: those of them that are lists or dicts, as JSON: each message that is made gets its own.

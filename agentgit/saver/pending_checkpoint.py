@@ -15,10 +15,10 @@ from agentgit.store.objects.content import Encoded
 from agentgit.store.threads.graph_store import Draft
 
 PENDING_SENDS = "__pending_sends__"
-"""Where the field `pending_sends` of LangGraph's old checkpoints is kept."""
+"""The key for the field `pending_sends` of LangGraph's old checkpoints."""
 
 SNAPSHOTS = "snapshots"
-"""Where the header names the channels whose value came as the full value of a DeltaChannel."""
+"""The key in the header for the channels whose value came as the full value of a DeltaChannel."""
 
 
 def make_draft(

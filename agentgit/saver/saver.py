@@ -52,7 +52,7 @@ class Beside(NamedTuple):
     """The additional work in the transaction of a put.
 
     Args:
-        before: does the work.
+        before: the function that does the work.
         is_alone: True if it writes nothing; then it consists only of the check that the fence holds.
         fence: the fence by which the run holds its branch, if it does.
     """
@@ -67,7 +67,7 @@ OnPut = Callable[[GraphKey], AbstractContextManager[Beside]]
 OnRead = Callable[[str, str, GraphKey | None], None]
 
 PAGE = 16
-"""How many checkpoints `list` reads at once; each of them may hold large values."""
+"""The number of checkpoints that `list` reads at once; each of them may hold large values."""
 
 
 class SQLModelSaver(AsyncTwins):
@@ -77,12 +77,12 @@ class SQLModelSaver(AsyncTwins):
     conversation costs what is new in it. The protocol is LangGraph's `BaseCheckpointSaver`.
 
     Args:
-        database: where.
-        tenant_id: whose; None for the first tenant of the database, which is made if there is none.
+        database: the database that keeps the data.
+        tenant_id: the id of the tenant; None for the first one of the database, which is made if there is none.
         graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
-        compression: how new values are packed: `zstd`, `zlib` (bigger and slower) or `none`.
+        compression: the packing of new values: `zstd`, `zlib` (bigger and slower) or `none`.
         sessions: True to reach the threads of sessions, too; whoever changes these past their session breaks it.
 
     Example:
@@ -127,7 +127,7 @@ class SQLModelSaver(AsyncTwins):
             where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
             serde: see the class.
             compression: see the class.
-            keyring: what the contents are encrypted with, as `agentgit.open` takes them.
+            keyring: the keys that encrypt the contents, as `agentgit.open` takes them.
             sessions: see the class.
 
         Raises:
@@ -307,8 +307,8 @@ class SQLModelSaver(AsyncTwins):
         """Read what LangGraph rebuilds the value of a DeltaChannel from, in a few statements for the whole way back.
 
         Args:
-            config: the checkpoint.
-            channels: which channels.
+            config: the config that names the checkpoint.
+            channels: the names of the channels.
 
         Returns:
             For each channel the writes since its last full value, oldest first, and that value as `seed` if any.
@@ -348,7 +348,7 @@ class SQLModelSaver(AsyncTwins):
 
         Args:
             config: thread, namespace and the parent's id.
-            checkpoint: what to store.
+            checkpoint: the checkpoint to store.
             metadata: facts about it; of the config's `configurable` only harmless keys are added.
             new_versions: the channels that changed since the parent.
 
@@ -410,7 +410,7 @@ class SQLModelSaver(AsyncTwins):
         Args:
             config: thread, namespace and checkpoint id.
             writes: channel and value of each, in order.
-            task_id: who wrote.
+            task_id: the id of the task that wrote.
             task_path: its place among the tasks of its step.
 
         Raises:

@@ -81,13 +81,13 @@ class Event:
         kind: like `checkpoint.created`; `agentgit.sessions.events.KINDS` has all of them.
         number: its place in the trail of its session, from 1, without a gap.
         session_id: the session; None for what belongs to none.
-        session_name: what it was called then.
+        session_name: the name of the session at that time.
         branch_id: the branch, if it is about one.
-        branch_name: what that was called then.
+        branch_name: the name of the branch at that time.
         owner_id: whose session it is.
-        user_id: who did it; None is agentgit itself.
-        created_at: aware UTC.
-        detail: what else there is to say, JSON-like: ids, names and counts, and never what messages say.
+        user_id: the id of the user who did it; None is agentgit itself.
+        created_at: the time at which it was made, aware UTC.
+        detail: further details, JSON-like: ids, names and counts, and never the text of messages.
         hash: the SHA-256 of the event and of the hash of the one before it, in hex.
     """
 
@@ -115,7 +115,7 @@ class Tip:
 
     Args:
         session_id: whose trail it is; 0 for what belongs to no session.
-        number: how many events the trail has.
+        number: the number of events in the trail.
         hash: the hash of the last one, in hex.
     """
 
@@ -129,9 +129,9 @@ class Verified:
     """The result of verifying the audit trail.
 
     Args:
-        events: how many events were checked.
+        events: the number of events that were checked.
         tips: the last event of each trail.
-        findings: what is wrong.
+        findings: the things that are wrong.
         erased: the sessions that were erased, with their trails.
     """
 

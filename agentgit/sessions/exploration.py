@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 from agentgit.values import Drawn
 
 BEGUN, DONE, WAITING, FAILED = "begun", "done", "waiting", "failed"
-"""How far the turn of an explored branch came."""
+"""The states of the turn of an explored branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class ExploredBranch:
         choices: the same as numbers, from 1.
         status: `done`; `waiting` for a person's answer; `failed`; or `begun` if it was broken off.
         answer: the text of the last answer; None if there is none.
-        messages: what was said since the exploration began, as `history()` gives it.
-        tool_calls: what was called since then.
-        tokens: what the models counted since then; None if they do not count.
-        score: what `score` gave; None without it.
-        error: what the turn raised, if it failed.
+        messages: the messages since the exploration began, as `history()` returns them.
+        tool_calls: the tool calls since then.
+        tokens: the tokens that the models counted since then; None if they do not count.
+        score: the result of `score`; None without it.
+        error: the exception that the turn raised, if it failed.
     """
 
     id: int

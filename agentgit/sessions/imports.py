@@ -18,9 +18,9 @@ class Progress:
     Args:
         thread_id: the thread that is read.
         number: its number, from 1.
-        threads: how many threads there are.
-        done: how many of its graph checkpoints were read.
-        total: how many there are to read.
+        threads: the number of threads.
+        done: the number of its graph checkpoints that were read.
+        total: the number of them that are to be read.
     """
 
     thread_id: str
@@ -38,10 +38,10 @@ class ThreadReport:
         thread_id: the thread in the database that it comes from.
         session_name: the session that it is now.
         status: `imported`, `extended` (it had grown), `unchanged` or `failed`.
-        graph_checkpoints: how many were added.
-        checkpoints: how many checkpoints of agentgit were made.
-        tool_calls: how many calls of the past were put on the tool track.
-        left_out: how many graph checkpoints lie on other lines than the newest one, and were left out.
+        graph_checkpoints: the number of graph checkpoints that were added.
+        checkpoints: the number of checkpoints of agentgit that were made.
+        tool_calls: the number of past calls that were put on the tool track.
+        left_out: the number of graph checkpoints on other lines than the newest one, which were left out.
         hidden: names of metadata that looked like secrets, and were left out.
         error: why it failed.
     """

@@ -17,7 +17,7 @@ class Parts:
 
     Args:
         progress: is told; None tells nobody.
-        sizes: how many things each part has, in their order; a part that is not named has none.
+        sizes: the number of things that each part has, in their order; a part that is not named has none.
 
     Example:
         >>> told = []
@@ -92,8 +92,8 @@ class Finding:
 
     Args:
         row: the table and the key of the row.
-        what: what is wrong with it, as a sentence.
-        todo: what to do about it, as a sentence.
+        what: the fault, as a sentence.
+        todo: the remedy, as a sentence.
     """
 
     row: str
@@ -110,10 +110,10 @@ class Checked:
 
     Args:
         level: the depth of the check: 1 references, 2 hashes too, 3 the state of every head too.
-        objects: how many rows were checked.
-        seconds: how long it took.
-        findings: what is wrong, in the order in which it was found.
-        more: how many findings there were beyond these.
+        objects: the number of rows that were checked.
+        seconds: the seconds that it took.
+        findings: the things that are wrong, in the order in which they were found.
+        more: the number of findings beyond these.
     """
 
     level: int
@@ -137,8 +137,8 @@ class Rotated:
     """The result of encrypting the values of a database anew.
 
     Args:
-        changed: how many values were stored anew.
-        keys: how many values each key has now; the empty name stands for values in clear.
+        changed: the number of values that were stored anew.
+        keys: the number of values that each key has now; the empty name stands for values in clear.
         problem: why the files still have what was there before; empty if they do not.
     """
 
@@ -156,13 +156,13 @@ class Erased:
     """The result of an erasure.
 
     Args:
-        sessions: how many sessions.
-        rows: how many rows, by their tables.
-        values: how many stored values that nobody else needs.
+        sessions: the number of sessions.
+        rows: the number of rows, by their tables.
+        values: the number of stored values that nobody else needs.
         bytes: their stored size.
-        events: how many events of their trails.
-        snapshots: how many snapshots of files, in the workspaces.
-        left: what could not be reached from here, as sentences.
+        events: the number of events of their trails.
+        snapshots: the number of snapshots of files, in the workspaces.
+        left: the things that could not be reached from here, as sentences.
     """
 
     sessions: int = 0

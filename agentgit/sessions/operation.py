@@ -20,11 +20,11 @@ class Operation:
         kind: `rollback` or `fork`.
         status: `running`, `done`, or `partial` if a reversal failed or was never tried.
         request_id: the caller's own name for it.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         ended_at: aware UTC; None while it runs.
         external_session_id: the session.
         source_session_id: the branch that was left.
-        checkpoint_id: where it goes to.
+        checkpoint_id: the id of the checkpoint that it goes to.
         internal_session_id: the branch that it makes.
         report: the report as JSON-like data; empty while it runs.
     """

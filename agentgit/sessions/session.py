@@ -33,14 +33,14 @@ class ExternalSession(Shown):
         id: the identity in the database.
         user_id: the owner.
         session_name: unique for its owner.
-        created_at: aware UTC.
-        updated_at: when a branch last moved, aware UTC.
+        created_at: the time at which it was made, aware UTC.
+        updated_at: the time at which a branch last moved, aware UTC.
         is_active: False once it was put away.
         current_internal_session_id: the branch that it continues on.
         metadata: JSON-like facts about it.
-        branch_count: how many branches it has.
-        owner_name: how its owner is called.
-        role: what who looks may do with it: `viewer`, `forker`, `editor` or `owner`.
+        branch_count: the number of its branches.
+        owner_name: the name of its owner.
+        role: the role of the user who looks: `viewer`, `forker`, `editor` or `owner`.
         is_own: False if it is another one's, who shares it.
     """
 
@@ -109,9 +109,9 @@ class InternalSession(Shown, Deferred):
         name: unique in its session; the first is `main`.
         session_state: the newest values of the graph's state without the messages, JSON-like.
         conversation_history: the newest messages as dicts.
-        created_at: aware UTC.
+        created_at: the time at which it was made, aware UTC.
         is_current: True if the session continues on it.
-        checkpoint_count: how many checkpoints it made itself.
+        checkpoint_count: the number of checkpoints that it made itself.
         parent_session_id: the branch it left from; None for the first.
         branch_point_checkpoint_id: the checkpoint where it left.
         tool_invocation_count: the length of its tool track, from the root of the session.

@@ -12,8 +12,8 @@ from agentgit.errors import InvalidInput
 from agentgit.values import Drawn
 
 Prices: TypeAlias = Mapping[str, Sequence[float]]
-"""What a million tokens cost by the name of the model: of input and of output; and, where it is another price, of input
-that a cache had, and of input that was put into a cache. `*` is every other model."""
+"""The price of a million tokens by the name of the model: of input and of output; and, where it is another price, of
+input that a cache had, and of input that was put into a cache. `*` is every other model."""
 
 MILLION = 1_000_000
 ANY = "*"
@@ -23,7 +23,7 @@ class Tokens(NamedTuple):
     """The tokens that models have used.
 
     Args:
-        messages: how many answers reported their usage.
+        messages: the number of answers that reported their usage.
         input: tokens that went in, with those of the cache.
         output: tokens that came out.
         cache_read: those of the input that a cache had.
@@ -130,8 +130,8 @@ class Figures:
     Args:
         checkpoints: all that are there.
         automatic: those of them that agentgit made by itself.
-        first: when the oldest of them was made, aware UTC.
-        last: when the newest of them was made, aware UTC.
+        first: the time of the oldest of them, aware UTC.
+        last: the time of the newest of them, aware UTC.
         calls: tool calls by their status.
         operations: rollbacks, switches and forks that left from there, by their kind.
         tokens: the tokens that models have used, by the name of the model.
@@ -237,10 +237,10 @@ class Stats(Drawn):
     Args:
         subject: what they are of.
         branches: of each branch.
-        names: how often each name of a checkpoint occurs.
-        sessions: how many sessions they are of.
-        prices: what tokens cost; None if nobody said.
-        storage: what it takes of the database; None if that was not asked for.
+        names: the number of times that each name of a checkpoint occurs.
+        sessions: the number of their sessions.
+        prices: the prices of tokens; None if nobody said.
+        storage: the space that it takes of the database; None if that was not asked for.
     """
 
     subject: str

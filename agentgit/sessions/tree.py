@@ -19,9 +19,9 @@ class Point:
         name: the name a person gave it, or None.
         kind: `before` a turn, `after` a turn, after `tools`, `branch` (where a branch begins) or `named`.
         is_auto: True if agentgit made it by itself.
-        created_at: aware UTC.
-        position: how many tool invocations lie before it.
-        message_count: how many messages its conversation has.
+        created_at: the time at which it was made, aware UTC.
+        position: the number of tool invocations before it.
+        message_count: the number of messages of its conversation.
         title: one short line about what happened there.
         effects: how many calls since the checkpoint before it have which mark (`agentgit.effects.call_marks`), as they
             stand now; what only read, or was answered from a record, has none.
@@ -73,7 +73,7 @@ class Tree(Drawn):
     """The branches of one session, from the root. `str` draws it.
 
     Args:
-        session_name: whose tree it is.
+        session_name: the name of the session.
         roots: the branches without a parent; there is one, `main`.
     """
 
@@ -85,7 +85,7 @@ class Tree(Drawn):
         """Hang each branch under its parent.
 
         Args:
-            session_name: whose tree it is.
+            session_name: the name of the session.
             branches: in the order they were made, without children.
 
         Example:

@@ -30,7 +30,7 @@ NOT_PUBLIC = (
     IPv4Network("168.63.129.16"),  # a public address by number, where each virtual machine of Azure reaches its host
     IPv6Network("3fff::/20"),  # documentation, which Python does not know yet
 )
-"""What `ipaddress` calls public, and is not."""
+"""Networks that `ipaddress` calls public, and that are not."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -42,8 +42,8 @@ class WebhookHosts:
     """The hosts that webhooks may be sent to although their addresses are not public.
 
     Args:
-        names: of hosts, in lower case; whatever they resolve to is allowed.
-        networks: of addresses.
+        names: the names of hosts, in lower case; whatever they resolve to is allowed.
+        networks: the networks of addresses that are allowed.
     """
 
     names: frozenset[str] = frozenset()

@@ -19,10 +19,10 @@ from agentgit.sessions.events import Event
 from agentgit.values import to_json
 
 PREFIX = "whsec_"
-"""What a secret begins with whose rest is base64."""
+"""The beginning of a secret whose rest is base64."""
 
 NO_SECRET = "env:"  # noqa: S105  # it is none
-"""What no secret begins with: it would be taken for the name of a variable, and signed with nothing secret."""
+"""A beginning that no secret has: it would be taken for the name of a variable, and signed with nothing secret."""
 
 SHORTEST = 24
 """Bytes of a secret."""
@@ -31,7 +31,7 @@ PENDING, DEAD = "pending", "dead"
 """An event is still to be sent, or was tried too often."""
 
 TOLERANCE_SECONDS = 300
-"""How old, or how new, a signed message may be."""
+"""The most seconds that a signed message may be old, or new."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class Webhook:
         url: the URL, without what may follow a `?`.
         kinds: the kinds of events, as patterns.
         session_id: only events of this session; None is all.
-        created_at: aware UTC.
-        pending: how many events are still to be sent.
-        dead: how many were tried too often; `retry` lets them be sent again.
+        created_at: the time at which it was made, aware UTC.
+        pending: the number of events that are still to be sent.
+        dead: the number of events that were tried too often; `retry` lets them be sent again.
         last_error: why the last try of one of these failed.
         secret: the key of the signatures; only right after `add`, and never shown.
     """
@@ -71,10 +71,10 @@ class Delivered:
     """The result of sending the events in the outbox.
 
     Args:
-        sent: how many events were accepted.
-        failed: how many tries failed and will be made again later.
-        dead: how many were given up.
-        waiting: how many are still to be sent, later.
+        sent: the number of events that were accepted.
+        failed: the number of tries that failed and will be made again later.
+        dead: the number of those that were given up.
+        waiting: the number of events that are still to be sent, later.
     """
 
     sent: int = 0
@@ -141,10 +141,10 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
     """Check that a message comes from the holder of the secret, and is not an old one that somebody sends again.
 
     Args:
-        secret: as the webhook has it.
-        headers: of the request.
-        body: as it was received, before anything reads it.
-        now: seconds since 1970; None is the clock.
+        secret: the secret of the webhook.
+        headers: the headers of the request.
+        body: the body as it was received, before anything reads it.
+        now: the time in seconds since 1970; None is the clock.
 
     Raises:
         NotAllowed: the signature does not match, or the message has no time or an old one.

@@ -44,9 +44,9 @@ def app(
         hosts: the names under which it may be asked for, besides that of the public URL; None is any if there is none.
         insecure: True to let people log in over plain http from other machines.
         trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: where browsers find it; None is the scheme and host of each request.
-        metrics_token: what lets a program read `/metrics`; None lets admins only, with an API key.
-        limits: how much one request may ask for.
+        public_url: the address at which browsers find it; None is the scheme and host of each request.
+        metrics_token: the token that lets a program read `/metrics`; None lets admins only, with an API key.
+        limits: the limits of one request.
 
     Raises:
         InvalidInput: a proxy or the public URL is none.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 HOURS = 12
-"""How long a browser stays in."""
+"""The hours that a browser stays logged in."""
 
 
 class Entered(NamedTuple):
@@ -58,10 +58,10 @@ class Accounts:
         """Let somebody in who has an account; give what their browser keeps.
 
         Args:
-            name: of the account.
-            password: its.
+            name: the name of the account.
+            password: the password of the account.
             source: the address of whoever asks.
-            device: what their browser kept of an earlier login of that name.
+            device: the device token that their browser kept from an earlier login of that name.
 
         Raises:
             NotAllowed: there is no such account, or the password is wrong.
@@ -92,7 +92,7 @@ class Link:
     browser, or the same one after its cookies are gone, needs no restart. Programs come in with API keys.
 
     Args:
-        repo: what they see.
+        repo: the repository as the user sees it.
 
     Example:
         >>> import agentgit

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.events import Event
 
 POLL_SECONDS = 1.0
-"""How long lies between two looks at the trail."""
+"""The seconds between two looks at the trail."""
 
 BEAT_SECONDS = 15.0
 """After so long without an event, a comment tells the other side that the feed lives."""
@@ -37,7 +37,7 @@ class Seats:
     """Counts the feeds that each user has open.
 
     Args:
-        most: how many one may have.
+        most: the largest number of feeds that one user may have open.
     """
 
     def __init__(self, most: int) -> None:
@@ -71,7 +71,7 @@ class Looking:
     """Looks at the trail again and again, and gives each event once.
 
     Args:
-        repo: whose events.
+        repo: the repository whose events are read.
         session_id: only those of this session; None is all.
         start: the id of the last event that is known.
     """
@@ -97,7 +97,7 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
     """Return the bytes of a feed until the server stops, or whoever asked may not see it any more.
 
     Args:
-        looking: gives the events.
+        looking: the source of the events.
         is_over: tells whether the server stops, or the browser has left.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()

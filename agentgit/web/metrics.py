@@ -26,7 +26,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 USER = "agentgit.user"
-"""Where the scope of a request has the id of its user, once that is known."""
+"""The key in the scope of a request for the id of its user, once that is known."""
 
 
 class Metrics:
@@ -54,7 +54,7 @@ class Metrics:
             route: the path, with names in place of what stands for something.
             method: of the request; one that HTTP does not know is `other`.
             status: of the answer; 0 if there was none.
-            seconds: how long it took, feeds as long as they were open.
+            seconds: the seconds that it took; feeds count as long as they were open.
         """
         with self._lock:
             self._requests[route, method if method in METHODS else "other", status] += 1
@@ -70,7 +70,7 @@ class Metrics:
         """Write all counts.
 
         Args:
-            gauges: what is to be told besides, as it is now.
+            gauges: the further figures, as they are now.
         """
         with self._lock:
             return "".join(f"{line}\n" for line in self._lines(gauges))

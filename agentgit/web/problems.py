@@ -44,7 +44,7 @@ STATUS: dict[type[AgentGitError], int] = {
     Corrupt: 500,
     Unavailable: 503,
 }
-"""What each failure is in HTTP; of those that are not named, what they derive from."""
+"""The HTTP status of each failure; a failure that is not named has the status of its base class."""
 
 
 class Problem(BaseModel):
@@ -101,7 +101,7 @@ OF_DATABASE: dict[type[AgentGitError], str] = {
     Corrupt: "Something in the database of this server is damaged. Tell whoever runs the server.",
     AgentGitError: "The database of this server refused it. Tell whoever runs the server.",
 }
-"""What a web user reads of a failure of the database; whose it is, where it is and what it said is in the log."""
+"""Texts for a web user about a failure of the database; the log has its owner, its place and its message."""
 
 
 def of_error(error: AgentGitError) -> dict[str, Any]:

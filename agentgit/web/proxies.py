@@ -105,7 +105,7 @@ class Proxies:
         have written.
 
         Args:
-            peer: who connected.
+            peer: the address that connected.
             forwarded: the X-Forwarded-For of the request.
         """
         seen = peer
@@ -119,8 +119,8 @@ class Proxies:
         """Write into a request what its trusted proxy says of it; what anybody else says is not read.
 
         Args:
-            scope: of the request.
-            public: where browsers find the application; None is where the request was sent to.
+            scope: the scope of the request.
+            public: the address at which browsers find the application; None is where the request was sent to.
         """
         peer, port = scope.get("client") or ("", 0)
         if self.trust(peer):

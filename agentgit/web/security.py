@@ -38,24 +38,24 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""What every answer says, where it does not say something else itself."""
+"""Headers of every answer, unless it sets its own."""
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-"""What changes nothing."""
+"""The methods that change nothing."""
 
 NOT_BY_HEAD = ("/enter", "/events/live")
-"""Where the head of an answer cannot be had alone: it would let somebody in, or has no end."""
+"""Paths where the head of an answer cannot be had alone: it would let somebody in, or has no end."""
 
 BY_ANY_NAME = ("/healthz", "/readyz")
-"""What is answered whatever the host is called: probes come by addresses."""
+"""Paths that are answered whatever the host is called: probes come by addresses."""
 
 
 class Guard:
     """Stands before the whole application.
 
     Args:
-        app: what it guards.
-        site: what the requests share.
+        app: the application that it guards.
+        site: the site that the requests share.
         failed: gives the answer to what raised something that nobody expected.
     """
 
@@ -156,8 +156,8 @@ class _Answering:
     """Sends an answer, with what every answer says.
 
     Args:
-        scope: of the request.
-        send: as the server gave it.
+        scope: the scope of the request.
+        send: the `send` that the server gave.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -216,11 +216,11 @@ def keep(request: Request, response: Response, name: str, value: str, seconds: i
     """Let a browser keep a cookie, where no script reads it and no other site sends it along.
 
     Args:
-        request: of the browser.
-        response: what it is answered.
-        name: of the cookie.
-        value: what is kept.
-        seconds: how long; None is until it is closed.
+        request: the request of the browser.
+        response: the response to it.
+        name: the name of the cookie.
+        value: the value to keep.
+        seconds: the seconds to keep it; None is until the browser is closed.
     """
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 STOP_SECONDS = 10
-"""How long what is being answered may take when the server stops."""
+"""The seconds that answers in progress may take when the server stops."""
 
 IDLE_SECONDS = 5
-"""How long a connection is kept after an answer if nothing more comes."""
+"""The seconds that a connection is kept after an answer if nothing more comes."""
 
 
 class Server(uvicorn.Server):
@@ -85,18 +85,18 @@ def serve(
     A SQLite file on this machine is shown to whoever has the link that is said; everything else asks for accounts.
 
     Args:
-        repo: whose.
-        host: where it listens.
-        port: where it listens; 0 is any that is free.
+        repo: the repository to serve.
+        host: the address on which it listens.
+        port: the port on which it listens; 0 is any that is free.
         accounts: True to ask for accounts on a SQLite file, too.
         hosts: the names under which it may be asked for, besides that of the public URL; none are those of this
             machine if it listens there, else any if there is no public URL.
         insecure: True to let people log in over plain http from other machines.
         trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: where browsers find it; None is the scheme and host of each request.
-        metrics_token: what lets a program read `/metrics`; None lets admins only, with an API key.
+        public_url: the address at which browsers find it; None is the scheme and host of each request.
+        metrics_token: the token that lets a program read `/metrics`; None lets admins only, with an API key.
         access_log: True to write a line for each request to the standard output.
-        say: is told where it is.
+        say: the function that gets the address of the page.
         browser: True to open it in a browser.
 
     Raises:

@@ -20,7 +20,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The names of this machine for itself."""
 
 KEY = "agentgit.site"
-"""Where the scope of a request has it."""
+"""The key in the scope of a request for the site."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class Limits:
     Args:
         body: bytes of its body.
         head: bytes of its line and headers.
-        seconds: how long each of these may take to arrive, and the other side to read on.
-        feeds: how many live feeds one user may have open at once.
-        connections: how many connections a server has open at once; for another one it ends the one that waits longest
+        seconds: the most seconds that each of these may take to arrive, and the other side to read on.
+        feeds: the number of live feeds that one user may have open at once.
+        connections: the most connections a server has open at once; for another one it ends the one that waits longest
             for a request.
-        connections_each: how many of them one address has, if it is not a trusted proxy.
+        connections_each: the number of them that one address may have, if it is not a trusted proxy.
     """
 
     body: int = 1_000_000
@@ -50,14 +50,14 @@ class Site:
     """One application.
 
     Args:
-        entrance: how people come in.
+        entrance: the way people log in.
         hosts: the names under which it may be asked for, without a port; None is any.
         insecure: True to let people log in over plain http from other machines.
         proxies: whose word is taken of where a request comes from.
-        public: where browsers find it; None is where a request was sent to.
-        limits: how much one request may ask for.
-        metrics_token: what lets a program read the metrics, besides the key of an admin.
-        metrics: what was counted.
+        public: the address at which browsers find it; None is where a request was sent to.
+        limits: the limits of one request.
+        metrics_token: the token that lets a program read the metrics, besides the key of an admin.
+        metrics: the counters.
         connections: tells how many are open, if a server of ours serves it.
     """
 

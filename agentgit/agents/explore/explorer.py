@@ -44,13 +44,13 @@ class ExploredTurn:
     """One turn of an exploration.
 
     Args:
-        agent: on the branch of its own.
+        agent: the agent on the branch of its own.
         choices: the way until here.
-        value: what the graph gets.
-        config: with which it runs.
+        value: the input of the graph.
+        config: the config with which it runs.
         pending: True if it is to be run; False if it was, or waits for a person's answer.
         end: the checkpoint where it ended; None if it has not.
-        error: what it raised.
+        error: the exception that it raised.
     """
 
     agent: RollbackAgent
@@ -66,12 +66,12 @@ class Explorer:
     """Lays the branches of one exploration, tells which turns to run, and writes down how they ended.
 
     Args:
-        agent: where it begins.
-        ways: for each step the ways to go it.
-        name: what to call it, or what it is called that is gone on with; None for a new name.
+        agent: the agent to begin from.
+        ways: the ways to go each step.
+        name: the name for it, or the name of the one to continue; None for a new name.
         score: judges a leaf.
-        config: for all turns.
-        settle: waits for asynchronous functions.
+        config: the config for all turns.
+        settle: a function that waits for asynchronous functions.
         together: True if turns are to run at the same time.
     """
 

@@ -13,7 +13,7 @@ from agentgit.agents import inputs
 from agentgit.errors import InvalidInput
 
 Steps = int | str | Sequence[Any]
-"""What the steps of an exploration say: inputs, or only how many steps there are."""
+"""The steps of an exploration: a list of inputs, or only the number of steps."""
 
 Choices = int | Sequence[Any]
 """In which ways each step is gone."""
@@ -25,7 +25,7 @@ class Way:
 
     Args:
         given: the graph's input.
-        config: what is merged into the config of the run.
+        config: the config that is merged into that of the run.
     """
 
     given: Any

@@ -39,7 +39,7 @@ class Arrival:
         branch_id: the branch that has it.
         thread: the LangGraph thread of that branch.
         newest: the id of the newest graph checkpoint that was imported.
-        calls: how many calls of the past are on its track.
+        calls: the number of past calls on its track.
         moved: True if the branch went on here.
     """
 
@@ -127,9 +127,9 @@ class Landing:
 
         Args:
             staged: the thread that was filled up.
-            added: how many graph checkpoints it has.
+            added: the number of its graph checkpoints.
             roots: the graph checkpoints of the whole graph, from the oldest to the newest.
-            arrival: what an earlier import made.
+            arrival: the result of an earlier import.
 
         Raises:
             Conflict: somebody else has made or moved the session meanwhile, or taken away what was staged.

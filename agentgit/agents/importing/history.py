@@ -24,7 +24,7 @@ from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Found, GraphKey
 
 BY_HAND = ("update", "fork")
-"""What LangGraph calls a graph checkpoint that somebody made by hand (`update_state`)."""
+"""The sources that LangGraph records for a graph checkpoint that somebody made by hand (`update_state`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class ImportedCall:
 
     Args:
         message: the AI message that asked for it.
-        index: its place there.
-        name: which tool.
-        args: what it was called with.
+        index: the place of the call in that message.
+        name: the name of the tool.
+        args: its arguments.
         id: the id of the call in the AI message.
-        asked_at: when the graph checkpoint was made that first has the AI message.
+        asked_at: the time of the graph checkpoint that first has the AI message.
         status: `done` or `failed`.
-        answer: what the tool's message says.
-        answered_at: when the graph checkpoint was made that first has the tool's message.
+        answer: the content of the tool's message.
+        answered_at: the time of the graph checkpoint that first has the tool's message.
     """
 
     message: int
@@ -79,8 +79,8 @@ class PastReader:
     """Walks along the line of a thread.
 
     Args:
-        store: where the thread is.
-        user_id: whose checkpoints they become.
+        store: the store that has the thread.
+        user_id: the id of the user who owns the checkpoints.
     """
 
     def __init__(self, store: Store, user_id: int) -> None:
@@ -96,7 +96,7 @@ class PastReader:
         """Read the past; None if one of its graph checkpoints is not there.
 
         Args:
-            connection: any.
+            connection: an open connection; the transaction may be read-only.
             line: the graph checkpoints of the whole graph, from the oldest to the newest.
         """
         last: Found | None = None

@@ -27,7 +27,7 @@ PATIENCE = 60
 """Seconds that one answer of an async saver may take."""
 
 _LATER = ("locked", "busy", "unable to open", "connection", "timeout", "terminat", "event loop")
-"""What the texts of failures say that are the database's, and not the data's."""
+"""Words in the texts of failures that come from the database, not from the data."""
 
 
 class ThreadEntry(NamedTuple):
@@ -43,7 +43,7 @@ def reading(what: str) -> Iterator[None]:
     """Turn whatever a damaged or absent source raises into a failure that says where.
 
     Args:
-        what: what is read.
+        what: the name of what is read.
 
     Raises:
         Unavailable: the database does not answer.
@@ -217,7 +217,7 @@ def _is_id(value: Any) -> bool:
 
 
 COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint", "metadata"}
-"""What the table `checkpoints` of LangGraph's savers has, on SQLite and on PostgreSQL."""
+"""The columns of the table `checkpoints` of LangGraph's savers, on SQLite and on PostgreSQL."""
 
 
 class DatabaseSource(Source):
@@ -228,7 +228,7 @@ class DatabaseSource(Source):
     Args:
         saver: one that reads from the connection.
         connection: sqlite3's or psycopg's; it is closed at the end.
-        mark: how the driver writes a parameter.
+        mark: the placeholder that the driver uses for a parameter.
     """
 
     def __init__(self, saver: Any, connection: Any, mark: str) -> None:

@@ -65,9 +65,9 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
     """Follow the newest graph checkpoint of a thread back to its beginning.
 
     Args:
-        index: all graph checkpoints.
+        index: all graph checkpoints of the thread.
         newest: the id of the one that the thread stands at.
-        what: what is read, for the failure.
+        what: the name of the source, for the error.
 
     Raises:
         Corrupt: the parents form a circle.
@@ -111,10 +111,10 @@ class ThreadImport:
     """Brings one thread in.
 
     Args:
-        repository: where to.
-        source: where from.
-        thread_id: which.
-        session_name: how the session is called.
+        repository: the repository to import into.
+        source: the source to read from.
+        thread_id: the id of the thread.
+        session_name: the name of the session.
         on_step: told how many graph checkpoints were read, and of how many.
         channels: those of the graph that the thread was made with, if it is known.
     """

@@ -16,7 +16,7 @@ from agentgit.store.objects.lru import Recent
 from agentgit.store.objects.plain_values import MSGPACK
 
 KNOWN_MESSAGES = 10_000
-"""How many messages are remembered."""
+"""The number of messages that are remembered."""
 
 READABLE = ("null", "bytes", "bytearray", "json", MSGPACK)
 

@@ -18,14 +18,14 @@ from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 
 Behind = dict[int, int]
-"""What is behind a checkpoint: branches, each with the number of its last checkpoint there."""
+"""The branches behind a checkpoint, each with the number of its last checkpoint there."""
 
 
 class Bases:
     """Finds what the sides of a merge have in common.
 
     Args:
-        store: where.
+        store: the store of the database.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,7 +36,7 @@ class Bases:
         """Find the newest checkpoints that are behind both, the newest first; none if they are of two sessions.
 
         Args:
-            connection: any.
+            connection: an open connection; the transaction may be read-only.
             ours: the row of one side.
             theirs: the row of the other.
         """

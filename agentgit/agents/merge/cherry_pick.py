@@ -68,7 +68,7 @@ class Picking:
     """Finds what is to be picked.
 
     Args:
-        agent: whose session it is in.
+        agent: the agent whose session it is in.
     """
 
     def __init__(self, agent: RollbackAgent) -> None:

@@ -77,10 +77,10 @@ class Arriving:
         """Write what comes, and make a checkpoint of it; return its id, and the graph checkpoint it stands at.
 
         Args:
-            coming: what comes.
-            label: of the checkpoint.
-            kind: what the audit trail tells then.
-            facts: what it says about it.
+            coming: the changes that come.
+            label: the label of the checkpoint.
+            kind: the kind of event that the audit trail records.
+            facts: the details that the audit trail records.
 
         Raises:
             Conflict: the branch moved meanwhile, or is in the middle of a turn; nothing was changed.

@@ -91,8 +91,8 @@ class Coming:
 
         Args:
             key: the channel that is the conversation.
-            side: where they come from.
-            places: where they are there.
+            side: the side that they come from.
+            places: the places that they have there.
         """
         shown = side.messages(places)
         known = {message["tool_call_id"] for message in shown if message["id"] in self.here} - {None}
@@ -114,9 +114,9 @@ class Merge:
     Args:
         bases: where the branches parted, or were last merged; if there are several, what they do not agree about is a
             conflict.
-        theirs: what comes.
-        coming: what was found to come; it is filled.
-        resolve: what to do about conflicts.
+        theirs: the side that comes.
+        coming: the changes that were found to come; it is filled.
+        resolve: the resolution of conflicts.
     """
 
     bases: Sequence[Side]

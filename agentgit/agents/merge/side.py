@@ -24,10 +24,10 @@ class Side:
     """The state at a graph checkpoint.
 
     Args:
-        saver: reads it.
-        graph: whose channels it has.
-        thread: where it is.
-        checkpoint_id: which; None is before the first.
+        saver: the saver that reads it.
+        graph: the graph whose channels it has.
+        thread: the thread that has it.
+        checkpoint_id: the id of the graph checkpoint; None is before the first.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCES = (ANSWER, REFUSE, OFF)
-"""What `wrap(fence=...)` may do about a call whose effect stands already."""
+"""The values of `wrap(fence=...)`: the treatment of a call whose effect stands already."""
 
 FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
 """The effects that a branch made by a rollback does not make a second time."""
@@ -69,9 +69,9 @@ class RequestedCall:
     """A call that is about to begin.
 
     Args:
-        intent: what would be recorded of it; its idempotency key is the gate's to make.
+        intent: the record of it; the gate makes its idempotency key.
         task: the task of the graph that makes it.
-        place: where it is made, the same each time: its AI message, or else the task.
+        place: the place where it is made, the same each time: its AI message, or else the task.
         run: the run of the task or of the tool that makes it.
         same: the hash of what it has in common with its repetitions.
         is_named: True if its id is the same each time: an AI message asked for it.
@@ -111,12 +111,12 @@ class AdmittedCall:
     """A call that was let in.
 
     Args:
-        intent: what is recorded of it.
-        id: its row, once that is on disk.
-        answer: what it gets instead of running; the row is then a replay, if there is one.
-        attempt: by which it is known again, if LangGraph runs it once more in this turn.
+        intent: the record of it.
+        id: the id of its row, once that is on disk.
+        answer: the answer that it gets instead of running; the row is then a replay, if there is one.
+        attempt: the attempt by which it is recognised, if LangGraph runs it once more in this turn.
         used: if it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
-        name: what tells it from the other calls of its place, the same each time.
+        name: the name that tells it from the other calls of its place, the same each time.
         scope: the name of what is called in it, the same each time.
     """
 
@@ -134,7 +134,7 @@ class Gate:
 
     Args:
         turn: the turn.
-        outcomes: what is to be written down before the next call begins.
+        outcomes: the outcomes to write down before the next call begins.
     """
 
     def __init__(self, turn: Turn, outcomes: Outcomes) -> None:

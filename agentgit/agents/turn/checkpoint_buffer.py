@@ -21,10 +21,10 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_D
 from agentgit.store.threads.graph_rows import GraphKey
 
 LONGEST = 60.0
-"""How many seconds a call waits for a graph checkpoint; one that was not saved by then never will be."""
+"""The seconds that a call waits for a graph checkpoint; one that was not saved by then never will be."""
 
 FIRST_STEPS = 3
-"""How many rounds of the event loop a save needs at most until it has begun."""
+"""The most rounds of the event loop that a save needs until it has begun."""
 
 
 class Saves:
@@ -41,8 +41,8 @@ class Saves:
         """Take note that a graph looks for its checkpoint in the saver: so it also saves there.
 
         Args:
-            thread: whose.
-            ns: of the graph; empty for the outermost.
+            thread: the thread of the graph.
+            ns: the namespace of the graph; empty for the outermost.
             found: the checkpoint that it goes on from; None if there is none.
         """
         with self._lock:
@@ -106,7 +106,7 @@ class Saves:
         """List the checkpoints from which a task has its id, and that are saved here.
 
         Args:
-            conf: what LangGraph has configured for the task.
+            conf: LangGraph's configuration of the task.
         """
         thread = str(conf.get(CONFIG_KEY_THREAD_ID))
         places = [GraphKey(thread, ns, id) for ns, id in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()]
@@ -158,8 +158,8 @@ class Settling(BaseCallbackHandler):
     A tool that is called without `await` blocks the event loop, on which that save may have to run.
 
     Args:
-        saves: of the turn.
-        loop: on which the turn runs.
+        saves: the saves of the turn.
+        loop: the event loop on which the turn runs.
     """
 
     run_inline = True

@@ -29,7 +29,7 @@ class TurnFiles:
     Snapshots are taken while no transaction is open; `see` only writes down which one it was.
 
     Args:
-        store: where that is written down.
+        store: the store that records it.
         keeper: the workspace; None if none is attached.
         branch_id: the branch of the turn.
     """
@@ -75,10 +75,10 @@ class TurnFiles:
         """Return what would bring the world back to a branch, files and all; None if it is as the branch left it.
 
         Args:
-            connection: any.
-            branch: its row.
-            planner: of its session.
-            last: how long the world log is.
+            connection: an open connection; the transaction may be read-only.
+            branch: the row of the branch.
+            planner: the planner of its session.
+            last: the length of the world log.
         """
         # Most turns find the log as their branch left it, and need not look who made it longer.
         plan = planner.divergence(connection, branch) if last != branch.world_seen else None
@@ -97,8 +97,8 @@ class TurnFiles:
         """Write down which files the branch has; give the id of the row.
 
         Args:
-            connection: in a transaction that writes.
-            branch: of the turn.
+            connection: a connection in a transaction that writes.
+            branch: the row of the turn's branch.
             batch: the files are those that its calls left; None for those that were kept last.
         """
         files = self.now if batch is None else self._after.get(batch, self.now)

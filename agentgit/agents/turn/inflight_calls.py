@@ -43,7 +43,7 @@ class Attempt:
     """A call of this turn that runs or has ended.
 
     Args:
-        intent: what is recorded of it.
+        intent: the record of it.
     """
 
     def __init__(self, intent: Intent) -> None:
@@ -54,7 +54,7 @@ class Attempt:
         self.is_unsure = False
         """True if it raised, and its tool could not see whether it happened all the same."""
         self.used: dict[str, Any] | None = None
-        """Which numbers of its task it has used up; see `Questions.skip`."""
+        """The numbers of its task that it has used up; see `Questions.skip`."""
 
     @property
     def answer(self) -> InflightResult:
@@ -91,8 +91,8 @@ class Slot:
     """One call among those of one run of a task.
 
     Args:
-        name: what tells it from the others, the same each time that the task runs.
-        identity: what it has in common with its repetitions.
+        name: the name that tells it from the others, the same each time that the task runs.
+        identity: the value that it shares with its repetitions.
         keys: the idempotency keys that it has, or had when it was made.
         attempt: the newest attempt at it.
     """
@@ -123,7 +123,7 @@ class Slots:
 
         Args:
             call_id: its id in the AI message that asked for it; None if none did.
-            identity: what it has in common with its repetitions.
+            identity: the value that it shares with its repetitions.
         """
         equal = [slot for slot in self.all if slot.identity == identity]
         slot = next((slot for slot in equal if slot.is_free), None)

@@ -85,8 +85,8 @@ class TaskAnswers:
     """The answers that one task has got.
 
     Args:
-        shares: of each call that asked before, by its id.
-        count: how many answers the task had when this turn began; a new one gets this number.
+        shares: the share of each call that asked before, by its id.
+        count: the number of answers that the task had when this turn began; a new one gets this number.
         shown: the hash of the question that was shown to the person; None if there was none.
     """
 
@@ -106,9 +106,9 @@ class TaskAnswers:
         """Return which answer of the task is for a question.
 
         Args:
-            call_id: who asks.
-            share: its share.
-            asked: how many questions the call has asked before in this attempt.
+            call_id: the id of the call that asks.
+            share: the share of the call.
+            asked: the number of questions that the call has asked before in this attempt.
             pad: LangGraph's own view of the answers.
         """
         with self._lock:
@@ -139,8 +139,8 @@ class TaskAnswers:
         """Return the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
 
         Args:
-            share: of the call.
-            run: how many graphs the call has run before in this attempt.
+            share: the share of the call.
+            run: the number of graphs that the call has run before in this attempt.
         """
         with self._lock:
             if run == len(share.graphs):
@@ -163,7 +163,7 @@ def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the config with the call's own view, for a tool that may hand the config to a graph.
 
     Args:
-        kwargs: what the tool is called with, inside of `Questions.asking`.
+        kwargs: the arguments of the tool, inside of `Questions.asking`.
     """
     given, current = kwargs.get("config"), var_child_runnable_config.get()
     if not isinstance(given, dict) or current is None:
@@ -177,9 +177,9 @@ class Questions:
     """The questions that the tool calls of one turn ask.
 
     Args:
-        store: where they are recorded.
+        store: the store that records them.
         branch: the row of the branch that runs.
-        codec: with which the saver stores values.
+        codec: the codec with which the saver stores values.
     """
 
     def __init__(self, store: Store, branch: Found, codec: Codec) -> None:
@@ -197,7 +197,7 @@ class Questions:
 
         Args:
             run_id: the run of its tool.
-            call_id: what tells it from the others of its task.
+            call_id: the id that tells it from the others of its task.
             place: its place in the AI message; None if a node's own code makes it.
         """
         config = var_child_runnable_config.get()
@@ -241,7 +241,7 @@ class Questions:
         """Use up the numbers that a call of a node's own code had, which the record answers now.
 
         Args:
-            used: what was recorded of it; None if it used none.
+            used: the numbers that were recorded for it; None if it used none.
         """
         conf = (var_child_runnable_config.get() or {}).get("configurable", {})
         pad = conf.get(CONFIG_KEY_SCRATCHPAD)
@@ -318,7 +318,7 @@ class Questions:
 
         Args:
             run_id: the run of its tool.
-            error: what it raised; an interrupt has its question.
+            error: the exception that it raised; an interrupt has its question.
         """
         own = self._own.pop(run_id, None)
         if own is not None:

@@ -28,8 +28,8 @@ class TakenOutcomes(NamedTuple):
     """Outcomes that somebody writes down.
 
     Args:
-        number: how many.
-        write: writes them in a transaction.
+        number: the number of outcomes.
+        write: a function that writes them in a transaction.
     """
 
     number: int
@@ -37,7 +37,7 @@ class TakenOutcomes(NamedTuple):
 
 
 MOST_WAITING = 64
-"""How many calls wait at most; so many are lost from the record, if the process dies, of what was only read."""
+"""The most calls that wait; if the process dies, the record loses at most this many calls, which only read."""
 
 
 class Outcomes:

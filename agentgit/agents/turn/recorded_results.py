@@ -32,7 +32,7 @@ def as_recorded(value: Any) -> Any:
     """Return the form in which the journal keeps what a tool returned.
 
     Args:
-        value: anything.
+        value: the value that the tool returned.
 
     Example:
         >>> as_recorded({"order": 7})
@@ -62,7 +62,7 @@ def given_back(result: Any, tool_call_id: str | None) -> Any:
     """Return what a tool returned, as the answer to one call.
 
     Args:
-        result: as it was recorded.
+        result: the result as it was recorded.
         tool_call_id: the call that it answers now.
 
     Raises:

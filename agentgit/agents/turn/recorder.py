@@ -51,8 +51,8 @@ class Calling:
 
     Args:
         parent: the run that it is made in.
-        conf: what LangGraph has configured for the task that makes it.
-        effect: what its tool does; None if it is undeclared.
+        conf: LangGraph's configuration of the task that makes it.
+        effect: the effect of its tool; None if it is undeclared.
         acts: True if its tool may change the world.
         is_in_batch: True if a ToolNode makes it, beside others.
     """
@@ -74,7 +74,7 @@ class Recorder(BaseCallbackHandler):
 
     Args:
         turn: the turn.
-        owner: its name, as it has taken the branch.
+        owner: the name under which it has taken the branch.
         batch: the number of the next batch.
         unfinished: if the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
     """
@@ -166,9 +166,9 @@ class Recorder(BaseCallbackHandler):
 
         Args:
             run_id: the run of the tool.
-            tool: which tool.
+            tool: the tool.
             parent: the run that it is made in.
-            conf: what LangGraph has configured for the task that makes it.
+            conf: LangGraph's configuration of the task that makes it.
         """
         is_recorded = tool.name not in self.unrecorded
         effect = self._effect_of(tool.name, tool.metadata, declared_on(tool)) if is_recorded else None

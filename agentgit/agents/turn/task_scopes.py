@@ -22,9 +22,9 @@ class Frame:
     """One run of a task or of a tool: what is called in it is counted from its beginning.
 
     Args:
-        scope: its name, the same each time.
+        scope: the name of the scope, the same each time.
         run_id: this run.
-        task: what LangGraph calls the task.
+        task: LangGraph's name of the task.
         first_graph: the number that the first graph called in this run has.
         first_call: the number that the first `@task` called in this run has.
         graphs: for a tool, the numbers of the graphs that it has called.
@@ -49,7 +49,8 @@ class Scopes:
     """The runs of tasks and tools of one turn.
 
     Args:
-        saved: gives the numbers of the graphs that a task has called before, as far as these are saved.
+        saved: a function that returns the numbers of the graphs that a task has called before, as far as these
+            are saved.
     """
 
     def __init__(self, saved: Callable[[str], Iterable[int]]) -> None:

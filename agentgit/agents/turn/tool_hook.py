@@ -25,7 +25,7 @@ from agentgit.agents.turn.recorder import Recorder
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
-"""What `run` may get without a name after its input."""
+"""The parameters of `run` that may be passed by position after its input."""
 
 _wrapping = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"
@@ -35,9 +35,9 @@ class _Made(NamedTuple):
     """A call as it is made in a turn.
 
     Args:
-        recorder: of the turn.
+        recorder: the recorder of the turn.
         run_id: the run of the tool.
-        options: what `run` is called with, besides its input.
+        options: the arguments of `run` besides its input.
     """
 
     recorder: Recorder
@@ -117,8 +117,8 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
 
     Args:
         tool: the tool.
-        run: what the copy does.
-        arun: what it does async.
+        run: the function of the copy.
+        arun: its async function.
     """
     clone = copy.copy(tool)
     # On the instance, past pydantic: the class is the user's, or shared by all tools.

@@ -52,10 +52,10 @@ class TurnSettings:
 
     Args:
         user_id: the user who runs it.
-        effects: what the tools do to the outside world.
+        effects: the effects of the tools on the outside world.
         unrecorded: names of tools that are not part of the track.
-        auto: when to make automatic checkpoints.
-        fence: what to do about a call whose effect stands already: `replay`, `raise` or `off`.
+        auto: the times at which automatic checkpoints are made.
+        fence: the treatment of a call whose effect stands already: `replay`, `raise` or `off`.
         keeper: the workspace whose files belong to the session; None if there is none.
     """
 
@@ -71,7 +71,7 @@ class _Begun(NamedTuple):
     """The findings of the transaction that begins a turn; an attempt that was rolled back leaves nothing.
 
     Args:
-        branch: its row, as the turn holds it.
+        branch: the row of the branch, as the turn holds it.
         given: the input, preceded by the notes for the model.
         owner_id: the owner of the session.
         batch: the number of the first batch of calls.
@@ -106,9 +106,9 @@ class Turn:
     """One run.
 
     Args:
-        agent: who runs.
+        agent: the agent that runs.
         given: the input.
-        span: what traces it.
+        span: the span that traces it.
     """
 
     agent: RollbackAgent
@@ -117,7 +117,7 @@ class Turn:
     wanted: list[tuple[int, Label]] = field(default_factory=list)
     """Checkpoints that a tool asked for, each with the batch of its call; they are made where that batch is whole."""
     afterwards: Callable[[], Any] | None = None
-    """What a tool asked to be done when the turn has ended."""
+    """A function that a tool asked to be called when the turn has ended."""
 
     _batches: dict[int, Label] = field(default_factory=dict)
     """The automatic checkpoint of each finished batch."""
@@ -125,7 +125,7 @@ class Turn:
     branch_id: int = field(init=False)
     branch: Found = field(init=False)
     head_id: int | None = field(init=False)
-    """Where it left the branch's head, if it was broken off."""
+    """The branch's head as the turn left it, if it was broken off."""
     settled: bool = field(init=False)
     recorder: Recorder = field(init=False)
     files: TurnFiles = field(init=False)
@@ -197,8 +197,8 @@ class Turn:
         """Check that the outside world is as this branch left it.
 
         Args:
-            connection: in a transaction that writes.
-            branch: its row as it is now.
+            connection: a connection in a transaction that writes.
+            branch: the row of the branch as it is now.
             last: the length of the world log before this turn.
 
         Raises:
@@ -228,8 +228,8 @@ class Turn:
         """Let a call begin, in the transaction that records its intent.
 
         Args:
-            connection: in a transaction that writes.
-            effect: what the tool does to the world.
+            connection: a connection in a transaction that writes.
+            effect: the effect of the tool on the outside world.
 
         Raises:
             Conflict: this turn was taken over.

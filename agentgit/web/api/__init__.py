@@ -18,7 +18,7 @@ from agentgit.web import problems
 from agentgit.web.api import account, checkpoints, events, people, sessions, sharing, world
 
 MOST = 10
-"""How many slips of a request are told at once."""
+"""The most mistakes of a request that are reported at once."""
 
 
 def make() -> FastAPI:

@@ -17,7 +17,7 @@ from agentgit.web.security import same_site
 router = APIRouter(prefix="/sessions/{session_id}")
 
 MESSAGES = 30
-"""How many messages, calls or values of the state a page has."""
+"""The number of messages, calls or values of the state on a page."""
 
 Text = Annotated[str, Form(max_length=300)]
 Ref = Annotated[str, Query(max_length=300)]

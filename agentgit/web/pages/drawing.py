@@ -28,7 +28,7 @@ from agentgit.values import portable
 from agentgit.web.security import mark_of
 
 LONGEST = 20_000
-"""How many characters of one text a page shows."""
+"""The most characters of one text that a page shows."""
 
 
 def harmless(value: Any) -> Any:
@@ -125,9 +125,9 @@ def draw(
     """Write a page.
 
     Args:
-        request: who asked for it.
+        request: the request for the page.
         name: the template, without its ending.
-        context: what it shows.
+        context: the values that it shows.
         status: the HTTP status.
         fresh: a new cookie of somebody who is not in.
     """

@@ -14,7 +14,7 @@ from agentgit.web.pages.visiting import Visit
 router = APIRouter()
 
 MOST = 200
-"""How many events the page shows."""
+"""The number of events that the page shows."""
 
 
 @router.get("/audit")

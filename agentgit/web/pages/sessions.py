@@ -19,7 +19,7 @@ from agentgit.web.security import same_site
 router = APIRouter()
 
 PAGE = 50
-"""How many rows a page has."""
+"""The number of rows on a page."""
 
 Text = Annotated[str, Form(max_length=300)]
 

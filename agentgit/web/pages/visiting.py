@@ -18,7 +18,7 @@ from agentgit.web.security import SAFE, cookie_name
 from agentgit.web.site import note_user, site_of
 
 LONGEST = 2_000
-"""How many characters the address has at most to which somebody comes back after logging in."""
+"""The most characters of the address to which somebody comes back after logging in."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Visitor:
     """Somebody who looks at a page.
 
     Args:
-        request: what they asked for.
-        repo: what they see.
-        by_password: whether they came in with a password, and so have accounts.
+        request: the request of the user.
+        repo: the repository as the user sees it.
+        by_password: True if they came in with a password, and so have accounts.
     """
 
     request: Request
@@ -75,8 +75,8 @@ def inside(path: str, root: str = "") -> str:
     """Return a path to go to after logging in; what leads elsewhere leads to the beginning.
 
     Args:
-        path: where somebody wanted to go.
-        root: where the application is mounted.
+        path: the path that somebody wanted to open.
+        root: the path at which the application is mounted.
 
     Example:
         >>> inside("/sessions?name=a"), inside("//evil.example"), inside("https://evil.example")
