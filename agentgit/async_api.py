@@ -16,7 +16,7 @@ def async_twin(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatena
     """Make the async twin of a method: the same work in a thread, while the event loop goes on.
 
     Args:
-        method: of the same class.
+        method: Of the same class.
 
     Returns:
         A coroutine function with the signature of the method.

@@ -40,8 +40,8 @@ class NotFound(AgentGitError, LookupError):
     """Nothing that this user can see has that name or id.
 
     Args:
-        message: the thing that was looked for, and the next step.
-        near: names that exist and are like the one that was asked for.
+        message: The thing that was looked for, and the next step.
+        near: Names that exist and are like the one that was asked for.
     """
 
     exit_code = 3
@@ -56,8 +56,8 @@ class Ambiguous(AgentGitError, LookupError):
     """Several things have that name.
 
     Args:
-        message: the name, and the next step.
-        candidates: references that each name exactly one of them.
+        message: The name, and the next step.
+        candidates: References that each name exactly one of them.
     """
 
     exit_code = 4
@@ -72,8 +72,8 @@ class NotAllowed(AgentGitError, PermissionError):
     """It exists, and this user may not do that with it.
 
     Args:
-        message: the refused action, and the next step.
-        told: a function that writes the refusal to the audit trail, after the transaction that it ended.
+        message: The refused action, and the next step.
+        told: A function that writes the refusal to the audit trail, after the transaction that it ended.
     """
 
     exit_code = 5
@@ -87,8 +87,8 @@ class TooManyAttempts(NotAllowed):
     """Somebody failed too often to say who they are; nothing was looked at.
 
     Args:
-        message: the next step.
-        retry_after: seconds until the next attempt is looked at.
+        message: The next step.
+        retry_after: Seconds until the next attempt is looked at.
     """
 
     exit_code = 16
@@ -102,8 +102,8 @@ class Conflict(AgentGitError):
     """Somebody else moved it first; nothing was changed.
 
     Args:
-        message: the thing that moved, and the next step.
-        head: the id of the checkpoint that is the head now, if a head moved.
+        message: The thing that moved, and the next step.
+        head: The id of the checkpoint that is the head now, if a head moved.
     """
 
     exit_code = 6
@@ -117,8 +117,8 @@ class Fenced(Conflict):
     """The same call was made before and stands, or may stand; it was not made again.
 
     Args:
-        message: the call, and the next step.
-        invocation: the id of the invocation that stands, if it is one.
+        message: The call, and the next step.
+        invocation: The id of the invocation that stands, if it is one.
     """
 
     exit_code = 14
@@ -132,8 +132,8 @@ class MergeConflict(Conflict):
     """Two branches changed the same values, each in its own way, and nobody said what to do; nothing was changed.
 
     Args:
-        message: the values, and the next step.
-        plan: the `MergePlan` that shows each of them.
+        message: The values, and the next step.
+        plan: The `MergePlan` that shows each of them.
     """
 
     exit_code = 15
@@ -150,9 +150,9 @@ class RollbackBlocked(AgentGitError):
     """Effects after that point cannot be reversed; nothing was done.
 
     Args:
-        message: the effects, and the next step.
-        plan: the `RollbackPlan` that shows each of them with its reason.
-        nearest: the nearest checkpoint that can be gone back to, like `main#7`; None if there is none.
+        message: The effects, and the next step.
+        plan: The `RollbackPlan` that shows each of them with its reason.
+        nearest: The nearest checkpoint that can be gone back to, like `main#7`; None if there is none.
     """
 
     exit_code = 7
@@ -170,9 +170,9 @@ class RollbackIncomplete(AgentGitError):
     """A reversal failed and the rollback stopped; `repo.resume(operation)` goes on from there.
 
     Args:
-        message: the failure, and the next step.
-        operation: the id of the operation that is `partial`.
-        report: the `RollbackReport` of what was and was not reversed.
+        message: The failure, and the next step.
+        operation: The id of the operation that is `partial`.
+        report: The `RollbackReport` of what was and was not reversed.
     """
 
     exit_code = 8
@@ -190,8 +190,8 @@ class WorldDiverged(AgentGitError):
     """Another branch has changed the world since this branch last saw it; nothing was run.
 
     Args:
-        message: the changes, and the next step.
-        plan: the plan that would bring the world to this branch.
+        message: The changes, and the next step.
+        plan: The plan that would bring the world to this branch.
     """
 
     exit_code = 9
@@ -220,8 +220,8 @@ class Corrupt(AgentGitError):
     """Stored bytes do not match their hash, a row that others need is gone, or somebody without the key changed one.
 
     Args:
-        message: the row, and the next step.
-        row: the table and the key of the row.
+        message: The row, and the next step.
+        row: The table and the key of the row.
     """
 
     exit_code = 12
@@ -241,8 +241,8 @@ class KeyMissing(Unavailable):
     """The database is encrypted with a key that was not given; nothing was read.
 
     Args:
-        message: the key, and the place to give it.
-        key_id: the name of the key.
+        message: The key, and the place to give it.
+        key_id: The name of the key.
     """
 
     exit_code = 17

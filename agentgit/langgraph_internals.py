@@ -90,7 +90,7 @@ def wrap_each_call(node: ToolNode, wrap: Callable[[Callable[..., Any]], Callable
     """Replace what an async ToolNode runs for each call of a batch.
 
     Args:
-        node: the node to change.
-        wrap: given the function that runs one call, returns the one to run in its place.
+        node: The node to change.
+        wrap: Given the function that runs one call, returns the one to run in its place.
     """
     object.__setattr__(node, "_arun_one", wrap(node._arun_one))

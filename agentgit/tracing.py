@@ -50,7 +50,7 @@ class Traced:
         """End it.
 
         Args:
-            error: the exception that it ended with; a stream that was left early is no failure.
+            error: The exception that it ended with; a stream that was left early is no failure.
         """
         if self._span is None:
             return
@@ -62,7 +62,7 @@ class Traced:
         """Mark the span as failed.
 
         Args:
-            why: a word, without anything that somebody said.
+            why: A word, without anything that somebody said.
         """
         if self._span is not None:
             self._span.set_attribute("error.type", why)
@@ -77,9 +77,9 @@ def start(name: str, within: Traced = NOTHING, **attributes: Any) -> Traced:
     """Begin a span, as a part of the one that is current.
 
     Args:
-        name: what is done.
-        within: the one it is a part of if none is current here.
-        attributes: what is known of it; None is left out. An underscore in a name stands for a dot, two for an
+        name: What is done.
+        within: The one it is a part of if none is current here.
+        attributes: What is known of it; None is left out. An underscore in a name stands for a dot, two for an
             underscore.
     """
     api = _trace()

@@ -32,8 +32,8 @@ class Deferred:
         """Make a value whose large fields are fetched by `load`, at most once, when one is first read.
 
         Args:
-            load: returns a mapping with all of `CONTENT`.
-            known: the other fields.
+            load: Returns a mapping with all of `CONTENT`.
+            known: The other fields.
         """
         value = cls(**known)
         for name in cls.CONTENT:
@@ -64,8 +64,8 @@ class Drawing(NamedTuple):
     """The drawing of a kind of value.
 
     Args:
-        text: returns its text.
-        html: returns its HTML, for notebooks and pages.
+        text: Returns its text.
+        html: Returns its HTML, for notebooks and pages.
     """
 
     text: Callable[[Any], str]
@@ -256,7 +256,7 @@ def shown(path: str | bytes) -> str:
     r"""Return the name of a file as it may be printed: controls, ends of lines and marks of direction are escaped.
 
     Args:
-        path: as the system has it.
+        path: As the system has it.
 
     Example:
         >>> print(shown("a\nb\x1b[31m\u202e.txt"))

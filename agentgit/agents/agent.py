@@ -41,10 +41,10 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
     new branch and leave this one as it is.
 
     Args:
-        repository: the repository that records the session.
-        graph: the user's graph; it stays as it is.
-        rules: the settings that apply to every turn.
-        branch_id: the branch.
+        repository: The repository that records the session.
+        graph: The user's graph; it stays as it is.
+        rules: The settings that apply to every turn.
+        branch_id: The branch.
 
     Example:
         >>> import agentgit
@@ -116,7 +116,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """List the conversation as LangChain messages, oldest first: the same objects as in `state`.
 
         Raises:
-            InvalidInput: a message was written with another serializer.
+            InvalidInput: A message was written with another serializer.
         """
         with self._reading() as connection:
             graphs = self.store.graphs
@@ -159,13 +159,13 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         between a tool call and its result.
 
         Args:
-            name: the name of the checkpoint; names may repeat.
-            description: a sentence about it.
-            data: any JSON-like data to keep with it.
+            name: The name of the checkpoint; names may repeat.
+            description: A sentence about it.
+            data: Any JSON-like data to keep with it.
 
         Raises:
-            Conflict: the branch is running.
-            InvalidInput: the name is empty or too long.
+            Conflict: The branch is running.
+            InvalidInput: The name is empty or too long.
         """
         label = named(self.rules.user_id, name, description, data)
         return self.repository._save(self.branch_id, label, self._files(f"checkpoint {name}" if name else "checkpoint"))
@@ -213,16 +213,16 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Return what `rollback(to)` would do, without doing anything.
 
         Args:
-            to: a Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+            to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
             tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
             files: False to leave the files of the workspace alone.
             conversation: False to plan for the world only.
             replay: `record`, `redo` or `execute`, see `rollback`.
 
         Raises:
-            NotFound: nothing is called so.
-            Ambiguous: several things are.
-            InvalidInput: it is a checkpoint of another session.
+            NotFound: Nothing is called so.
+            Ambiguous: Several things are.
+            InvalidInput: It is a checkpoint of another session.
         """
         with self._reading() as connection:
             target, label = self._target(connection, to)
@@ -247,26 +247,26 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Go back: a new branch at an earlier point, with the later effects reversed. This branch stays as it is.
 
         Args:
-            to: the target, as `plan_rollback` takes it.
-            tools: as `plan_rollback` takes it.
+            to: The target, as `plan_rollback` takes it.
+            tools: As `plan_rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
             conversation: False to take back only what the tools did and the files, and stay on this branch.
-            replay: how the tool calls before that point come to the new branch. `record`: from the record, no tool
+            replay: How the tool calls before that point come to the new branch. `record`: from the record, no tool
                 runs. `redo`: those that were reversed since run again. `execute`: all of them run again, for a world
                 that is fresh; give `tools="keep"` with it, because there is nothing to reverse there.
-            name: the name of the new branch; None for the next one like `main-2`.
+            name: The name of the new branch; None for the next one like `main-2`.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
-            request_id: your own name for this rollback: the same one twice gives the same branch.
+            request_id: Your own name for this rollback: the same one twice gives the same branch.
 
         Raises:
-            RollbackBlocked: an effect that cannot be reversed stands in the way; nothing was done.
-            WorkspaceChanged: somebody else has changed the files since the last turn; nothing was done.
-            Unavailable: the files are to come back, and the workspace or the snapshot is gone; nothing was done.
-            RollbackIncomplete: an undo function or a tool raised; `repo.resume(operation)` goes on from there.
-            Conflict: the branch is running.
+            RollbackBlocked: An effect that cannot be reversed stands in the way; nothing was done.
+            WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
+            Unavailable: The files are to come back, and the workspace or the snapshot is gone; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
+            Conflict: The branch is running.
         """
         return self._rollback(
             to,
@@ -293,12 +293,12 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Make a branch without touching the world.
 
         Args:
-            to: the point where it leaves, as `rollback` takes it; None is where this branch stands now.
-            name: the name of the new branch; None for the next one like `main-2`.
+            to: The point where it leaves, as `rollback` takes it; None is where this branch stands now.
+            name: The name of the new branch; None for the next one like `main-2`.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: as `plan_rollback`.
-            Conflict: there is a branch of that name.
+            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
+            Conflict: There is a branch of that name.
         """
         files = self._files("fork") if to is None and self._turn is None else None
         return self._on(self.repository._leave(self.branch_id, to, name, files).id)
@@ -307,10 +307,10 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Return what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
-            branch: the name or id of the branch.
+            branch: The name or id of the branch.
 
         Raises:
-            NotFound: the session has no such branch.
+            NotFound: The session has no such branch.
         """
         with self._reading() as connection:
             row = self.repository.lookup.branch(connection, self._external(connection), branch)
@@ -322,8 +322,8 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         """Continue on another branch, or on this one from where somebody else has moved it.
 
         Args:
-            branch: the name or id of the branch.
-            sync: what to do about a world that another branch has changed. None: nothing; the next turn says so if it
+            branch: The name or id of the branch.
+            sync: What to do about a world that another branch has changed. None: nothing; the next turn says so if it
                 matters. `world`: reverse what is not of that branch, and run again what of it was reversed. `note`:
                 leave the world, and tell the model with the next message. `ignore`: leave it, and record that.
             force: True to keep in the world what cannot be reversed or run again, and to bring back files that others
@@ -331,12 +331,12 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
 
         Raises:
-            NotFound: the session has no such branch.
+            NotFound: The session has no such branch.
             InvalidInput: `sync` is none of these.
-            RollbackBlocked: something stands in the way of `sync="world"`; nothing was done.
-            WorkspaceChanged: somebody else has changed the files; nothing was done.
-            RollbackIncomplete: an undo function or a tool raised; `repo.resume(operation)` goes on from there.
-            Conflict: this agent is running, or the branch's rollback is half done.
+            RollbackBlocked: Something stands in the way of `sync="world"`; nothing was done.
+            WorkspaceChanged: Somebody else has changed the files; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
+            Conflict: This agent is running, or the branch's rollback is half done.
         """
         return self._switch(branch, wait, sync=sync, force=force, on_error=on_error)
 

@@ -23,8 +23,8 @@ class Said:
     """Text of an answer.
 
     Args:
-        message: the id of the message that it belongs to.
-        text: the next piece of it.
+        message: The id of the message that it belongs to.
+        text: The next piece of it.
     """
 
     message: str | None
@@ -61,8 +61,8 @@ async def say(agent: RollbackAgent, text: str) -> Pieces:
     """Run a turn: with a new message, or with the answer to what the graph asked.
 
     Args:
-        agent: the agent that answers.
-        text: the person's message; to a question, JSON where it is an object or a list.
+        agent: The agent that answers.
+        text: The person's message; to a question, JSON where it is an object or a list.
     """
     state = await agent.aget_state()
     if state.interrupts:
@@ -77,7 +77,7 @@ async def go_on(agent: RollbackAgent) -> Pieces:
     """Go on with a turn that broke off.
 
     Raises:
-        InvalidInput: none did, or it waits for an answer.
+        InvalidInput: None did, or it waits for an answer.
     """
     state = await agent.aget_state()
     if state.interrupts or not state.next:
@@ -132,7 +132,7 @@ class _Reader:
     """Makes pieces of the messages that a graph streams.
 
     Args:
-        known: the ids of the messages that were there before; some graphs give those again.
+        known: The ids of the messages that were there before; some graphs give those again.
     """
 
     known: set[str | None]

@@ -61,7 +61,7 @@ def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
     """Make the six tools.
 
     Args:
-        bound: the agent they act on outside of any turn.
+        bound: The agent they act on outside of any turn.
     """
 
     def agent(config: RunnableConfig) -> RollbackAgent:

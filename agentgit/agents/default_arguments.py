@@ -24,8 +24,8 @@ def bare_forms(tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Ef
     """Return, for each tool whose calls are compared, a function that normalizes its arguments.
 
     Args:
-        tools: by name. A name that several tools share is left out, because it is not known which one is called.
-        effects: the effects of the tools on the outside world.
+        tools: By name. A name that several tools share is left out, because it is not known which one is called.
+        effects: The effects of the tools on the outside world.
     """
     alone = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
     return {

@@ -24,11 +24,11 @@ class EventVerbs:
         """Call a function with each event of this session, as `Repository.on`.
 
         Args:
-            kinds: a kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
-            callback: gets the `Event`; or a coroutine function.
+            kinds: A kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
+            callback: Gets the `Event`; or a coroutine function.
 
         Raises:
-            InvalidInput: there is no such kind, or nothing to call.
+            InvalidInput: There is no such kind, or nothing to call.
         """
         return self._told.repository.on(kinds, callback, self._told._session_id)
 
@@ -38,11 +38,11 @@ class EventVerbs:
         """Return what happened to this session, the oldest first, as `Repository.events`.
 
         Args:
-            after: the last event that you have, or its id.
-            kinds: the kinds of events, as `on` takes them.
-            since: only what happened then or later, an aware time.
+            after: The last event that you have, or its id.
+            kinds: The kinds of events, as `on` takes them.
+            since: Only what happened then or later, an aware time.
 
         Raises:
-            InvalidInput: there is no such kind, or the time has no zone.
+            InvalidInput: There is no such kind, or the time has no zone.
         """
         return self._told.repository.events(self._told._session_id, after=after, kinds=kinds, since=since)

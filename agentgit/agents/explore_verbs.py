@@ -53,22 +53,22 @@ class Explores:
         raises is a leaf that `failed`.
 
         Args:
-            steps: the text or input of each step, as a list of texts or of the graph's inputs. Or the number of steps.
-            choices: how many times each step is gone; or a list of configs, one for each way to go it; or of functions
+            steps: The text or input of each step, as a list of texts or of the graph's inputs. Or the number of steps.
+            choices: How many times each step is gone; or a list of configs, one for each way to go it; or of functions
                 that make the input of a step from what it says. Where `steps` is a number, a list of inputs, or of
                 functions that make one from the number of the step, from 1.
-            score: judges each leaf at once, in the world as it left it; the higher, the better.
+            score: Judges each leaf at once, in the world as it left it; the higher, the better.
             parallel: True, or how many turns may run at the same time. Only if no tool changes the world.
-            name: what its branches are called: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. Given again
+            name: What its branches are called: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. Given again
                 with the same steps, it goes on where it was broken off.
-            config: the config for all turns, as `invoke` takes it.
+            config: The config for all turns, as `invoke` takes it.
 
         Raises:
-            InvalidInput: steps and choices cannot be meant, or the tools do not allow `parallel`.
-            WorldDiverged: the world is not as this branch left it.
-            RollbackBlocked: what one way did cannot be reversed. What was explored is in `exploration(name)`.
-            RollbackIncomplete: an undo function raised; `repo.resume(operation)`, then go on with the same name.
-            Conflict: this agent is running, or the name is taken.
+            InvalidInput: Steps and choices cannot be meant, or the tools do not allow `parallel`.
+            WorldDiverged: The world is not as this branch left it.
+            RollbackBlocked: What one way did cannot be reversed. What was explored is in `exploration(name)`.
+            RollbackIncomplete: An undo function raised; `repo.resume(operation)`, then go on with the same name.
+            Conflict: This agent is running, or the name is taken.
 
         Example:
             >>> import agentgit
@@ -112,10 +112,10 @@ class Explores:
         """Read what was explored in this session, also if it was broken off.
 
         Args:
-            name: the name of the exploration; None is the newest one.
+            name: The name of the exploration; None is the newest one.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         agent = self._here_agent
         found = Explorations(agent.store)
@@ -133,11 +133,11 @@ class Explores:
         The same as `switch(branch, sync="world")`; `report` tells what ran, and what returned something else now.
 
         Args:
-            branch: the branch as `explore` returned it, its name, or its id.
+            branch: The branch as `explore` returned it, its name, or its id.
             force: True to keep in the world what cannot be reversed or run again.
 
         Raises:
-            NotFound, RollbackBlocked, RollbackIncomplete, Conflict: as `switch`.
+            NotFound, RollbackBlocked, RollbackIncomplete, Conflict: As `switch`.
         """
         return self._here_agent._switch(_known(branch), wait, sync="world", force=force)
 

@@ -28,10 +28,10 @@ class Given:
     """The input of a turn.
 
     Args:
-        value: the input of the graph.
+        value: The input of the graph.
         is_new: True for something new, False for an answer to an interrupt or for going on.
-        title: the first line of the user's message.
-        message_id: the id of the user's message, if it has one.
+        title: The first line of the user's message.
+        message_id: The id of the user's message, if it has one.
     """
 
     value: Any
@@ -44,8 +44,8 @@ def read(graph: Pregel[Any, Any, Any, Any], value: Any) -> Given:
     """Read an input, and add an id to the user's message if the graph's reducer would add one anyway.
 
     Args:
-        graph: the graph that receives the input.
-        value: the input as the user passed it.
+        graph: The graph that receives the input.
+        value: The input as the user passed it.
     """
     if value is None or isinstance(value, Command):
         return Given(value, is_new=False)
@@ -69,8 +69,8 @@ def noted(given: Given, note: str) -> Given | None:
     It is a user's message, because not every provider takes a system message in the middle of a conversation.
 
     Args:
-        given: the input of a turn.
-        note: the text of the note.
+        given: The input of a turn.
+        note: The text of the note.
     """
     messages = given.value.get(MESSAGES) if isinstance(given.value, Mapping) else None
     if not given.is_new or messages is None:
@@ -96,7 +96,7 @@ def answer_of(output: Any) -> str:
     """Return the text of the last message in a graph's output.
 
     Raises:
-        InvalidInput: there are no messages in it.
+        InvalidInput: There are no messages in it.
     """
     messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
     if not messages:

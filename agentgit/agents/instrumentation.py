@@ -35,9 +35,9 @@ def captured(
     """Copy a compiled graph, its subgraphs and its ToolNodes.
 
     Args:
-        graph: stays as it is.
-        cached: a function that makes the cache of a copy from the cache of its graph.
-        changes: attributes of the copy, like `checkpointer`.
+        graph: Stays as it is.
+        cached: A function that makes the cache of a copy from the cache of its graph.
+        changes: Attributes of the copy, like `checkpointer`.
     """
     nodes = {name: _node(node, cached) for name, node in graph.nodes.items()}
     if graph.cache is not None:

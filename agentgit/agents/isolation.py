@@ -21,10 +21,10 @@ def expect_apart(config: RunnableConfig | None) -> None:
     """Check that the turn that is about to begin does not run inside a turn of another wrapped graph.
 
     Args:
-        config: the config as a user gave it, or as a node of another graph got it.
+        config: The config as a user gave it, or as a node of another graph got it.
 
     Raises:
-        InvalidInput: it does; the plans of the outer turn would not include what this turn does.
+        InvalidInput: It does; the plans of the outer turn would not include what this turn does.
     """
     around: list[Any] = [given.get("callbacks") for given in (var_child_runnable_config.get(), config) if given]
     handlers = [one for given in around for one in getattr(given, "handlers", given or ())]
@@ -44,7 +44,7 @@ def alone(config: RunnableConfig | None) -> RunnableConfig:
     A graph that is called inside of another one takes itself for its subgraph, and keeps its state there.
 
     Args:
-        config: the config as a user gave it, or as a node of another graph got it.
+        config: The config as a user gave it, or as a node of another graph got it.
     """
     outer = var_child_runnable_config.get() or {}
     made: RunnableConfig = {**(config or {})}

@@ -25,10 +25,10 @@ class LogVerbs:
         """Return an agent on another branch; this one stays where it is, and so does the session.
 
         Args:
-            branch: the name or id of the branch.
+            branch: The name or id of the branch.
 
         Raises:
-            NotFound: the session has no such branch.
+            NotFound: The session has no such branch.
         """
         agent = self._finder
         return agent._on(agent.repository.branch(agent._session_id, branch).id)
@@ -40,7 +40,7 @@ class LogVerbs:
             which: `name`, `since`, `until`, `tag`, `author`, `auto` and `which`, as `Repository.log` takes them.
 
         Raises:
-            InvalidInput, NotFound: as `Repository.log`.
+            InvalidInput, NotFound: As `Repository.log`.
         """
         agent = self._finder
         return agent.repository.log(agent._session_id, agent.branch_id, **which)
@@ -49,13 +49,13 @@ class LogVerbs:
         """Find messages, tool calls and named checkpoints of the branch by their words, as `Repository.search`.
 
         Args:
-            text: the words to look for.
+            text: The words to look for.
             all_branches: True to search all branches of the session.
-            limit: the largest number of results.
-            after: the `next` of the page before; None for the first one.
+            limit: The largest number of results.
+            after: The `next` of the page before; None for the first one.
 
         Raises:
-            InvalidInput, Corrupt: as `Repository.search`.
+            InvalidInput, Corrupt: As `Repository.search`.
         """
         agent = self._finder
         return agent.repository.search(
@@ -72,12 +72,12 @@ class LogVerbs:
         The tag keeps the checkpoint.
 
         Args:
-            ref: a Checkpoint or any place, as `plan_rollback` takes it.
-            name: the name of the tag.
-            description: a sentence about it.
+            ref: A Checkpoint or any place, as `plan_rollback` takes it.
+            name: The name of the tag.
+            description: A sentence about it.
 
         Raises:
-            InvalidInput, Conflict, NotFound, Ambiguous: as `Repository.tag`.
+            InvalidInput, Conflict, NotFound, Ambiguous: As `Repository.tag`.
         """
         agent = self._finder
         return agent.repository.tag(ref, name, agent._session_id, branch=agent.branch_id, description=description)

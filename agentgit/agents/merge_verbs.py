@@ -49,10 +49,10 @@ class Carries:
         """Put this branch beside another one: what each did since they parted, and how they differ now.
 
         Args:
-            other: a branch, or any place as `rollback` takes it.
+            other: A branch, or any place as `rollback` takes it.
 
         Raises:
-            NotFound: nothing is called so; or this branch has no checkpoint yet.
+            NotFound: Nothing is called so; or this branch has no checkpoint yet.
         """
         agent = self._carrying
         head = agent.head
@@ -66,11 +66,11 @@ class Carries:
         """Return what `merge` would bring, and what stands against it, without doing anything.
 
         Args:
-            source: as `merge` takes it.
-            resolve: as `merge` takes it; functions are not called.
+            source: As `merge` takes it.
+            resolve: As `merge` takes it; functions are not called.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: as `merge`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
         """
         return self._merging(source, resolve)[0].plan
 
@@ -82,19 +82,19 @@ class Carries:
         only what is new comes.
 
         Args:
-            source: the branch, or any place on it as `rollback` takes it; of a branch its newest checkpoint counts.
-            resolve: what to do about values that both changed: `ours`, `theirs`, or a function that gets a `Clash` with
+            source: The branch, or any place on it as `rollback` takes it; of a branch its newest checkpoint counts.
+            resolve: What to do about values that both changed: `ours`, `theirs`, or a function that gets a `Clash` with
                 `key`, `base`, `ours` and `theirs` and gives the value; or a mapping from keys to one of these, where
                 `*` is every other key.
-            name: the name of the checkpoint that is made.
+            name: The name of the checkpoint that is made.
 
         Returns:
             The checkpoint that is made; the head, if everything is here already.
 
         Raises:
-            MergeConflict: both changed a value, and `resolve` says nothing about it; its `plan` has them.
-            Conflict: this branch is running, or in the middle of a turn, or was moved.
-            NotFound, Ambiguous: as `rollback`.
+            MergeConflict: Both changed a value, and `resolve` says nothing about it; its `plan` has them.
+            Conflict: This branch is running, or in the middle of a turn, or was moved.
+            NotFound, Ambiguous: As `rollback`.
             InvalidInput: `resolve` means nothing, or its function gives what cannot be.
         """
         self._carrying._expect_now(EDITOR)
@@ -139,10 +139,10 @@ class Carries:
         """Return what `cherry_pick` would bring, without doing anything.
 
         Args:
-            what: as `cherry_pick` takes it.
+            what: As `cherry_pick` takes it.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: as `cherry_pick`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
         """
         return self._picking(what).plan
 
@@ -152,18 +152,18 @@ class Carries:
         No tool runs: the result of a tool call that comes is the recorded one.
 
         Args:
-            what: a place: the messages that its checkpoint added to the one before. A list of message ids, as
+            what: A place: the messages that its checkpoint added to the one before. A list of message ids, as
                 `history()` has them; a tool call brings its results along, and a result its call. Or a ToolInvocation:
                 that call with its result, without those beside it.
-            name: the name of the checkpoint that is made.
+            name: The name of the checkpoint that is made.
 
         Returns:
             The checkpoint that is made; the head, if everything is here already.
 
         Raises:
-            NotFound: there is no such message, place or call.
-            InvalidInput: it is none of these, or the graph's state has no messages.
-            Conflict: this branch is running, or in the middle of a turn, or was moved; or nothing of it can come.
+            NotFound: There is no such message, place or call.
+            InvalidInput: It is none of these, or the graph's state has no messages.
+            Conflict: This branch is running, or in the middle of a turn, or was moved; or nothing of it can come.
         """
         self._carrying._expect_now(EDITOR)
         return self._arrive(coming := self._picking(what), name, PICKED, counted(coming.plan))

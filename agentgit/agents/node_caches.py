@@ -39,8 +39,8 @@ class BranchCache(BaseCache[Any]):
     """A cache as the graph of one branch sees it.
 
     Args:
-        cache: the user's cache; it keeps the entries.
-        runs: the object that runs the graph.
+        cache: The user's cache; it keeps the entries.
+        runs: The object that runs the graph.
     """
 
     def __init__(self, cache: BaseCache[Any], runs: Runs) -> None:
@@ -135,8 +135,8 @@ class BranchCache(BaseCache[Any]):
         """Write down with each entry what its work did.
 
         Args:
-            pairs: the entries to write down.
-            until: the number of calls that had acted when it was done.
+            pairs: The entries to write down.
+            until: The number of calls that had acted when it was done.
         """
         turn = self.runs._turn
         if turn is None:
@@ -154,7 +154,7 @@ def hidden_cache(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
     """Find the cache of a graph that nodes or tools call out of sight, so that it runs as it is and not as a copy.
 
     Args:
-        graph: the user's graph.
+        graph: The user's graph.
     """
     caches = (inner.cache for inner in _hidden(graph, set()) if inner.cache is not None)
     found = next(caches, None)

@@ -20,7 +20,7 @@ class NotDone(NothingDone, ToolException):
     about the outer call; catch it there and raise a new one.
 
     Args:
-        *args: the message, as for any exception.
+        *args: The message, as for any exception.
 
     Example:
         >>> from langchain_core.tools import tool

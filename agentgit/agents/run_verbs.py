@@ -50,10 +50,10 @@ class Runs(Runnable[Any, Any]):
     """A compiled graph on one branch, as a LangChain Runnable.
 
     Args:
-        repository: the repository that records the session.
-        graph: the user's graph; it stays as it is.
-        rules: the settings that apply to every turn.
-        branch_id: the branch.
+        repository: The repository that records the session.
+        graph: The user's graph; it stays as it is.
+        rules: The settings that apply to every turn.
+        branch_id: The branch.
     """
 
     def __init__(self, repository: Repository, graph: Graph, rules: TurnSettings, branch_id: int) -> None:
@@ -88,7 +88,7 @@ class Runs(Runnable[Any, Any]):
         """Check that the agent's user still has the needed role in the session; for its owner nothing is read.
 
         Raises:
-            NotFound, NotAllowed: the user does not have the role; nothing was done.
+            NotFound, NotAllowed: The user does not have the role; nothing was done.
         """
         self.repository.lookup.admit(connection, self._session_id, needs)
 
@@ -262,7 +262,7 @@ class Runs(Runnable[Any, Any]):
         On an event loop LangGraph must wait for that itself: a tool that is called without `await` would stop the loop.
 
         Args:
-            options: the options as the user gave them.
+            options: The options as the user gave them.
             is_async: True if the turn runs on an event loop.
         """
         how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
@@ -278,7 +278,7 @@ class Runs(Runnable[Any, Any]):
         """Run one turn, as the graph's `invoke`.
 
         Raises:
-            Conflict: somebody else runs this branch, or has moved it since this agent last saw it.
+            Conflict: Somebody else runs this branch, or has moved it since this agent last saw it.
         """
         with self._taken(input, config) as (value, filled), by_itself(), self._current():
             return self._runs.invoke(value, filled, **self._durable(kwargs))
@@ -350,7 +350,7 @@ class Runs(Runnable[Any, Any]):
         """Run one turn after the other, as `batch`; yield each answer with its index as soon as its turn has ended.
 
         Raises:
-            InvalidInput: there are not as many configs as inputs; nothing was run.
+            InvalidInput: There are not as many configs as inputs; nothing was run.
         """
         for index, (value, one) in enumerate(_with_configs(inputs, config)):
             try:
@@ -413,10 +413,10 @@ class Runs(Runnable[Any, Any]):
         """Send a message and return the text of the answer; for graphs whose state has `messages`.
 
         Args:
-            text: the user's message.
+            text: The user's message.
 
         Raises:
-            InvalidInput: the graph's state has no messages.
+            InvalidInput: The graph's state has no messages.
         """
         return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
 
@@ -427,7 +427,7 @@ class _Taking:
     That is not left to the event loop: it may end, or stand still, before the thread has come so far.
 
     Args:
-        runs: the object that runs the branch.
+        runs: The object that runs the branch.
     """
 
     def __init__(self, runs: Runs) -> None:
@@ -457,7 +457,7 @@ def _with_configs(inputs: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
     """Pair inputs with their configs, before any turn runs.
 
     Raises:
-        InvalidInput: there are not as many configs as inputs.
+        InvalidInput: There are not as many configs as inputs.
     """
     if not isinstance(config, list | tuple):
         return [(value, config) for value in inputs]

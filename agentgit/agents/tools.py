@@ -33,15 +33,15 @@ def declared_of(
     """Return what each tool does: as the user says, else as it says itself, else by default; stricter if MCP says so.
 
     Args:
-        tools: those that the graph shows, without agentgit's own.
-        given: the effects that the user declares.
-        defaults: the effects that the repository declares for all others.
+        tools: Those that the graph shows, without agentgit's own.
+        given: The effects that the user declares.
+        defaults: The effects that the repository declares for all others.
         check: False if the user may name tools that the graph does not show.
 
     Raises:
-        InvalidInput: a tool is named that is not there, or an argument that the tool does not have; or two tools of one
+        InvalidInput: A tool is named that is not there, or an argument that the tool does not have; or two tools of one
             name differ.
-        NotFound: a function cannot be imported.
+        NotFound: A function cannot be imported.
     """
     _expect_known(tools, given, check=check)
     found: dict[str, Effect | None] = {}
@@ -84,13 +84,13 @@ def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
     """Refuse an effect that cannot work for a tool.
 
     Args:
-        name: the name of the tool.
-        effect: the declared effect.
-        same: the tools of that name that are at hand.
+        name: The name of the tool.
+        effect: The declared effect.
+        same: The tools of that name that are at hand.
 
     Raises:
-        InvalidInput: it names an argument that the tool does not have, or its import path leads to no function.
-        NotFound: a function cannot be imported.
+        InvalidInput: It names an argument that the tool does not have, or its import path leads to no function.
+        NotFound: A function cannot be imported.
     """
     for role, function in effect.functions():
         if isinstance(function, str):
@@ -131,7 +131,7 @@ def forward(same: Sequence[BaseTool]) -> Run | str:
     If that is not possible, return the reason as text.
 
     Args:
-        same: the tools that share one name.
+        same: The tools that share one name.
     """
     tool = same[0]
     if any(other is not tool for other in same):
@@ -217,9 +217,9 @@ def _raising(tool: BaseTool, returned: list[Any], begun: list[bool]) -> BaseTool
     """Copy a tool; the copy raises where the tool would explain to a model.
 
     Args:
-        tool: stays as it is.
-        returned: gets what it returns.
-        begun: gets an item when its function is called.
+        tool: Stays as it is.
+        returned: Gets what it returns.
+        begun: Gets an item when its function is called.
     """
     clone = telling(tool, returned.append)
     for name in ("_run", "_arun"):

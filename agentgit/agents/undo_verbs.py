@@ -25,13 +25,13 @@ class UndoVerbs:
         """Roll back to the newest checkpoint that differs from where the branch stands now.
 
         Args:
-            steps: the number of such points to go back, at least 1.
-            force: as `rollback` takes it.
+            steps: The number of such points to go back, at least 1.
+            force: As `rollback` takes it.
 
         Raises:
-            NotFound: there are not so many.
+            NotFound: There are not so many.
             InvalidInput: `steps` is less than 1.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: as `rollback`.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
         """
         return self._stepping.rollback(self._at(steps), force=force)
 
@@ -39,7 +39,7 @@ class UndoVerbs:
         """Return what `undo(steps)` would do, without doing anything.
 
         Raises:
-            NotFound, InvalidInput: as `undo`.
+            NotFound, InvalidInput: As `undo`.
         """
         return self._stepping.plan_rollback(self._at(steps))
 
@@ -50,14 +50,14 @@ class UndoVerbs:
         """Bring the files back to what they were when the user said something; the conversation stays as it is.
 
         Args:
-            restore_point: the id of the user's message, or any place that `rollback` takes.
+            restore_point: The id of the user's message, or any place that `rollback` takes.
             force: True to bring back files that others have changed since the last turn too.
 
         Raises:
-            NotFound: no workspace is attached, or there is no such restore point.
-            WorkspaceChanged: somebody else has changed the files since the last turn; none was touched.
-            RollbackIncomplete: they could not be brought back; `repo.resume(operation)` goes on from there.
-            Conflict: the branch is running.
+            NotFound: No workspace is attached, or there is no such restore point.
+            WorkspaceChanged: Somebody else has changed the files since the last turn; none was touched.
+            RollbackIncomplete: They could not be brought back; `repo.resume(operation)` goes on from there.
+            Conflict: The branch is running.
         """
         agent = self._stepping
         return agent.repository.rewind_files(restore_point, agent._session_id, branch=agent.branch_id, force=force)
@@ -68,11 +68,11 @@ class UndoVerbs:
         If files alone were brought back since the last turn, these are as before that again, and the agent stays.
 
         Args:
-            force: as `switch` takes it.
+            force: As `switch` takes it.
 
         Raises:
-            NotFound: there is nothing to take back.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: as `switch`.
+            NotFound: There is nothing to take back.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
         return self._redo(wait, force=force)
 
@@ -80,7 +80,7 @@ class UndoVerbs:
         """Return what `redo` would do, without doing anything.
 
         Raises:
-            NotFound: there is nothing to take back.
+            NotFound: There is nothing to take back.
         """
         agent = self._stepping
         return agent.repository.plan_redo(agent._session_id, branch=agent.branch_id)

@@ -34,13 +34,13 @@ def trust(registry: Registry, paths: Sequence[str]) -> None:
     like the program itself, is looked into when something of it is first needed, and never run a second time.
 
     Args:
-        registry: the registry of the repository.
+        registry: The registry of the repository.
         paths: `package.module`, or `package.module:name` for one source of tools in it; a function is called for what
             it gives.
 
     Raises:
-        NotFound: a module cannot be imported, or a function of an effect cannot; or it declares nothing.
-        InvalidInput: it is no path, or an effect does not fit its tool.
+        NotFound: A module cannot be imported, or a function of an effect cannot; or it declares nothing.
+        InvalidInput: It is no path, or an effect does not fit its tool.
     """
     later = [path for path in paths if _is_running(_expect_module(path))]
     _take(registry, [path for path in paths if path not in later])
@@ -77,8 +77,8 @@ def graph_in(path: str) -> Any:
         path: `package.module:name`; a function is called for the graph; without a name it is the only graph there.
 
     Raises:
-        NotFound: it cannot be imported, or there is no graph.
-        Ambiguous: there are several.
+        NotFound: It cannot be imported, or there is no graph.
+        Ambiguous: There are several.
     """
     values = imported(path)
     if ":" in path:
@@ -96,11 +96,11 @@ def called(function: Callable[[], Any], path: str) -> Any:
     """Call the function that a path names.
 
     Args:
-        function: the function to call.
-        path: the path by which it was named.
+        function: The function to call.
+        path: The path by which it was named.
 
     Raises:
-        InvalidInput: it needs arguments.
+        InvalidInput: It needs arguments.
     """
     try:
         with suppress(ValueError):  # one of C may not tell what it takes
@@ -117,8 +117,8 @@ def value_in(path: str) -> Any:
         path: `package.module:name`.
 
     Raises:
-        InvalidInput: no name is given.
-        NotFound: it cannot be imported.
+        InvalidInput: No name is given.
+        NotFound: It cannot be imported.
     """
     if ":" not in path:
         raise InvalidInput(f"{path} names a module, and not what is meant in it. Write {path}:NAME")
@@ -132,8 +132,8 @@ def imported(path: str) -> list[Any]:
         path: `package.module`, or `package.module:name`.
 
     Raises:
-        InvalidInput: the path is not valid.
-        NotFound: it cannot be imported.
+        InvalidInput: The path is not valid.
+        NotFound: It cannot be imported.
     """
     name = path.partition(":")[2]
     found = _module(path)
@@ -156,7 +156,7 @@ def _expect_module(path: str) -> str:
     """Return the module of a path.
 
     Raises:
-        InvalidInput: it is no path.
+        InvalidInput: It is no path.
     """
     module, colon, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):

@@ -18,9 +18,9 @@ def device_token(stored: str, user_id: int, now: datetime) -> str:
     """Make a token for the device of somebody who has shown their password.
 
     Args:
-        stored: the hash of the password.
-        user_id: the id of the user.
-        now: the time at which they did.
+        stored: The hash of the password.
+        user_id: The id of the user.
+        now: The time at which they did.
     """
     said = f"{secrets.token_urlsafe(16)}.{int((now + LASTS).timestamp())}"
     return f"{said}.{_signature(stored, user_id, said)}"

@@ -20,11 +20,11 @@ class Keyring:
     """A ring of keys by their names. It never shows them.
 
     Args:
-        keys: each 32 bytes, or these in base64, by a name of 1 to 32 letters, digits, `.`, `_` and `-`.
-        current: the name of the one that new values are encrypted with; None is the first.
+        keys: Each 32 bytes, or these in base64, by a name of 1 to 32 letters, digits, `.`, `_` and `-`.
+        current: The name of the one that new values are encrypted with; None is the first.
 
     Raises:
-        InvalidInput: a name or a key is none, or the current one is not among them.
+        InvalidInput: A name or a key is none, or the current one is not among them.
 
     Example:
         >>> ring = Keyring({"2026-11": Keyring.new_key(), "2026-05": bytes(32)})
@@ -52,7 +52,7 @@ class Keyring:
         """Read what the environment has: `NAME:BASE64`, several with commas between them, the current one first.
 
         Raises:
-            InvalidInput: it is something else. The text is not told, because it has keys in it.
+            InvalidInput: It is something else. The text is not told, because it has keys in it.
 
         Example:
             >>> Keyring.from_text("b:" + Keyring.new_key() + ", a:" + Keyring.new_key())

@@ -19,14 +19,14 @@ class ApiKey:
     """An API key, without its secret.
 
     Args:
-        id: the identity in the database.
-        user_id: the id of the user for whom it acts.
-        name: the purpose of the key.
-        scopes: the part of its user's rights that it has.
-        created_at: the time at which it was made, aware UTC.
-        expires_at: the time at which it ends, aware UTC; None is never.
-        last_used_at: the time at which it was last used, to the minute, aware UTC; None is never.
-        revoked_at: the time at which it was revoked, aware UTC; None if it was not.
+        id: The identity in the database.
+        user_id: The id of the user for whom it acts.
+        name: The purpose of the key.
+        scopes: The part of its user's rights that it has.
+        created_at: The time at which it was made, aware UTC.
+        expires_at: The time at which it ends, aware UTC; None is never.
+        last_used_at: The time at which it was last used, to the minute, aware UTC; None is never.
+        revoked_at: The time at which it was revoked, aware UTC; None if it was not.
     """
 
     id: int
@@ -44,8 +44,8 @@ class NewKey:
     """An API key that was just made.
 
     Args:
-        key: the key.
-        secret: its text, which is what a program shows; it is only here, and the database has only its hash.
+        key: The key.
+        secret: Its text, which is what a program shows; it is only here, and the database has only its hash.
     """
 
     key: ApiKey

@@ -18,7 +18,7 @@ def expect_password(password: object) -> str:
     """Refuse what no password can be.
 
     Raises:
-        InvalidInput: it is too short or too long; the text does not have it.
+        InvalidInput: It is too short or too long; the text does not have it.
     """
     if not isinstance(password, str) or not SHORTEST <= len(password) <= LONGEST or not _can_be_hashed(password):
         raise InvalidInput(f"A password has {SHORTEST} to {LONGEST} characters.")
@@ -33,7 +33,7 @@ def hash_password(password: str) -> str:
     """Return what the database keeps of a password.
 
     Raises:
-        Unavailable: pwdlib is not installed.
+        Unavailable: Pwdlib is not installed.
     """
     return _hasher().hash(password)
 
@@ -42,7 +42,7 @@ def is_password_of(password: object, stored: str | None) -> bool:
     """Return whether a password is the one that was hashed; None, of nobody, takes as long and is never.
 
     Raises:
-        Unavailable: pwdlib is not installed.
+        Unavailable: Pwdlib is not installed.
     """
     given = isinstance(password, str) and len(password) <= LONGEST and _can_be_hashed(password)
     matches = _hasher().verify(str(password) if given else "", stored or _of_nobody())

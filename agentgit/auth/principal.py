@@ -14,14 +14,14 @@ class Principal:
     """One user of one tenant, as a handle is bound to it.
 
     Args:
-        tenant_id: the tenant; nothing of another one is ever seen.
-        user: the id of the user.
-        scopes: the part of that user's rights that the handle has.
-        since: since when it holds, aware UTC: whether it still does is asked each time. None for who opened the
+        tenant_id: The tenant; nothing of another one is ever seen.
+        user: The id of the user.
+        scopes: The part of that user's rights that the handle has.
+        since: Since when it holds, aware UTC: whether it still does is asked each time. None for who opened the
             database itself, whom nobody can shut out of it.
-        until: the time at which it ends by itself, aware UTC; None is never.
-        key_id: the API key that it comes from; None if it comes from none.
-        by: the admin who acts for the user; when that one's access ends, so does this. None if nobody does.
+        until: The time at which it ends by itself, aware UTC; None is never.
+        key_id: The API key that it comes from; None if it comes from none.
+        by: The admin who acts for the user; when that one's access ends, so does this. None if nobody does.
     """
 
     tenant_id: int

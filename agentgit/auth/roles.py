@@ -33,7 +33,7 @@ def expect_role(role: object) -> Role:
     """Refuse what is no role.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: It is none.
     """
     if role not in ROLES:
         raise InvalidInput(f"There is no role {role!r}; give {', '.join(ROLES)}.")

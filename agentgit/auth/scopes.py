@@ -22,10 +22,10 @@ def widened(scopes: str | Collection[str]) -> frozenset[str]:
     """Return scopes together with those that they include.
 
     Args:
-        scopes: one, or several; the widest counts.
+        scopes: One, or several; the widest counts.
 
     Raises:
-        InvalidInput: one of them is none, or there is none.
+        InvalidInput: One of them is none, or there is none.
 
     Example:
         >>> sorted(widened("fork"))

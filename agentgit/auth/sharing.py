@@ -22,12 +22,12 @@ class Member:
     """Somebody who has a role in another one's session.
 
     Args:
-        user_id: the id of the user.
-        user_name: the name of the user.
-        role: the role of the user.
-        created_at: the beginning of the role, aware UTC.
-        expires_at: the end of the role, aware UTC; None for ever.
-        link_id: the link that they came by; None if the session was shared with them by name.
+        user_id: The id of the user.
+        user_name: The name of the user.
+        role: The role of the user.
+        created_at: The beginning of the role, aware UTC.
+        expires_at: The end of the role, aware UTC; None for ever.
+        link_id: The link that they came by; None if the session was shared with them by name.
     """
 
     user_id: int
@@ -43,13 +43,13 @@ class ShareLink:
     """A link by which whoever has its token can join a session.
 
     Args:
-        id: the identity in the database.
-        session_id: the session.
-        role: the role of those who join.
-        created_at: the time at which it was made, aware UTC.
-        expires_at: the time at which the link, and the right of all who joined by it, end, aware UTC; None is never.
-        revoked_at: the time at which it was revoked, aware UTC; None if it was not.
-        token: the token to pass on; only `Repository.share_link` returns it, and the database has only its hash.
+        id: The identity in the database.
+        session_id: The session.
+        role: The role of those who join.
+        created_at: The time at which it was made, aware UTC.
+        expires_at: The time at which the link, and the right of all who joined by it, end, aware UTC; None is never.
+        revoked_at: The time at which it was revoked, aware UTC; None if it was not.
+        token: The token to pass on; only `Repository.share_link` returns it, and the database has only its hash.
     """
 
     id: int
@@ -120,7 +120,7 @@ def end_of(expires_in: timedelta | None) -> datetime | None:
     """Return the time when something ends that holds so long; None is never.
 
     Raises:
-        InvalidInput: it is no time, or none that lies ahead.
+        InvalidInput: It is no time, or none that lies ahead.
     """
     if expires_in is None:
         return None

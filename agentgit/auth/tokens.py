@@ -28,10 +28,10 @@ class Claims:
     """The claims of a verified token.
 
     Args:
-        user_name: the name of the user.
-        issued_at: the time of issue; a token without one counts as older than all others.
-        expires_at: the time when the token expires.
-        user_id: the id of the user, if the rules name a claim for it.
+        user_name: The name of the user.
+        issued_at: The time of issue; a token without one counts as older than all others.
+        expires_at: The time when the token expires.
+        user_id: The id of the user, if the rules name a claim for it.
     """
 
     user_name: str
@@ -45,22 +45,22 @@ class JWT:
     """Rules for verifying tokens; passed to `agentgit.open(jwt=...)`. Pass a key or a set of keys.
 
     Args:
-        algorithms: the accepted algorithms, like `["RS256"]`; never shared-key ones (HS…) together with public-key
+        algorithms: The accepted algorithms, like `["RS256"]`; never shared-key ones (HS…) together with public-key
             ones.
-        key: the public key as PEM, or the shared secret.
-        jwks: the public keys as JSON Web Key Set, a mapping or its text.
-        issuer: the required value of `iss`; None accepts any that the key signs for.
-        audience: the required value of `aud`; None accepts only tokens without one.
-        user_claim: the claim that has the user's name. A token issued before the last user of a name was erased belongs
+        key: The public key as PEM, or the shared secret.
+        jwks: The public keys as JSON Web Key Set, a mapping or its text.
+        issuer: The required value of `iss`; None accepts any that the key signs for.
+        audience: The required value of `aud`; None accepts only tokens without one.
+        user_claim: The claim that has the user's name. A token issued before the last user of a name was erased belongs
             to nobody.
-        id_claim: the claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with the id
+        id_claim: The claim that has the user's id, as `repo.users.find(name).id` is; a token without it, or with the id
             of another user, is then rejected. None goes by the name alone.
-        leeway: the seconds by which the clocks may differ.
+        leeway: The seconds by which the clocks may differ.
         create_users: True to create users who do not exist.
         enabled: False rejects all tokens; so does `$AGENTGIT_JWT=off`.
 
     Raises:
-        InvalidInput: these rules can verify nothing, or more than is meant.
+        InvalidInput: These rules can verify nothing, or more than is meant.
 
     Example:
         >>> JWT(algorithms=["none"], key="x")

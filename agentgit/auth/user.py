@@ -19,11 +19,11 @@ class User:
     """Somebody who owns sessions.
 
     Args:
-        id: the identity in the database.
-        name: unique in its tenant.
-        created_at: the time at which it was made, aware UTC.
+        id: The identity in the database.
+        name: Unique in its tenant.
+        created_at: The time at which it was made, aware UTC.
         is_admin: True if they may do everything in the tenant, by `Repository.as_user` also in others' sessions.
-        disabled_at: the time since when they may do nothing, aware UTC; None if they may.
+        disabled_at: The time since when they may do nothing, aware UTC; None if they may.
     """
 
     id: int
@@ -46,11 +46,11 @@ def expect_name(name: object, of: str) -> str:
     """Refuse what no user or tenant can be called; a `/` stands between a user and a session in `alice/support-42`.
 
     Args:
-        name: the name.
-        of: the thing that has the name.
+        name: The name.
+        of: The thing that has the name.
 
     Raises:
-        InvalidInput: it is empty, too long, or has a `/`, a control character or a space at an end.
+        InvalidInput: It is empty, too long, or has a `/`, a control character or a space at an end.
 
     Example:
         >>> expect_name("alice", "user")

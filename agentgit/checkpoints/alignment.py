@@ -13,9 +13,9 @@ def align(left: Items, right: Items, identity: Callable[[dict[str, Any]], Hashab
     """Count what two lists have in common in the same order, and give what only one of them has.
 
     Args:
-        left: the first list.
-        right: the second list.
-        identity: a function that returns the value that tells an item apart from others.
+        left: The first list.
+        right: The second list.
+        identity: A function that returns the value that tells an item apart from others.
     """
     a, b = _numbered(map(identity, left)), _numbered(map(identity, right))
     places = {item: place for place, item in enumerate(b)}

@@ -25,16 +25,16 @@ class Checkpoint(Shown, Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 
     Args:
-        id: the identity in the database, below 2^53; None before it is stored.
-        internal_session_id: the branch that it belongs to.
-        checkpoint_name: the name a person gave it; None for most automatic ones.
-        session_state: the values of the graph's state, without the messages.
-        conversation_history: messages as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
+        id: The identity in the database, below 2^53; None before it is stored.
+        internal_session_id: The branch that it belongs to.
+        checkpoint_name: The name a person gave it; None for most automatic ones.
+        session_state: The values of the graph's state, without the messages.
+        conversation_history: Messages as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`.
         is_auto: True if agentgit made it by itself.
-        created_at: the time at which it was made, aware UTC.
-        metadata: counts, position and other facts about it, JSON-like.
-        user_id: the id of the user who made it.
-        tool_invocations: the tool track up to this point, as dicts, oldest first.
+        created_at: The time at which it was made, aware UTC.
+        metadata: Counts, position and other facts about it, JSON-like.
+        user_id: The id of the user who made it.
+        tool_invocations: The tool track up to this point, as dicts, oldest first.
 
     Example:
         >>> before = Checkpoint(checkpoint_name="before payment", session_state={"cart": ["chair"]})
@@ -71,10 +71,10 @@ class Checkpoint(Shown, Deferred):
         """Make a checkpoint from any subset of the ten fields; the inverse of `to_dict`.
 
         Args:
-            data: field names to values; `created_at` may be ISO text, a datetime or None.
+            data: Field names to values; `created_at` may be ISO text, a datetime or None.
 
         Raises:
-            InvalidInput: a key that is no field, or a `created_at` that is no time.
+            InvalidInput: A key that is no field, or a `created_at` that is no time.
         """
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(data) - known):
@@ -100,11 +100,11 @@ class Checkpoint(Shown, Deferred):
         """Take a deep snapshot of a session's state and history, which later changes cannot reach.
 
         Args:
-            internal_session: the branch to look at.
-            checkpoint_name: the name, or None.
+            internal_session: The branch to look at.
+            checkpoint_name: The name, or None.
             is_auto: True if no person asked for it.
-            user_id: the id of the user who makes it.
-            tool_invocations: the tool track so far, oldest first.
+            user_id: The id of the user who makes it.
+            tool_invocations: The tool track so far, oldest first.
         """
         invocations = copy.deepcopy(tool_invocations) if tool_invocations else []
         return cls(

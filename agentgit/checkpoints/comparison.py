@@ -15,12 +15,12 @@ class Comparison(Drawn):
     """The changes on two branches since they parted.
 
     Args:
-        fork: the checkpoint where they part, like `main#3`.
-        messages: the number of messages that both begin with.
-        calls: the number of tool invocations that both begin with.
-        left: the changes on the first since then: the fork compared with it.
-        right: the changes on the second since then.
-        between: the first compared with the second.
+        fork: The checkpoint where they part, like `main#3`.
+        messages: The number of messages that both begin with.
+        calls: The number of tool invocations that both begin with.
+        left: The changes on the first since then: the fork compared with it.
+        right: The changes on the second since then.
+        between: The first compared with the second.
 
     Example:
         >>> from agentgit.checkpoints import Checkpoint

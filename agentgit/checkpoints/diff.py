@@ -26,9 +26,9 @@ class Change:
     """One place of the state that differs.
 
     Args:
-        path: the place as a JSON pointer (RFC 6901) like `/cart/0`; empty if the state as a whole differs.
-        before: the value there, None if there was none.
-        after: the value there now, None if there is none.
+        path: The place as a JSON pointer (RFC 6901) like `/cart/0`; empty if the state as a whole differs.
+        before: The value there, None if there was none.
+        after: The value there now, None if there is none.
         kind: `added`, `removed` or `changed`.
     """
 
@@ -43,9 +43,9 @@ class Tokens:
     """The tokens that messages used, as the models reported them (`usage_metadata`); 0 where a model reported nothing.
 
     Args:
-        input: tokens that models read.
-        output: tokens that models wrote.
-        total: all of them, as the models count.
+        input: Tokens that models read.
+        output: Tokens that models wrote.
+        total: All of them, as the models count.
     """
 
     input: int = 0
@@ -80,27 +80,27 @@ class Diff(Drawn):
     """The differences between two checkpoints.
 
     Args:
-        from_id: the checkpoint that is compared; None if it was never stored.
-        to_id: the checkpoint that it is compared with.
-        from_reference: the name of the first for a person, like `main#7`; empty if it is not known.
-        to_reference: the name of the second.
-        state: the places of the state that differ, in the order of the first state.
-        common_messages: the number of messages that both have, in the same order.
-        removed_messages: messages that only the first has, oldest first. An edited message is removed and added.
-        added_messages: messages that only the second has, oldest first.
-        removed_tokens: the tokens of the messages that only the first has.
-        added_tokens: the tokens of the messages that only the second has.
-        common_calls: how many tool invocations both tool tracks have; a replayed invocation counts as the one that it
+        from_id: The checkpoint that is compared; None if it was never stored.
+        to_id: The checkpoint that it is compared with.
+        from_reference: The name of the first for a person, like `main#7`; empty if it is not known.
+        to_reference: The name of the second.
+        state: The places of the state that differ, in the order of the first state.
+        common_messages: The number of messages that both have, in the same order.
+        removed_messages: Messages that only the first has, oldest first. An edited message is removed and added.
+        added_messages: Messages that only the second has, oldest first.
+        removed_tokens: The tokens of the messages that only the first has.
+        added_tokens: The tokens of the messages that only the second has.
+        common_calls: How many tool invocations both tool tracks have; a replayed invocation counts as the one that it
             replays.
-        removed_calls: tool invocations that only the first has, oldest first.
-        added_calls: tool invocations that only the second has, oldest first.
-        removed_pending: tasks of an unfinished step that only the first has: what each asks, which answers it got, or
+        removed_calls: Tool invocations that only the first has, oldest first.
+        added_calls: Tool invocations that only the second has, oldest first.
+        removed_pending: Tasks of an unfinished step that only the first has: what each asks, which answers it got, or
             what it wrote.
-        added_pending: such tasks that only the second has.
-        added_files: paths that only the second has.
-        modified_files: paths whose contents differ.
-        deleted_files: paths that only the first has.
-        diff_content: the differences of the files as a unified diff.
+        added_pending: Such tasks that only the second has.
+        added_files: Paths that only the second has.
+        modified_files: Paths whose contents differ.
+        deleted_files: Paths that only the first has.
+        diff_content: The differences of the files as a unified diff.
 
     Example:
         >>> print(diff(Checkpoint(session_state={"cart": []}), Checkpoint(session_state={"cart": ["chair"]})))
@@ -187,11 +187,11 @@ def diff(a: Checkpoint, b: Checkpoint) -> Diff:
     """Compare two checkpoints, of one branch, of two branches or of two sessions.
 
     Args:
-        a: the first.
-        b: the second.
+        a: The first.
+        b: The second.
 
     Raises:
-        InvalidInput: one of them is no checkpoint, as the head of an agent before its first one.
+        InvalidInput: One of them is no checkpoint, as the head of an agent before its first one.
 
     Example:
         >>> same = Checkpoint(session_state={"cart": ["chair"]})

@@ -28,10 +28,10 @@ class Clash:
     """A value that both branches changed, each in its own way.
 
     Args:
-        key: the name of the value in the state.
-        base: its value where they parted, None if there was none.
-        ours: its value here.
-        theirs: its value there.
+        key: The name of the value in the state.
+        base: Its value where they parted, None if there was none.
+        ours: Its value here.
+        theirs: Its value there.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Taken:
     """A value that comes along.
 
     Args:
-        key: the name of the value in the state.
+        key: The name of the value in the state.
         how: `take`, `append`, `ours`, `theirs` or `resolved`.
-        value: the value that comes; None for `ours`.
+        value: The value that comes; None for `ours`.
     """
 
     key: str
@@ -60,8 +60,8 @@ class LeftOut:
     """Something that does not come along.
 
     Args:
-        what: a message in a few words, or the name of a value.
-        why: the reason, as a sentence.
+        what: A message in a few words, or the name of a value.
+        why: The reason, as a sentence.
     """
 
     what: str
@@ -74,13 +74,13 @@ class MergePlan(Drawn):
 
     Args:
         kind: `merge` or `cherry_pick`.
-        source: the place that the changes come from, like `retry#4`.
-        into: the checkpoint or branch that they are added to, like `main#5`.
-        base: the checkpoint that both are compared with, like `main#3`; empty for a cherry-pick.
-        values: the values that come.
-        messages: the messages that come, as shown, in their order.
-        conflicts: the values that both sides changed and that have no resolution.
-        left_out: the values that do not come, each with the reason.
+        source: The place that the changes come from, like `retry#4`.
+        into: The checkpoint or branch that they are added to, like `main#5`.
+        base: The checkpoint that both are compared with, like `main#3`; empty for a cherry-pick.
+        values: The values that come.
+        messages: The messages that come, as shown, in their order.
+        conflicts: The values that both sides changed and that have no resolution.
+        left_out: The values that do not come, each with the reason.
     """
 
     SIGNS: ClassVar[Mapping[str, str]] = {"merge": "Merge of", "cherry_pick": "Cherry-pick of"}
@@ -136,9 +136,9 @@ def decide(base: Hashable, ours: Hashable, theirs: Hashable) -> str:
     """Decide about one value: `keep` what is here, `take` what comes, or `clash`.
 
     Args:
-        base: identifies what it was where the branches parted; None if there was none.
-        ours: identifies what it is here.
-        theirs: identifies what it is there.
+        base: Identifies what it was where the branches parted; None if there was none.
+        ours: Identifies what it is here.
+        theirs: Identifies what it is there.
 
     Example:
         >>> decide(1, 1, 2), decide(1, 2, 1), decide(1, 2, 2), decide(1, 2, 3)
@@ -153,8 +153,8 @@ def added(base: Iterable[Hashable], later: Sequence[Hashable]) -> list[int] | No
     """Find what was added to a list, in whatever order it is now; None if something of it was changed or taken out.
 
     Args:
-        base: identifies each item that there was.
-        later: identifies each item that there is.
+        base: Identifies each item that there was.
+        later: Identifies each item that there is.
 
     Returns:
         The places of the new items in `later`.
@@ -177,8 +177,8 @@ class Extra:
     """The items that one side has added to a list or a dict.
 
     Args:
-        begin: for a list, the number of items at its beginning that are not new.
-        keys: for a dict, the keys that are new or have another value.
+        begin: For a list, the number of items at its beginning that are not new.
+        keys: For a dict, the keys that are new or have another value.
     """
 
     begin: int = 0
@@ -199,8 +199,8 @@ def extra(base: Any, ours: Any, theirs: Any) -> Extra | None:
 
     Args:
         base: JSON-like, as it was where the branches parted; None if there was none.
-        ours: the value here.
-        theirs: the value there.
+        ours: The value here.
+        theirs: The value there.
 
     Example:
         >>> extra([1], [1, 2], [1, 3])
@@ -224,7 +224,7 @@ def whole(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, s
     """Leave out tool calls without their results, and results without their calls; providers refuse both.
 
     Args:
-        messages: shown messages, in their order.
+        messages: Shown messages, in their order.
 
     Returns:
         The places of those that can come, and why the others cannot.
@@ -271,8 +271,8 @@ def batch_of(messages: Sequence[Mapping[str, Any]], places: Sequence[int]) -> li
     """Complete a choice of messages: what a chosen one calls, or is the answer to, comes along.
 
     Args:
-        messages: shown messages, in their order.
-        places: those that were chosen.
+        messages: Shown messages, in their order.
+        places: Those that were chosen.
     """
     wanted, found, place = set(places), list[int](), 0
     while place < len(messages):
@@ -293,7 +293,7 @@ def choice(resolve: Resolve, key: str) -> Choice | None:
     """Return what was said about the conflicts of a key; None if nothing was.
 
     Raises:
-        InvalidInput: it is neither `ours`, nor `theirs`, nor a function.
+        InvalidInput: It is neither `ours`, nor `theirs`, nor a function.
 
     Example:
         >>> choice({"note": "ours"}, "note"), choice({"note": "ours"}, "cart"), choice("theirs", "cart")

@@ -29,15 +29,15 @@ class Filter:
     """A selection of checkpoints; a checkpoint must meet all conditions.
 
     Args:
-        name: only checkpoints to which a person gave exactly this name.
-        since: only checkpoints made then or later, aware.
-        until: only checkpoints made then or earlier, aware.
-        tag: only the checkpoint that has this tag.
-        author: only checkpoints made by the user with this id.
+        name: Only checkpoints to which a person gave exactly this name.
+        since: Only checkpoints made then or later, aware.
+        until: Only checkpoints made then or earlier, aware.
+        tag: Only the checkpoint that has this tag.
+        author: Only checkpoints made by the user with this id.
         auto: True for automatic ones, False for those that somebody asked for.
 
     Raises:
-        InvalidInput: a time has no zone, or a value has the wrong type.
+        InvalidInput: A time has no zone, or a value has the wrong type.
     """
 
     name: str | None = None
@@ -97,7 +97,7 @@ def mark(cursor: object) -> Mark:
     """Read what a page gave as `next`; None is the beginning.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: It is something else.
     """
     if cursor is None:
         return TOP
@@ -133,7 +133,7 @@ def rank(cursor: object) -> Rank:
     """Read what a page of hits gave as `next`; None is the beginning.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: It is something else.
     """
     if cursor is None:
         return FIRST
@@ -149,7 +149,7 @@ def page_size(limit: object) -> int:
     """Check the length of a page and return it.
 
     Raises:
-        InvalidInput: a page cannot have that length.
+        InvalidInput: A page cannot have that length.
     """
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LARGEST_PAGE:
         raise InvalidInput(f"limit={limit!r} is no length of a page; give 1 to {LARGEST_PAGE:,}.")
@@ -161,8 +161,8 @@ class Page(Generic[T]):
     """A part of a list.
 
     Args:
-        items: the items of the page.
-        next: give it as `after` for the page that follows; None if this is the last one.
+        items: The items of the page.
+        next: Give it as `after` for the page that follows; None if this is the last one.
     """
 
     items: list[T]
@@ -180,12 +180,12 @@ class Tag:
     """A name for one checkpoint of a session, which is kept as long as it has it.
 
     Args:
-        name: unique in the session.
-        checkpoint_id: the id of the checkpoint that it names.
-        reference: the same as a place, like `main#7`.
-        description: the text that a person wrote about it.
-        user_id: the id of the user who made it.
-        created_at: the time at which it was made, aware UTC.
+        name: Unique in the session.
+        checkpoint_id: The id of the checkpoint that it names.
+        reference: The same as a place, like `main#7`.
+        description: The text that a person wrote about it.
+        user_id: The id of the user who made it.
+        created_at: The time at which it was made, aware UTC.
     """
 
     name: str
@@ -210,14 +210,14 @@ class Hit:
 
     Args:
         kind: `message`, `call` or `checkpoint`.
-        reference: the first checkpoint that holds it, like `main#7`: a place to go back to.
-        checkpoint_id: the same as an id.
-        created_at: when that checkpoint was made, aware UTC.
-        role: the role of a message: `user`, `assistant`, `tool`, `system`.
-        name: the name of the tool for a call; the name of a checkpoint.
-        id: the id of a message or call; None for a checkpoint.
-        snippet: the piece of the text where it was found.
-        marks: the parts of the snippet that were found, as pairs of start and end.
+        reference: The first checkpoint that holds it, like `main#7`: a place to go back to.
+        checkpoint_id: The same as an id.
+        created_at: When that checkpoint was made, aware UTC.
+        role: The role of a message: `user`, `assistant`, `tool`, `system`.
+        name: The name of the tool for a call; the name of a checkpoint.
+        id: The id of a message or call; None for a checkpoint.
+        snippet: The piece of the text where it was found.
+        marks: The parts of the snippet that were found, as pairs of start and end.
     """
 
     kind: str
@@ -240,8 +240,8 @@ class Hits(Page[Hit], Drawn):
     """A page of what was found: names and descriptions of checkpoints, then messages and calls, the newest first.
 
     Args:
-        items: the items of the page.
-        next: give it as `after` for the page that follows; None if this is the last one.
+        items: The items of the page.
+        next: Give it as `after` for the page that follows; None if this is the last one.
         complete: False if there are newer texts that could not be looked at: the database cannot be written, or a state
             is damaged.
         names_only: True if only names of checkpoints were looked at, because everything else is encrypted.

@@ -20,10 +20,10 @@ class Reference:
     """A reference, taken apart.
 
     Args:
-        text: the text as it was written.
-        base: the part before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
-        number: the checkpoint of that branch, from 1; None without `#`.
-        back: the number of checkpoints to go back from there; 0 without `~`.
+        text: The text as it was written.
+        base: The part before `#` or `~`: a branch, a checkpoint's name, or `HEAD`.
+        number: The checkpoint of that branch, from 1; None without `#`.
+        back: The number of checkpoints to go back from there; 0 without `~`.
     """
 
     text: str
@@ -41,7 +41,7 @@ def parse(text: str) -> Reference:
     """Take a reference apart.
 
     Raises:
-        InvalidInput: it is empty.
+        InvalidInput: It is empty.
 
     Example:
         >>> parse("main#7").number, parse("HEAD~2").back, parse("HEAD~").back
@@ -73,11 +73,11 @@ def place_name(text: str, what: str) -> str:
     """Check the name of a branch or a tag and return it, so that every reference to it can be read.
 
     Args:
-        text: the name.
-        what: the kind of thing that it names, for the error message.
+        text: The name.
+        what: The kind of thing that it names, for the error message.
 
     Raises:
-        InvalidInput: it is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.
+        InvalidInput: It is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.
     """
     if not isinstance(text, str):
         raise InvalidInput(f"A {what} is called by a text, not by {text!r}.")
@@ -104,8 +104,8 @@ def free_name(base: str, taken: Container[str]) -> str:
     """Return a name, or the first of `base-2`, `base-3`, ... that nothing else has.
 
     Args:
-        base: the name that is wanted; a long one is cut, so that the number has room.
-        taken: the names of others.
+        base: The name that is wanted; a long one is cut, so that the number has room.
+        taken: The names of others.
 
     Example:
         >>> free_name("demo", set()), free_name("demo", {"demo", "demo-2"})

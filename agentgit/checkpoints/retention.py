@@ -25,18 +25,18 @@ class Retention:
     A checkpoint that something needs is never removed, whatever the limits are.
 
     Args:
-        compress_after: with more checkpoints than this, only the first, the newest `keep_last` and the newest of each
+        compress_after: With more checkpoints than this, only the first, the newest `keep_last` and the newest of each
             name stay; None never compresses.
-        keep_last: the number of the newest checkpoints that stay in any case.
-        max_checkpoints: with more than this, the oldest are removed: automatic ones before named ones. None is no
+        keep_last: The number of the newest checkpoints that stay in any case.
+        max_checkpoints: With more than this, the oldest are removed: automatic ones before named ones. None is no
             limit.
-        max_age: older ones are removed, all but the first and the newest `keep_last`; None is no limit.
-        max_bytes: while a session takes more bytes of its own, the oldest are removed: automatic ones before named
+        max_age: Older ones are removed, all but the first and the newest `keep_last`; None is no limit.
+        max_bytes: While a session takes more bytes of its own, the oldest are removed: automatic ones before named
             ones, and none of the newest `keep_last`. Measuring takes a while, so this limit applies only when a session
             is thinned out by hand, and in collections. None is no limit.
 
     Raises:
-        InvalidInput: a limit is not a number above zero, or not a time span.
+        InvalidInput: A limit is not a number above zero, or not a time span.
 
     Example:
         >>> Retention().compress_after, Retention().keep_last, Retention().max_checkpoints
@@ -71,7 +71,7 @@ class Retention:
         """Read what `to_dict` gave.
 
         Raises:
-            InvalidInput: it is something else.
+            InvalidInput: It is something else.
         """
         if unknown := sorted(set(data) - {one.name for one in fields(cls)}):
             raise InvalidInput(f"A retention has no {', '.join(unknown)}.")
@@ -99,12 +99,12 @@ class Point:
     """A checkpoint as retention sees it.
 
     Args:
-        id: the checkpoint; greater ones are newer.
-        reference: the name that a person uses for it, like `main#7`.
-        name: the name a person gave it.
+        id: The checkpoint; greater ones are newer.
+        reference: The name that a person uses for it, like `main#7`.
+        name: The name a person gave it.
         is_auto: True if agentgit made it by itself.
-        created_at: the time at which it was made, aware UTC.
-        needed: the reason why it is needed, as a sentence; empty if nothing needs it.
+        created_at: The time at which it was made, aware UTC.
+        needed: The reason why it is needed, as a sentence; empty if nothing needs it.
     """
 
     id: int
@@ -120,9 +120,9 @@ class Verdict:
     """The decision about one checkpoint.
 
     Args:
-        point: the checkpoint.
+        point: The checkpoint.
         goes: True if it is removed.
-        why: the reason, as a sentence.
+        why: The reason, as a sentence.
     """
 
     point: Point
@@ -135,12 +135,12 @@ class Thinned:
     """The result of applying a retention to a session, or of a dry run.
 
     Args:
-        session_name: the session.
-        retention: the retention that was applied; None to remove everything.
-        verdicts: the decision about each checkpoint, oldest first.
+        session_name: The session.
+        retention: The retention that was applied; None to remove everything.
+        verdicts: The decision about each checkpoint, oldest first.
         dry_run: True if nothing was done.
-        bytes_before: the bytes that the session took of its own; None if there is no limit of bytes.
-        bytes_after: the same after the next collection.
+        bytes_before: The bytes that the session took of its own; None if there is no limit of bytes.
+        bytes_after: The same after the next collection.
     """
 
     session_name: str
@@ -191,10 +191,10 @@ def judge(
     """Decide what becomes of the checkpoints of a session.
 
     Args:
-        points: all of them, of all branches.
-        retention: the rules of what the session keeps.
-        now: aware UTC.
-        measure: a function that returns the size the session would have; None does not hold it to `max_bytes`.
+        points: All of them, of all branches.
+        retention: The rules of what the session keeps.
+        now: Aware UTC.
+        measure: A function that returns the size the session would have; None does not hold it to `max_bytes`.
 
     Returns:
         One for each, oldest first.

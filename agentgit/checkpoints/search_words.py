@@ -47,7 +47,7 @@ def words(text: str) -> Iterator[Word]:
     """Return the first words of a text.
 
     Args:
-        text: the text in composed form, see `composed`.
+        text: The text in composed form, see `composed`.
 
     Example:
         >>> [word.text for word in words("Café_order: 2x 日本!")]
@@ -82,7 +82,7 @@ class Query:
     """A search query: all of its terms must be in a text, each as words that stand together.
 
     Args:
-        terms: the words of each term.
+        terms: The words of each term.
     """
 
     terms: tuple[tuple[str, ...], ...]
@@ -92,7 +92,7 @@ def query(text: str) -> Query:
     """Read what a person looks for, literally: quotes, operators and the like are no words, and nothing else either.
 
     Raises:
-        InvalidInput: it is empty or too long.
+        InvalidInput: It is empty or too long.
 
     Example:
         >>> query('create_order AND "chair').terms

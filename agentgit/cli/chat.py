@@ -69,13 +69,13 @@ def wrapped(
     """Wrap the graph that was named, in the session to continue or to make.
 
     Args:
-        repo: the repository of the session.
-        graph: the graph, as `module:graph`.
-        session: the name of the session; None is the one that moved last, or else one called `chat`.
-        branch: the branch, as `repo.wrap` takes it.
-        effects: the effects, as `module:name`.
-        workspace: the folder whose files roll back too.
-        template: the template, as `repo.wrap` takes it.
+        repo: The repository of the session.
+        graph: The graph, as `module:graph`.
+        session: The name of the session; None is the one that moved last, or else one called `chat`.
+        branch: The branch, as `repo.wrap` takes it.
+        effects: The effects, as `module:name`.
+        workspace: The folder whose files roll back too.
+        template: The template, as `repo.wrap` takes it.
     """
     from agentgit.agents import user_modules
 

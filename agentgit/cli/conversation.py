@@ -38,8 +38,8 @@ class Chat:
     """A conversation at a terminal or in a pipe. A context manager.
 
     Args:
-        agent: the agent that answers; after a rollback it is another one.
-        carry_out: does what a line that begins with a slash orders.
+        agent: The agent that answers; after a rollback it is another one.
+        carry_out: Does what a line that begins with a slash orders.
         yes: True if nobody is to be asked.
     """
 
@@ -73,8 +73,8 @@ class Chat:
         """Return what Tab makes of a word: a slash command, or a place of the session.
 
         Args:
-            before: the line up to the word.
-            word: the typed part of the word.
+            before: The line up to the word.
+            word: The typed part of the word.
         """
         if not before.startswith("/"):
             return slash.offer(before, word)
@@ -108,7 +108,7 @@ class Chat:
         """Run a turn, and write what comes as it comes.
 
         Args:
-            text: the user's message; None to go on with a turn that broke off.
+            text: The user's message; None to go on with a turn that broke off.
         """
         from agentgit.agents import chat_turn
 
@@ -162,7 +162,7 @@ class Chat:
         """Show a plan that would move the world, and ask; tell whether it may be done.
 
         Raises:
-            InvalidInput: nobody can be asked.
+            InvalidInput: Nobody can be asked.
         """
         planned = plan.forced() if slash.FORCE in order.options else plan
         if not planned.is_admissible or not planned.moves_the_world:

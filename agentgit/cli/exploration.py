@@ -77,7 +77,7 @@ def _laid(
     """Read what the steps say, and in which ways.
 
     Raises:
-        InvalidInput: that is not told, or told in two ways.
+        InvalidInput: That is not told, or told in two ways.
     """
     if step and not choice and steps is None:
         return step, choices or WAYS
@@ -93,7 +93,7 @@ def _judge(path: str) -> Callable[[ExploredBranch], float]:
     """Return the function that judges leaves.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: It is none.
     """
     from agentgit.agents import user_modules
 

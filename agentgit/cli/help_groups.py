@@ -54,8 +54,8 @@ def brief(text: str, width: int) -> str:
     """Return what of a sentence fits, up to where it pauses.
 
     Args:
-        text: the help of a command; its first line counts.
-        width: the cells there are.
+        text: The help of a command; its first line counts.
+        width: The cells there are.
 
     Example:
         >>> brief("Go back to a place, on a new branch: show the plan, ask.", 40)

@@ -110,7 +110,7 @@ def _meant(
     """Return where something is to come, and what.
 
     Raises:
-        InvalidInput: there is more than one thing, or none.
+        InvalidInput: There is more than one thing, or none.
     """
     if sum((bool(messages), call is not None)) + (len(words) > 1) > 1:
         raise InvalidInput("Pick one thing: a place, or --message, or --call.")

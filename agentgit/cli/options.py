@@ -56,8 +56,8 @@ def names(context: typer.Context, incomplete: str) -> list[str]:
     Where there is no database, or none that can be read, nothing is offered: a prompt is no place for a failure.
 
     Args:
-        context: the command, with the options that stand before the word.
-        incomplete: the typed part of the word.
+        context: The command, with the options that stand before the word.
+        incomplete: The typed part of the word.
     """
     return _offered(context, incomplete, lambda repo: _sessions(repo, incomplete))
 
@@ -66,8 +66,8 @@ def places_too(context: typer.Context, incomplete: str) -> list[str]:
     """Offer a shell what `names` does, and the places of the session that was named, else of the most recent one.
 
     Args:
-        context: as `names` takes it.
-        incomplete: the typed part of the word.
+        context: As `names` takes it.
+        incomplete: The typed part of the word.
     """
     before = next((context.params[name] for name in WORDS if context.params.get(name)), ())
     session = before if isinstance(before, str) else before[0] if before else None
@@ -143,7 +143,7 @@ def usage(*pieces: str) -> type[TyperCommand]:
     """Make the kind of command whose optional argument comes first, which the parser has no word for.
 
     Args:
-        pieces: the pieces that its help shows after the options.
+        pieces: The pieces that its help shows after the options.
     """
 
     class Command(TyperCommand):
@@ -171,7 +171,7 @@ def to_trust(named: Sequence[str] | None) -> list[str]:
     """Return the modules that were named, else those of the environment; some may be in this folder.
 
     Args:
-        named: as `repository` takes them.
+        named: As `repository` takes them.
     """
     from agentgit.repository import trusted
 
@@ -195,12 +195,12 @@ def repository(where: str | None, *, create: bool = False, trust: Sequence[str] 
     """Open a database that is there, as its local owner or who was named, for one command.
 
     Args:
-        where: as the command line names it.
+        where: As the command line names it.
         create: True if a file or a tenant that is not there may be made. Who is named must be there.
-        trust: for commands that undo calls or make them again: the modules that were named; None is the environment's.
+        trust: For commands that undo calls or make them again: the modules that were named; None is the environment's.
 
     Raises:
-        NotFound: there is no such file, tenant, user or module.
+        NotFound: There is no such file, tenant, user or module.
     """
     from agentgit.repository import open
 
@@ -215,11 +215,11 @@ def database(where: str | None, *, create: bool = False) -> Iterator[Database]:
     """Open a database without looking at its schema, for one command.
 
     Args:
-        where: as the command line names it.
+        where: As the command line names it.
         create: True if a file that is not there may be made.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: There is no such file.
     """
     from agentgit.store.database import Database
 

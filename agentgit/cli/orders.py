@@ -33,7 +33,7 @@ def carry_out(chat: Chat, order: SlashOrder) -> None:
     """Do what a command says.
 
     Raises:
-        AgentGitError: as the verb that it stands for.
+        AgentGitError: As the verb that it stands for.
     """
     _DO[order.form.name](chat, order)
 

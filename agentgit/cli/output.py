@@ -44,8 +44,8 @@ def emit(as_json: bool, data: Callable[[], Any], lines: Callable[[int], Sequence
 
     Args:
         as_json: True for a program.
-        data: a function that returns the JSON-like data.
-        lines: a function that returns the lines for a width in terminal cells.
+        data: A function that returns the JSON-like data.
+        lines: A function that returns the lines for a width in terminal cells.
     """
     if as_json:
         # Pure ASCII, so that nothing in it can be obeyed by a terminal or be refused by an encoding.
@@ -63,8 +63,8 @@ def page(title: str, content: str) -> None:
     """Write a page of HTML, in pure ASCII, which every browser reads alike.
 
     Args:
-        title: any text.
-        content: the HTML of the page.
+        title: Any text.
+        content: The HTML of the page.
     """
     text = f"<!doctype html>\n<title>{escape(title)}</title>\n{content}"
     _write(sys.stdout, text.encode("ascii", "xmlcharrefreplace").decode("ascii"))
@@ -122,12 +122,12 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
     """Ask before something is done; without a yes the command ends, and nothing was done.
 
     Args:
-        question: the question to ask.
+        question: The question to ask.
         as_json: True for a program, which nobody can ask.
-        show: a function that writes what would be done, before the question.
+        show: A function that writes what would be done, before the question.
 
     Raises:
-        InvalidInput: it is for a program.
+        InvalidInput: It is for a program.
     """
     if as_json:
         raise InvalidInput("With --json nobody is asked. Write --yes if it is to be done.")
@@ -148,7 +148,7 @@ def result_of(text: str | None) -> Any:
     """Read what `--result` says that a call returned.
 
     Raises:
-        InvalidInput: it is no JSON.
+        InvalidInput: It is no JSON.
     """
     try:
         return None if text is None else json.loads(text)
@@ -160,8 +160,8 @@ def to_settle(error: Exception, command: str) -> str | None:
     """Return the command that settles the call which a failure is about; None if it is about none.
 
     Args:
-        error: the failure.
-        command: the beginning of the command.
+        error: The failure.
+        command: The beginning of the command.
     """
     calls = [call.id for call in error.plan.unsettled] if isinstance(error, RollbackBlocked) else []
     if isinstance(error, Fenced) and f"repo.resolve({error.invocation}," in str(error):

@@ -16,7 +16,7 @@ def bar(what: str, as_json: bool) -> Iterator[Progress | None]:
     """Show how far it is by a bar, in a terminal only.
 
     Args:
-        what: the action, in a word.
+        what: The action, in a word.
         as_json: True if a program reads the answer.
     """
     if as_json or not sys.stderr.isatty():

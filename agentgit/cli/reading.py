@@ -30,8 +30,8 @@ def lines(prompt: Callable[[], str], offer: Offer) -> Iterator[str]:
     """Read lines until there are no more. Ctrl-C at the prompt gives the line up.
 
     Args:
-        prompt: a function that returns the text before a line; without a terminal, nothing is shown.
-        offer: the function that returns the completions for Tab.
+        prompt: A function that returns the text before a line; without a terminal, nothing is shown.
+        offer: The function that returns the completions for Tab.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # one bad byte is no reason to stop

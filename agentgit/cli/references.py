@@ -16,11 +16,11 @@ def path(repo: Repository, text: str | None) -> tuple[ExternalSession, str | Non
     """Read `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
 
     Args:
-        repo: the repository to look in.
-        text: the text to read; None is the most recent session.
+        repo: The repository to look in.
+        text: The text to read; None is the most recent session.
 
     Raises:
-        NotFound: there is no such session.
+        NotFound: There is no such session.
     """
     try:
         return repo.session(text), None
@@ -36,15 +36,15 @@ def last(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | Non
     """Read `[SESSION[@BRANCH]] WORD`.
 
     Args:
-        repo: the repository to look in.
-        words: the words of the command.
+        repo: The repository to look in.
+        words: The words of the command.
 
     Returns:
         The session, the branch that was named with it, and the word.
 
     Raises:
-        InvalidInput: there are too many words.
-        NotFound: there is no such session.
+        InvalidInput: There are too many words.
+        NotFound: There is no such session.
     """
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session and a place; put quotes around a name.")
@@ -56,15 +56,15 @@ def maybe(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | No
     """Read `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
 
     Args:
-        repo: the repository to look in.
-        words: the words of the command.
+        repo: The repository to look in.
+        words: The words of the command.
 
     Returns:
         The session, the branch that was named with it, and the place if there is one.
 
     Raises:
-        InvalidInput: there are too many words.
-        NotFound: there is no such place.
+        InvalidInput: There are too many words.
+        NotFound: There is no such place.
     """
     if len(words) != 1:
         return last(repo, words) if words else (*path(repo, None), None)
@@ -82,12 +82,12 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
     """Read `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session.
 
     Args:
-        repo: the repository to look in.
-        first: the session, or the reference if there is no second.
-        second: the reference.
+        repo: The repository to look in.
+        first: The session, or the reference if there is no second.
+        second: The reference.
 
     Raises:
-        NotFound: there is no such place.
+        NotFound: There is no such place.
     """
     if second is not None:
         return repo.checkpoint(second, session=first)

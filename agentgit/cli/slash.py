@@ -22,10 +22,10 @@ class SlashForm:
     """The form of one slash command.
 
     Args:
-        name: its name, in one or two words.
-        words: the words that may follow, optional ones in square brackets; the last one may stand for several.
-        options: its options; each with the name of its value, or an empty text if it has none.
-        help: its purpose, in a sentence.
+        name: Its name, in one or two words.
+        words: The words that may follow, optional ones in square brackets; the last one may stand for several.
+        options: Its options; each with the name of its value, or an empty text if it has none.
+        help: Its purpose, in a sentence.
     """
 
     name: str
@@ -113,9 +113,9 @@ class SlashOrder:
     """A command as it was written.
 
     Args:
-        form: the form of the command.
-        words: the words after the command.
-        options: the options that were given, each with its value.
+        form: The form of the command.
+        words: The words after the command.
+        options: The options that were given, each with its value.
     """
 
     form: SlashForm
@@ -130,7 +130,7 @@ class SlashOrder:
         """Return the first word as a number from 1; None if there is none.
 
         Raises:
-            InvalidInput: it is something else.
+            InvalidInput: It is something else.
         """
         word = self.word(0)
         if word is not None and not (word.isascii() and word.isdigit() and len(word) < 17 and int(word) > 0):
@@ -142,11 +142,11 @@ def parse(line: str) -> SlashOrder:
     """Read a line that begins with a slash.
 
     Args:
-        line: as it was written; a name with spaces is put in quotes.
+        line: As it was written; a name with spaces is put in quotes.
 
     Raises:
-        NotFound: there is no such command; near ones are told.
-        InvalidInput: it takes something else.
+        NotFound: There is no such command; near ones are told.
+        InvalidInput: It takes something else.
 
     Example:
         >>> order = parse('/rollback "before payment" --force')
@@ -202,8 +202,8 @@ def offer(before: str, word: str) -> list[str]:
     """Return the commands, or the second words and options of one, that a word may become.
 
     Args:
-        before: the line up to the word.
-        word: the typed part of the word.
+        before: The line up to the word.
+        word: The typed part of the word.
 
     Example:
         >>> offer("", "/tr"), offer("/checkpoint ", "re"), offer("/switch main ", "--s"), offer("say ", "he")
@@ -225,7 +225,7 @@ def lines(width: int) -> list[Line]:
     """Draw the help.
 
     Args:
-        width: the longest line, in terminal cells.
+        width: The longest line, in terminal cells.
     """
     rows = [[Span(" ".join([f"/{form.name}", *form.words]), "reference"), Span(form.help)] for form in FORMS]
     return [*table(rows, width=width, whole=True), *((Span(note, "dim"),) for note in NOTES)]

@@ -54,7 +54,7 @@ def time_of(text: str | None) -> timedelta | None:
     """Read how long something holds; None is for ever.
 
     Raises:
-        InvalidInput: it is no time.
+        InvalidInput: It is no time.
 
     Example:
         >>> time_of("36h")

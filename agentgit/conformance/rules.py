@@ -29,8 +29,8 @@ class Trial:
     """One check: repositories on the database, and names that nothing there has yet.
 
     Args:
-        opener: a function that opens the database.
-        stack: the stack that closes what was opened.
+        opener: A function that opens the database.
+        stack: The stack that closes what was opened.
     """
 
     def __init__(self, opener: Opener, stack: ExitStack) -> None:
@@ -53,8 +53,8 @@ class Rule:
     """One thing that must be so.
 
     Args:
-        group: the subject of the rule.
-        run: checks it; raises `Breach` if it is not kept.
+        group: The subject of the rule.
+        run: Checks it; raises `Breach` if it is not kept.
     """
 
     group: str
@@ -72,11 +72,11 @@ class Rule:
         """Check it on a database.
 
         Args:
-            opener: opens the database anew each time.
+            opener: Opens the database anew each time.
 
         Raises:
-            Breach: it is not kept.
-            LeftOut: it cannot be checked here.
+            Breach: It is not kept.
+            LeftOut: It cannot be checked here.
         """
         with ExitStack() as stack:
             self.run(Trial(opener, stack))
@@ -87,9 +87,9 @@ class Result:
     """The result of checking one rule.
 
     Args:
-        rule: the rule.
+        rule: The rule.
         status: `ok`, `FAILED` or `left out`.
-        why: the evidence; empty if the rule is kept.
+        why: The evidence; empty if the rule is kept.
     """
 
     rule: Rule
@@ -106,7 +106,7 @@ class Report:
     """The results of checking rules; `str` lists them.
 
     Args:
-        results: one for each rule.
+        results: One for each rule.
     """
 
     results: tuple[Result, ...]
@@ -125,8 +125,8 @@ def check(opener: Opener, rules: Iterable[Rule]) -> Report:
     """Check rules on a database, each on its own: one that fails keeps no other from being checked.
 
     Args:
-        opener: opens the database anew each time; it should hold nothing that is needed.
-        rules: the rules to check; `RULES` has all.
+        opener: Opens the database anew each time; it should hold nothing that is needed.
+        rules: The rules to check; `RULES` has all.
     """
     return Report(tuple(_result(rule, opener) for rule in rules))
 
@@ -146,7 +146,7 @@ def expect(kept: object, why: str) -> None:
     """Break off if something is not so.
 
     Raises:
-        Breach: it is not.
+        Breach: It is not.
     """
     if not kept:
         breach(why)
@@ -161,12 +161,12 @@ def refused(work: Callable[[], object], by: type[Exception], why: str) -> None:
     """Check that an operation is refused.
 
     Args:
-        work: a function that tries the operation.
-        by: the exception that it has to raise.
-        why: the meaning, if the operation is not refused.
+        work: A function that tries the operation.
+        by: The exception that it has to raise.
+        why: The meaning, if the operation is not refused.
 
     Raises:
-        Breach: the operation was done.
+        Breach: The operation was done.
     """
     try:
         work()

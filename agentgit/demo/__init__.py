@@ -50,8 +50,8 @@ class ScriptedModel(BaseChatModel):
     """A chat model that answers from the conversation alone, so that it answers rightly on every branch.
 
     Args:
-        replies: the answers; the first where the conversation has no AI message yet, the second after one, …
-        rule: a function that makes the answer from the messages, instead of `replies`.
+        replies: The answers; the first where the conversation has no AI message yet, the second after one, …
+        rule: A function that makes the answer from the messages, instead of `replies`.
 
     Example:
         >>> ScriptedModel(replies=["hello"]).invoke("hi").content
@@ -133,7 +133,7 @@ def clerk(messages: Sequence[BaseMessage]) -> AIMessage:
     """Answer as the shop's clerk: call tools for a wish, then tell what they gave.
 
     Args:
-        messages: the conversation, oldest first.
+        messages: The conversation, oldest first.
 
     Example:
         >>> clerk([HumanMessage("order two chairs")]).tool_calls[0]["args"]
@@ -159,7 +159,7 @@ def build(shop: str | Path = "shop.db") -> CompiledStateGraph[MessagesState, Non
     """Build the demo's agent, an ordinary LangGraph graph that knows nothing of agentgit.
 
     Args:
-        shop: the path of the shop's SQLite file; it is made if it is not there.
+        shop: The path of the shop's SQLite file; it is made if it is not there.
     """
     shop_tools = tools(open_shop(shop))
     model = ScriptedModel(rule=clerk).bind_tools(shop_tools)
@@ -188,12 +188,12 @@ def story(database: str | Path | None, shop: str | Path, say: Say) -> None:
     """Demonstrate agentgit by using it: every fact is read from the session's database or from the shop.
 
     Args:
-        database: the place of the session, as for `agentgit.open`; the session stays there to look at.
-        shop: the path of the shop's SQLite file; it is created if it does not exist.
-        say: a function that takes a line, or a block of lines, at a time.
+        database: The place of the session, as for `agentgit.open`; the session stays there to look at.
+        shop: The path of the shop's SQLite file; it is created if it does not exist.
+        say: A function that takes a line, or a block of lines, at a time.
 
     Raises:
-        AgentGitError: the database or the shop cannot be used.
+        AgentGitError: The database or the shop cannot be used.
 
     Example:
         >>> import tempfile
@@ -211,10 +211,10 @@ def tell(repo: Repository, shop: str | Path, say: Say, *, database: str | Path |
     """Run the story in a repository that is open.
 
     Args:
-        repo: the repository that keeps the session.
-        shop: as `story` takes it.
-        say: as `story` takes it.
-        database: the name of the repository on the command line.
+        repo: The repository that keeps the session.
+        shop: As `story` takes it.
+        say: As `story` takes it.
+        database: The name of the repository on the command line.
     """
     graph = build(shop)
     older = {order.id for order in orders(shop)}

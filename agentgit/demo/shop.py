@@ -61,11 +61,11 @@ def open_shop(shop: str | Path) -> str:
     """Make the shop's tables if they are not there, and give the absolute path of its file.
 
     Args:
-        shop: the path of a SQLite file.
+        shop: The path of a SQLite file.
 
     Raises:
-        InvalidInput: the file is something else; it was not touched.
-        Unavailable: the file cannot be opened or made.
+        InvalidInput: The file is something else; it was not touched.
+        Unavailable: The file cannot be opened or made.
     """
     path = Path(shop).absolute()
     try:
@@ -86,7 +86,7 @@ def orders(shop: str | Path) -> list[Order]:
     """Read the shop's orders, by item.
 
     Raises:
-        NotFound: there is no such shop.
+        NotFound: There is no such shop.
     """
     with _opened(shop) as connection:
         rows = connection.execute("SELECT id, item, quantity, price, status FROM orders ORDER BY item, rowid")
@@ -107,7 +107,7 @@ def tools(shop: str) -> list[BaseTool]:
     """Make the tools that act on a shop; each result says which shop it was, so that it can be undone after a restart.
 
     Args:
-        shop: the absolute path of the shop's file, from `open_shop`.
+        shop: The absolute path of the shop's file, from `open_shop`.
     """
 
     @tool
@@ -156,12 +156,12 @@ def cancel_order(args: dict[str, Any], result: dict[str, Any]) -> None:
     """Undo `create_order`, from what was recorded of it alone.
 
     Args:
-        args: its arguments.
-        result: its return value.
+        args: Its arguments.
+        result: Its return value.
 
     Raises:
-        NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
-        Conflict: the order is not open, so there is nothing to cancel.
+        NotFound: The shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
+        Conflict: The order is not open, so there is nothing to cancel.
     """
     _take_back(result, "UPDATE orders SET status = 'cancelled' WHERE id = ? AND status = 'open'", "order")
 
@@ -170,12 +170,12 @@ def refund(args: dict[str, Any], result: dict[str, Any]) -> None:
     """Make up for `charge_card`: the payment stays in the books, as refunded.
 
     Args:
-        args: its arguments.
-        result: its return value.
+        args: Its arguments.
+        result: Its return value.
 
     Raises:
-        NotFound: the shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
-        Conflict: the payment was refunded before.
+        NotFound: The shop is not where it was, nor where the environment variable `AGENTGIT_DEMO_SHOP` says.
+        Conflict: The payment was refunded before.
     """
     _take_back(result, "UPDATE payments SET status = 'refunded' WHERE id = ? AND status = 'charged'", "payment")
 

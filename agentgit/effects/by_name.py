@@ -20,8 +20,8 @@ class ByName(Generic[T]):
         """Remember what is said of a tool; said again of the same function, as in a notebook, the last word counts.
 
         Args:
-            tool: a function, or what has one.
-            said: the declaration.
+            tool: A function, or what has one.
+            said: The declaration.
         """
         self._said.setdefault(name_of(tool), {})[_origin(tool)] = said
 

@@ -24,8 +24,8 @@ def mark(effect: str, status: str) -> str | None:
     """Return the mark of a call; None if it is nothing that somebody would want to see in a tree.
 
     Args:
-        effect: the effect of the tool on the outside world.
-        status: the call's, in the journal.
+        effect: The effect of the tool on the outside world.
+        status: The call's, in the journal.
 
     Example:
         >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")

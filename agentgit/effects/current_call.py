@@ -18,7 +18,7 @@ def idempotency_key() -> str:
     and is made again has another one.
 
     Raises:
-        NotFound: no recorded call is running here.
+        NotFound: No recorded call is running here.
 
     Example:
         >>> with running("5e91f633"):

@@ -26,9 +26,9 @@ class Declared:
     """The effects of one agent's tools on the outside world.
 
     Args:
-        tools: the effect of every tool that the graph shows or the user names; None for an undeclared tool.
-        defaults: the repository's declarations for all other tools, by name or `*`.
-        bare: for tools whose schema is known, a function that normalizes their arguments, by name.
+        tools: The effect of every tool that the graph shows or the user names; None for an undeclared tool.
+        defaults: The repository's declarations for all other tools, by name or `*`.
+        bare: For tools whose schema is known, a function that normalizes their arguments, by name.
     """
 
     tools: Mapping[str, Effect | None] = field(default_factory=dict)
@@ -39,9 +39,9 @@ class Declared:
         """Return what a tool does; None if it is undeclared.
 
         Args:
-            name: the name of the tool.
+            name: The name of the tool.
             metadata: LangChain's metadata of it, where the tool itself may be out of sight of the graph.
-            decorated: the effect that its decorator declares, if it has one.
+            decorated: The effect that its decorator declares, if it has one.
         """
         known = name in self.tools
         effect = self.tools[name] if known else decorated or default(self.defaults, name)
@@ -71,7 +71,7 @@ def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]
     """Read `effects={...}` as a user writes it.
 
     Raises:
-        InvalidInput: it is no mapping of tool names to effects.
+        InvalidInput: It is no mapping of tool names to effects.
     """
     if declared is None:
         return {}
@@ -90,7 +90,7 @@ def recorded(
 
     Args:
         effect: None if it is undeclared.
-        tool_name: the name of the tool.
+        tool_name: The name of the tool.
         args: JSON-like, in the form in which they are compared.
         is_named: False if the tool was called with a bare text, which names no argument; then all of it counts.
     """

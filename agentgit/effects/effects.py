@@ -48,22 +48,22 @@ class Effect:
     As a decorator it declares the effect of a tool function or a LangChain tool.
 
     Args:
-        kind: one of `KINDS`.
-        undo: for `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
+        kind: One of `KINDS`.
+        undo: For `reversible` and `compensable`: takes `(args, result)`, and the invocation if it has a third
             parameter; or its import path `package.module:function`. A call records its name; after a restart it is
             found again when the graph is wrapped again, or its module is trusted.
-        identity_args: the names of the arguments that make two calls the same; None for all. Leave out what the model
+        identity_args: The names of the arguments that make two calls the same; None for all. Leave out what the model
             makes up anew each time, like a reference.
-        verify: takes the invocation, and checks whether a call that was broken off happened: False if it did not, None
+        verify: Takes the invocation, and checks whether a call that was broken off happened: False if it did not, None
             if that cannot be seen, True or its result if it did. A function or an import path.
-        precheck: takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
+        precheck: Takes the invocation, before anything is reversed: None or True if its undo can be done now, else a
             text or False. A function or an import path.
         once: True if such a call stands at most once in a session, on whatever branch: an approval, a token.
-        failed_on: the exceptions by which the tool reports that it did nothing; their subclasses count too. Any other
+        failed_on: The exceptions by which the tool reports that it did nothing; their subclasses count too. Any other
             error leaves it open whether the call acted.
 
     Raises:
-        InvalidInput: the kind is unknown; a required undo function is missing; an argument has no meaning for this
+        InvalidInput: The kind is unknown; a required undo function is missing; an argument has no meaning for this
             kind; a function cannot be called that way; or a text is not an import path.
     """
 
@@ -149,14 +149,14 @@ def effect(
     """Declare what a tool does: `read_only`, `idempotent` or `irreversible`.
 
     Args:
-        kind: the kind of the effect.
-        identity_args: the arguments that identify a call, as `Effect` takes them.
-        verify: the `verify` function, as `Effect` takes it.
+        kind: The kind of the effect.
+        identity_args: The arguments that identify a call, as `Effect` takes them.
+        verify: The `verify` function, as `Effect` takes it.
         once: True if such a call stands at most once in a session, on whatever branch.
-        failed_on: the exceptions by which the tool reports that it did nothing.
+        failed_on: The exceptions by which the tool reports that it did nothing.
 
     Raises:
-        InvalidInput: as `Effect`.
+        InvalidInput: As `Effect`.
 
     Example:
         >>> @effect("read_only")
@@ -181,15 +181,15 @@ def reversible(
     """Declare that `undo(args, result)` brings the world back to what it was before the call.
 
     Args:
-        undo: the undo function, as `Effect` takes it.
-        identity_args: the arguments that identify a call, as `Effect` takes them.
-        verify: the `verify` function, as `Effect` takes it.
-        precheck: the `precheck` function, as `Effect` takes it.
+        undo: The undo function, as `Effect` takes it.
+        identity_args: The arguments that identify a call, as `Effect` takes them.
+        verify: The `verify` function, as `Effect` takes it.
+        precheck: The `precheck` function, as `Effect` takes it.
         once: True if such a call stands at most once in a session, on whatever branch.
-        failed_on: the exceptions by which the tool reports that it did nothing.
+        failed_on: The exceptions by which the tool reports that it did nothing.
 
     Raises:
-        InvalidInput: as `Effect`.
+        InvalidInput: As `Effect`.
 
     Example:
         >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
@@ -210,15 +210,15 @@ def compensable(
     """Declare that `undo(args, result)` makes up for the call, though a trace of it stays (a refund, a correction).
 
     Args:
-        undo: the undo function, as `Effect` takes it.
-        identity_args: the arguments that identify a call, as `Effect` takes them.
-        verify: the `verify` function, as `Effect` takes it.
-        precheck: the `precheck` function, as `Effect` takes it.
+        undo: The undo function, as `Effect` takes it.
+        identity_args: The arguments that identify a call, as `Effect` takes them.
+        verify: The `verify` function, as `Effect` takes it.
+        precheck: The `precheck` function, as `Effect` takes it.
         once: True if such a call stands at most once in a session, on whatever branch.
-        failed_on: the exceptions by which the tool reports that it did nothing.
+        failed_on: The exceptions by which the tool reports that it did nothing.
 
     Raises:
-        InvalidInput: as `Effect`.
+        InvalidInput: As `Effect`.
     """
     return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once, failed_on)
 
@@ -260,7 +260,7 @@ def expect_path(path: str) -> tuple[str, str]:
         path: `package.module:function`; `function` may be dotted.
 
     Raises:
-        InvalidInput: it has no such form.
+        InvalidInput: It has no such form.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
@@ -275,8 +275,8 @@ def resolve(path: str) -> Undo:
         path: `package.module:function`; `function` may be dotted.
 
     Raises:
-        InvalidInput: it has no such form, or it is no function.
-        NotFound: nothing is there.
+        InvalidInput: It has no such form, or it is no function.
+        NotFound: Nothing is there.
     """
     module, name = expect_path(path)
     try:
@@ -294,11 +294,11 @@ def expect_function(role: str, function: Undo | str) -> None:
     """Refuse what cannot be called as it will be: an undo function late in a rollback is too late.
 
     Args:
-        role: one of `ROLES`.
-        function: of an import path only the form is looked at.
+        role: One of `ROLES`.
+        function: Of an import path only the form is looked at.
 
     Raises:
-        InvalidInput: it is neither a function nor an import path, or takes other arguments.
+        InvalidInput: It is neither a function nor an import path, or takes other arguments.
     """
     if isinstance(function, str):
         expect_path(function)

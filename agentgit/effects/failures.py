@@ -25,10 +25,10 @@ class Body:
     """The known facts about a run of one tool's own function.
 
     Args:
-        effect: the declared effect of the tool; None if it is undeclared.
+        effect: The declared effect of the tool; None if it is undeclared.
         is_seen: True if the function runs inside `running`; else there are only the errors that LangChain reports.
         has_begun: False if the function was not entered: the arguments of the call did not fit.
-        error: the exception that the function raised; None if it returned.
+        error: The exception that the function raised; None if it returned.
     """
 
     effect: Effect | None

@@ -26,8 +26,8 @@ class FileChange:
 
     Args:
         action: `write`, `delete`, `aside`, `conflict`, `missing`, `left` or `overwritten`.
-        path: relative to the workspace.
-        why: the reason, as a sentence; empty where the action says it.
+        path: Relative to the workspace.
+        why: The reason, as a sentence; empty where the action says it.
     """
 
     action: str
@@ -43,11 +43,11 @@ class FileChanges:
     """The changes to the files of a workspace.
 
     Args:
-        workspace: its directory.
-        snapshot: the snapshot that the files are restored to.
-        changes: the change to each path that differs.
-        safety: the snapshot of what was there before; empty in a plan.
-        problem: why the files could not be restored; empty if they were, or in a plan can be.
+        workspace: Its directory.
+        snapshot: The snapshot that the files are restored to.
+        changes: The change to each path that differs.
+        safety: The snapshot of what was there before; empty in a plan.
+        problem: Why the files could not be restored; empty if they were, or in a plan can be.
         everything: True if an environment of the user's own was restored as a whole; it does not list files.
     """
 
@@ -106,8 +106,8 @@ class FilesAt:
     """The files of a workspace at one moment.
 
     Args:
-        snapshot: the id of the snapshot in the store of its workspace.
-        settings: the settings that open that workspace again, JSON-like.
+        snapshot: The id of the snapshot in the store of its workspace.
+        settings: The settings that open that workspace again, JSON-like.
     """
 
     snapshot: str
@@ -145,23 +145,23 @@ class Keeper(Protocol):
         """Return what `bring` would do; what is not as in `known` was changed by somebody else.
 
         Args:
-            at: the files to come to.
-            known: those that the session left; None is the newest snapshot, whoever took it.
+            at: The files to come to.
+            known: Those that the session left; None is the newest snapshot, whoever took it.
         """
 
     def expect(self, at: FilesAt) -> None:
         """Check that `bring` can be done.
 
         Raises:
-            AgentGitError: the snapshot or the directory is gone.
+            AgentGitError: The snapshot or the directory is gone.
         """
 
     def bring(self, at: FilesAt, known: FilesAt | None = None) -> FileChanges:
         """Bring the files back, with a safety snapshot first; twice does no harm.
 
         Args:
-            at: the files to come to.
-            known: those that the session left: what is not as in them, and is replaced or deleted, is named.
+            at: The files to come to.
+            known: Those that the session left: what is not as in them, and is replaced or deleted, is named.
         """
 
     def diff(self, a: FilesAt, b: FilesAt) -> Mapping[str, Any]:

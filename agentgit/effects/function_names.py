@@ -25,9 +25,9 @@ class Name(NamedTuple):
     """The name of a function.
 
     Args:
-        path: its module and its qualified name, `package.module:function`.
-        source: for a function of `__main__`, the hash of its source; None where that cannot be read.
-        file: for a function of `__main__`, the name of the script; None in a notebook or a shell.
+        path: Its module and its qualified name, `package.module:function`.
+        source: For a function of `__main__`, the hash of its source; None where that cannot be read.
+        file: For a function of `__main__`, the name of the script; None in a notebook or a shell.
     """
 
     path: str
@@ -63,7 +63,7 @@ def name_of(function: Callable[..., Any] | str) -> Name:
     `__main__` the name has the source too: each script and each notebook calls itself so.
 
     Args:
-        function: or its import path, which is its name.
+        function: Or its import path, which is its name.
 
     Example:
         >>> str(name_of(textwrap.dedent)), str(name_of(functools.partial(textwrap.dedent))), str(name_of([].append))

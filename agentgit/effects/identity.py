@@ -13,9 +13,9 @@ def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[st
     """Hash what makes a call the same as another one.
 
     Args:
-        tool_name: the name of the tool.
-        args: the arguments of the call, JSON-like; 5 and 5.0 are the same.
-        identity_args: the names of the arguments that count; None for all. One that is missing counts as missing.
+        tool_name: The name of the tool.
+        args: The arguments of the call, JSON-like; 5 and 5.0 are the same.
+        identity_args: The names of the arguments that count; None for all. One that is missing counts as missing.
 
     Example:
         >>> one = identity("pay", {"to": "Ann", "euros": 5, "reference": "a1"}, ["to", "euros"])
@@ -41,10 +41,10 @@ def call_key(branch_id: int, place: str, call: str, tool_name: str) -> str:
     """Make the idempotency key of a call: every attempt at it has the same.
 
     Args:
-        branch_id: the branch that makes it.
-        place: the AI message that asked for it, or the task that makes it.
-        call: its id there; models may use the same one in another place.
-        tool_name: the name of the tool.
+        branch_id: The branch that makes it.
+        place: The AI message that asked for it, or the task that makes it.
+        call: Its id there; models may use the same one in another place.
+        tool_name: The name of the tool.
     """
     return _digest(f"{branch_id}\0{place}\0{call}\0{tool_name}")
 
@@ -53,8 +53,8 @@ def key_after(key: str, what: str = "") -> str:
     """Make the idempotency key of a call that is made once more, because its effect was taken back.
 
     Args:
-        key: the key before it.
-        what: the part that makes it another one, if several come after that one.
+        key: The key before it.
+        what: The part that makes it another one, if several come after that one.
     """
     return _digest(f"{key}\0{what}")
 

@@ -75,29 +75,29 @@ class ToolInvocation(Shown):
     """One call of one tool.
 
     Args:
-        id: the identity in the database.
-        internal_session_id: the branch whose track it is on.
-        position: its place on the track from the root of the session, from 0.
-        tool_name: the name of the tool.
-        args: the arguments of the call, JSON-like.
-        result: its return value, JSON-like; None unless it is done.
-        error_message: the text of what it raised, if it did; and of what its `verify` raised, if the outcome is open.
+        id: The identity in the database.
+        internal_session_id: The branch whose track it is on.
+        position: Its place on the track from the root of the session, from 0.
+        tool_name: The name of the tool.
+        args: The arguments of the call, JSON-like.
+        result: Its return value, JSON-like; None unless it is done.
+        error_message: The text of what it raised, if it did; and of what its `verify` raised, if the outcome is open.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed` or
             `reverse_unknown`.
-        effect: the effect of the tool, as declared when it was called.
-        tool_call_id: the id of the call in the AI message; None if no message asked for it.
-        started_at: aware UTC.
-        ended_at: aware UTC; None while it runs, and where it was never learned.
-        replay_of: the recorded invocation that this one stands for on another branch.
-        idempotency_key: the same for every attempt at this call.
-        undo: the qualified name of its undo function as declared at the call, if it has one. It is never imported.
-        verify: the qualified name of the function that looks whether it happened, if it has one.
-        precheck: the qualified name of the function that looks whether it can be undone, if it has one.
+        effect: The effect of the tool, as declared when it was called.
+        tool_call_id: The id of the call in the AI message; None if no message asked for it.
+        started_at: Aware UTC.
+        ended_at: Aware UTC; None while it runs, and where it was never learned.
+        replay_of: The recorded invocation that this one stands for on another branch.
+        idempotency_key: The same for every attempt at this call.
+        undo: The qualified name of its undo function as declared at the call, if it has one. It is never imported.
+        verify: The qualified name of the function that looks whether it happened, if it has one.
+        precheck: The qualified name of the function that looks whether it can be undone, if it has one.
         kind: `call`; `replay` if the tool did not run because the record had the answer; `redo` if it ran again in
             place of an earlier invocation, which is not on the track a second time.
-        identity: the hash of what makes two calls the same, for tools of which that matters.
-        made_on: the branch that made it, by its id in the session that it was imported from; None if it was made here.
-        runs: how often its tool has begun: once more each time that it waited for a person's answer. What it does
+        identity: The hash of what makes two calls the same, for tools of which that matters.
+        made_on: The branch that made it, by its id in the session that it was imported from; None if it was made here.
+        runs: How often its tool has begun: once more each time that it waited for a person's answer. What it does
             before a question, it does each time.
     """
 
@@ -166,7 +166,7 @@ class ToolInvocation(Shown):
         """Read what `to_dict` gave, also after a way through JSON.
 
         Raises:
-            InvalidInput: it is something else.
+            InvalidInput: It is something else.
         """
         try:
             times = {name: datetime.fromisoformat(data[name]) if data.get(name) else None for name in _TIMES}
@@ -183,8 +183,8 @@ def and_verify(error: str | None, raised: str | None) -> str | None:
     """Write into one error message what a call raised, and what its `verify` raised.
 
     Args:
-        error: the error of the call or its undo; None if it raised nothing.
-        raised: the error of the `verify`; None if it did not raise.
+        error: The error of the call or its undo; None if it raised nothing.
+        raised: The error of the `verify`; None if it did not raise.
 
     Example:
         >>> and_verify("TimeoutError: late", "KeyError: 'id'")

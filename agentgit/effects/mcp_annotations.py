@@ -32,7 +32,7 @@ def hints_in(metadata: Any) -> Hints:
     """Read the annotations in a tool's metadata; where two places differ, the stricter one counts.
 
     Args:
-        metadata: the metadata as LangChain has it: a mapping or None.
+        metadata: The metadata as LangChain has it: a mapping or None.
 
     Example:
         >>> hints_in({"readOnlyHint": False, "destructiveHint": True})
@@ -66,8 +66,8 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
     """Return what is to be recorded of a tool, by what was declared and what its server says; never less strict.
 
     Args:
-        effect: the declared effect; None for an undeclared tool.
-        hints: the hints of its server.
+        effect: The declared effect; None for an undeclared tool.
+        hints: The hints of its server.
 
     Example:
         >>> stricter(Effect("read_only"), Hints(read_only=False)) is None

@@ -51,9 +51,9 @@ class PlanStep:
         action: `reverse`, `redo` (the tool runs again), `keep`, `block` (it can be neither reversed nor silently kept),
             `gone` (the conversation tells of it, but it has been reversed since), or `answer` (the tool does not run
             again; the new branch gets the recorded result, and the effect stays in the world).
-        invocation: the call that had the effect.
-        why: the reason, as a sentence.
-        otherwise: the action that `force=True` chooses for a step that is in the way: `keep`; `gone` if the tool would
+        invocation: The call that had the effect.
+        why: The reason, as a sentence.
+        otherwise: The action that `force=True` chooses for a step that is in the way: `keep`; `gone` if the tool would
             have to run again and cannot; `answer` if its effect stands and the record answers for it.
     """
 
@@ -73,13 +73,13 @@ class RollbackPlan(Drawn):
     `str` draws it; a notebook shows it as a table.
 
     Args:
-        checkpoint_id: the checkpoint that it would go back to; for a switch the head of the branch, 0 if it has none.
-        target: the name of that place for a person.
-        position: the number of tool invocations before it.
+        checkpoint_id: The checkpoint that it would go back to; for a switch the head of the branch, 0 if it has none.
+        target: The name of that place for a person.
+        position: The number of tool invocations before it.
         kind: `rollback`, `switch` or `world_only`.
-        replayed: the invocations that the branch's track begins with.
-        steps: the planned action for each effect.
-        files: the planned changes to the files; None if there is no workspace, or its files are to be left alone.
+        replayed: The invocations that the branch's track begins with.
+        steps: The planned action for each effect.
+        files: The planned changes to the files; None if there is no workspace, or its files are to be left alone.
     """
 
     checkpoint_id: int
@@ -184,7 +184,7 @@ class RollbackPlan(Drawn):
         """Read what `to_dict` gave, also after a way through JSON.
 
         Raises:
-            InvalidInput: it is something else.
+            InvalidInput: It is something else.
 
         Example:
             >>> plan = RollbackPlan(checkpoint_id=1, target="main#1", position=0)
@@ -229,9 +229,9 @@ class PastCall:
     """A call on the path to a checkpoint, as `replay="execute"` looks at it.
 
     Args:
-        invocation: the call that was made; of one that the record answered, the call that it stands for.
-        stands: the run of it that may stand in the world: itself, or the newest in its place; None if none does.
-        blocked: why its tool must not or cannot run again; None if it runs.
+        invocation: The call that was made; of one that the record answered, the call that it stands for.
+        stands: The run of it that may stand in the world: itself, or the newest in its place; None if none does.
+        blocked: Why its tool must not or cannot run again; None if it runs.
     """
 
     invocation: ToolInvocation
@@ -260,20 +260,20 @@ def make_plan(
     With `execute` also about those on the path: they are reversed with the others, and then made again.
 
     Args:
-        checkpoint_id: the id of the checkpoint to go back to.
-        target: the name that a person uses for that place.
-        position: the number of tool invocations before it.
-        later: the other invocations of the session that may stand in the world, newest first in world order; with
+        checkpoint_id: The id of the checkpoint to go back to.
+        target: The name that a person uses for that place.
+        position: The number of tool invocations before it.
+        later: The other invocations of the session that may stand in the world, newest first in world order; with
             `execute` all of them.
         can_undo: None if the undo function of an invocation is at hand, else why not.
-        gone: invocations before the checkpoint that were reversed since, or may have been, oldest first.
-        accepted: the `first_id` of those that an earlier rollback kept and reported.
-        tools: one of `TOOLS_MODES`.
-        replay: one of `REPLAY_MODES`.
-        track: the calls before the checkpoint, oldest first; only `execute` asks for them.
+        gone: Invocations before the checkpoint that were reversed since, or may have been, oldest first.
+        accepted: The `first_id` of those that an earlier rollback kept and reported.
+        tools: One of `TOOLS_MODES`.
+        replay: One of `REPLAY_MODES`.
+        track: The calls before the checkpoint, oldest first; only `execute` asks for them.
         can_redo: None if the tool of an invocation can be run again, else why not.
-        remark: the further remark about the functions of an invocation; None if there is none.
-        kind: the subject of the plan.
+        remark: The further remark about the functions of an invocation; None if there is none.
+        kind: The subject of the plan.
     """
     past, again = _executed(track, can_undo, tools)
     steps = [

@@ -12,7 +12,7 @@ def said(result: Any) -> Any:
     """Return what a recorded result says, so that two calls of a tool can be compared.
 
     Args:
-        result: the result as it was recorded, JSON-like.
+        result: The result as it was recorded, JSON-like.
 
     Example:
         >>> said({"type": "tool", "content": "done", "tool_call_id": "call-7", PACKED: "x7kF"})

@@ -38,8 +38,8 @@ class _Here(NamedTuple):
     """A function that is declared in this process.
 
     Args:
-        name: the name of the function.
-        function: itself; the sentence that says why its import path leads nowhere.
+        name: The name of the function.
+        function: Itself; the sentence that says why its import path leads nowhere.
     """
 
     name: Name
@@ -57,7 +57,7 @@ class Registry:
     undone.
 
     Args:
-        defaults: the repository's effects for tools with no other declaration, by name or `*`.
+        defaults: The repository's effects for tools with no other declaration, by name or `*`.
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
@@ -74,7 +74,7 @@ class Registry:
         """Take what a module declares when it is first needed: the module is still being run.
 
         Args:
-            take: declares and provides it; imports nothing that is not imported.
+            take: Declares and provides it; imports nothing that is not imported.
         """
         self._waiting.append(take)
 
@@ -82,9 +82,9 @@ class Registry:
         """Remember the functions that belong to a tool; an import path is imported now, and not by a plan.
 
         Args:
-            session_id: the external session, or `EVERYWHERE`.
-            tool_name: the name of the tool.
-            effect: the effect as this process declares it.
+            session_id: The external session, or `EVERYWHERE`.
+            tool_name: The name of the tool.
+            effect: The effect as this process declares it.
         """
         self._effects[session_id, tool_name] = effect
         for role, function in effect.functions():
@@ -100,9 +100,9 @@ class Registry:
         """Remember how a tool is called again.
 
         Args:
-            session_id: the external session, or `EVERYWHERE`.
-            tool_name: the name of the tool.
-            run: calls it; or a sentence that says why it can be called only by its graph.
+            session_id: The external session, or `EVERYWHERE`.
+            tool_name: The name of the tool.
+            run: Calls it; or a sentence that says why it can be called only by its graph.
         """
         self._runners[session_id, tool_name] = run
 
@@ -118,7 +118,7 @@ class Registry:
         """Return the function that undoes one recorded call.
 
         Raises:
-            NotFound: none is declared here, or another one than the call recorded.
+            NotFound: None is declared here, or another one than the call recorded.
         """
         if call.is_imported:
             raise NotFound(ELSEWHERE)
@@ -131,7 +131,7 @@ class Registry:
         """Return the function that looks whether one recorded call happened; None if it has none.
 
         Raises:
-            NotFound: it is not declared here, or another one is.
+            NotFound: It is not declared here, or another one is.
         """
         return self._find("verify", session_id, call)
 
@@ -139,7 +139,7 @@ class Registry:
         """Return the function that looks whether one recorded call can be undone now; None if it has none.
 
         Raises:
-            NotFound: it is not declared here, or another one is.
+            NotFound: It is not declared here, or another one is.
         """
         return self._find("precheck", session_id, call)
 
@@ -152,7 +152,7 @@ class Registry:
         """Return the function that makes one recorded call again.
 
         Raises:
-            NotFound: its tool is not at hand, or can be called only by its graph; or the tool of that name here has
+            NotFound: Its tool is not at hand, or can be called only by its graph; or the tool of that name here has
                 another undo function than the call recorded.
         """
         self._take_what_waits()
@@ -227,7 +227,7 @@ class Registry:
         """Find the function that a call recorded among those that are declared here.
 
         Raises:
-            NotFound: it is not among them.
+            NotFound: It is not among them.
         """
         recorded, known = Name.read(getattr(call, role)), self._of(session_id, call.tool_name, role)
         if found := next((here for here in known if not is_other(recorded, here.name)), None):

@@ -26,8 +26,8 @@ class ReportItem:
     """The outcome for one invocation.
 
     Args:
-        invocation: the call.
-        reason: the reason, as a sentence.
+        invocation: The call.
+        reason: The reason, as a sentence.
     """
 
     invocation: ToolInvocation
@@ -42,21 +42,21 @@ class RollbackReport(Drawn):
     """The results of a rollback or a switch. `str` draws them; a notebook shows them as a table.
 
     Args:
-        operation_id: the operation, for `repo.resume`.
+        operation_id: The operation, for `repo.resume`.
         status: `done`, or `partial` if a reversal failed or was never tried.
-        checkpoint_id: the checkpoint that it went back to.
-        branch: the name of the branch that it led to.
+        checkpoint_id: The checkpoint that it went back to.
+        branch: The name of the branch that it led to.
         kind: `rollback`, `switch` or `world_only`, as in a plan.
-        reversed: effects that were reversed, in the order of their reversal.
-        redone: calls whose tool ran again.
-        drifted: the redone calls that returned something else than before.
-        answered: calls that were to run again and did not: the new branch has their recorded results.
-        replayed: invocations that the new branch's track begins with, taken from the record as they are.
-        kept: effects that stay in the world.
-        gone: effects that the conversation tells of, and that were reversed before.
-        failed: reversals that raised.
-        remaining: the steps that were not tried, because an earlier one failed or returned something else.
-        files: the changes to the files; None if there is no workspace, or its files were to be left alone.
+        reversed: Effects that were reversed, in the order of their reversal.
+        redone: Calls whose tool ran again.
+        drifted: The redone calls that returned something else than before.
+        answered: Calls that were to run again and did not: the new branch has their recorded results.
+        replayed: Invocations that the new branch's track begins with, taken from the record as they are.
+        kept: Effects that stay in the world.
+        gone: Effects that the conversation tells of, and that were reversed before.
+        failed: Reversals that raised.
+        remaining: The steps that were not tried, because an earlier one failed or returned something else.
+        files: The changes to the files; None if there is no workspace, or its files were to be left alone.
     """
 
     operation_id: int
@@ -89,7 +89,7 @@ class RollbackReport(Drawn):
         """Read what `to_dict` gave, also after a way through JSON.
 
         Raises:
-            InvalidInput: it is something else.
+            InvalidInput: It is something else.
 
         Example:
             >>> report = RollbackReport(operation_id=1, status="done", checkpoint_id=2, branch="main-2")

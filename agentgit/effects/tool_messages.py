@@ -29,9 +29,9 @@ class Answered:
     """The answer to a tool call of a conversation.
 
     Args:
-        tool_call_id: the id of the call in the AI message.
-        then: the recorded result.
-        now: the result of the run that took its place; the same one if there was none.
+        tool_call_id: The id of the call in the AI message.
+        then: The recorded result.
+        now: The result of the run that took its place; the same one if there was none.
     """
 
     tool_call_id: str
@@ -43,7 +43,7 @@ def content_of(value: Any) -> Any:
     """Return the content of the message that ToolNode makes of what a tool returned.
 
     Args:
-        value: the value as it was recorded, JSON-like.
+        value: The value as it was recorded, JSON-like.
 
     Example:
         >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
@@ -57,7 +57,7 @@ class Rewriter:
     """Puts new results into the messages of one conversation.
 
     Args:
-        answers: the answers to the tool calls of the path, oldest first.
+        answers: The answers to the tool calls of the path, oldest first.
     """
 
     def __init__(self, answers: Sequence[Answered]) -> None:
@@ -71,7 +71,7 @@ class Rewriter:
         Models may use an id again, and old messages may be gone: so the newest message belongs to the newest call.
 
         Args:
-            messages: the messages in LangChain's stored form, oldest first.
+            messages: The messages in LangChain's stored form, oldest first.
         """
         left = {id: list(answers) for id, answers in self._left.items()}
         changed: dict[int, dict[str, Any]] = {}

@@ -46,17 +46,17 @@ class Branching(Verbs):
         """Save the point where a branch stands, as `RollbackAgent.checkpoint` does.
 
         Args:
-            name: the name of the checkpoint; names may repeat.
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
-            description: a sentence about it.
-            data: any JSON-like data to keep with it.
+            name: The name of the checkpoint; names may repeat.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
+            description: A sentence about it.
+            data: Any JSON-like data to keep with it.
             files: False to save it without the files of the workspace.
 
         Raises:
-            Conflict: the branch is running.
-            InvalidInput: the name is empty or too long.
-            Unavailable: the workspace is not here, or its files cannot be kept.
+            Conflict: The branch is running.
+            InvalidInput: The name is empty or too long.
+            Unavailable: The workspace is not here, or its files cannot be kept.
 
         Example:
             >>> import agentgit
@@ -76,12 +76,12 @@ class Branching(Verbs):
         If its last turn broke off inside a batch of tool calls, the point is before that batch.
 
         Args:
-            branch_id: the id of the branch.
-            label: the label of the checkpoint.
-            files: those that it keeps.
+            branch_id: The id of the branch.
+            label: The label of the checkpoint.
+            files: Those that it keeps.
 
         Raises:
-            Conflict: the branch is running.
+            Conflict: The branch is running.
         """
 
         def write(connection: Connection) -> tuple[Found, int]:
@@ -144,16 +144,16 @@ class Branching(Verbs):
         """Make a branch without touching the world; the session stays where it is until somebody switches.
 
         Args:
-            to: the point where it leaves, as `checkpoint` takes it; None is where the branch stands now.
-            session: the session; None is the one that moved last.
-            branch: the one that is left; None is the current one.
-            name: the name of the new branch; None for the next one like `main-2`.
+            to: The point where it leaves, as `checkpoint` takes it; None is where the branch stands now.
+            session: The session; None is the one that moved last.
+            branch: The one that is left; None is the current one.
+            name: The name of the new branch; None for the next one like `main-2`.
             files: False not to look at the files of the workspace now.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: as `checkpoint`.
-            Conflict: there is a branch of that name.
-            Unavailable: as `add_checkpoint`.
+            NotFound, Ambiguous, InvalidInput: As `checkpoint`.
+            Conflict: There is a branch of that name.
+            Unavailable: As `add_checkpoint`.
         """
         left = self._branch(session, branch)
         return self._leave(left.id, to, name, self._files(left, "fork") if files and to is None else None)
@@ -164,13 +164,13 @@ class Branching(Verbs):
         """Make a branch that leaves from another one.
 
         Args:
-            branch_id: the id of the branch that is left.
-            to: the point; None is where it stands now.
-            name: the name of the new branch; None for a free one.
-            files: those of the workspace now, where it leaves from now.
+            branch_id: The id of the branch that is left.
+            to: The point; None is where it stands now.
+            name: The name of the new branch; None for a free one.
+            files: Those of the workspace now, where it leaves from now.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: as `fork`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As `fork`.
         """
 
         def make(connection: Connection) -> InternalSession:
@@ -190,9 +190,9 @@ class Branching(Verbs):
         """Return the checkpoint where a branch stands, making one if there is none; while it runs, its head.
 
         Args:
-            connection: a connection in a transaction that writes.
-            branch_id: the id of the branch.
-            files: those of the workspace now; None if there are none.
+            connection: A connection in a transaction that writes.
+            branch_id: The id of the branch.
+            files: Those of the workspace now; None if there are none.
         """
         row = self.store.recover(connection, self.store.sessions.branch(connection, branch_id))
         expect_whole(row)
@@ -211,15 +211,15 @@ class Branching(Verbs):
         """Roll back to the newest checkpoint that differs from where a branch stands now.
 
         Args:
-            steps: the number of such points to go back, at least 1.
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
-            force: as `rollback` takes it.
+            steps: The number of such points to go back, at least 1.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
+            force: As `rollback` takes it.
 
         Raises:
-            NotFound: there are not so many.
+            NotFound: There are not so many.
             InvalidInput: `steps` is less than 1.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: as `rollback`.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
         """
         row = self._branch(session, branch)
         return self.rollback(self._previous(row.id, steps), row.external_session_id, branch=row.id, force=force)
@@ -228,12 +228,12 @@ class Branching(Verbs):
         """Return what `undo` would do, without doing anything.
 
         Args:
-            steps: as `undo` takes it.
-            session: the name or id of the session; None is the one that moved last.
-            branch: the name or id of the branch; None is the current one.
+            steps: As `undo` takes it.
+            session: The name or id of the session; None is the one that moved last.
+            branch: The name or id of the branch; None is the current one.
 
         Raises:
-            NotFound, InvalidInput: as `undo`.
+            NotFound, InvalidInput: As `undo`.
         """
         row = self._branch(session, branch, VIEWER)
         return self.plan_rollback(self._previous(row.id, steps), row.external_session_id, branch=row.id)
@@ -242,7 +242,7 @@ class Branching(Verbs):
         """Find the checkpoint that lies so many different points back on a branch; give its id.
 
         Raises:
-            NotFound, InvalidInput: as `undo`.
+            NotFound, InvalidInput: As `undo`.
         """
         if not isinstance(steps, int) or steps < 1:
             raise InvalidInput(f"undo({steps!r}) means nothing; give a number of steps from 1.")
@@ -271,13 +271,13 @@ class Branching(Verbs):
         If files alone were brought back since the last turn, these are as before that again.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
-            force: as `switch` takes it.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
+            force: As `switch` takes it.
 
         Raises:
-            NotFound: there is nothing to take back.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: as `switch`.
+            NotFound: There is nothing to take back.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
         row = self._branch(session, branch)
         rewound = self._rewound(row.id, force=force)
@@ -291,11 +291,11 @@ class Branching(Verbs):
         """Return what `redo` would do, without doing anything.
 
         Args:
-            session: as `redo` takes it.
-            branch: the name or id of the branch; None is the current one.
+            session: As `redo` takes it.
+            branch: The name or id of the branch; None is the current one.
 
         Raises:
-            NotFound: there is nothing to take back.
+            NotFound: There is nothing to take back.
         """
         row = self._branch(session, branch, VIEWER)
         rewound = self._rewound(row.id, VIEWER)
@@ -337,7 +337,7 @@ class Branching(Verbs):
         """Return the id of the branch that was left by the rollback that made this one.
 
         Raises:
-            NotFound: no rollback made it.
+            NotFound: No rollback made it.
         """
         made = self._read(lambda c: self.store.operations.of_branches(c, [self._admitted(c, branch_id).id]))
         if not made or made[0].kind != "rollback" or made[0].source_id == branch_id:

@@ -39,7 +39,7 @@ class Across(Verbs):
     """Methods of a repository that take two checkpoints or two branches.
 
     Args:
-        given: as `Verbs` takes it.
+        given: As `Verbs` takes it.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -55,13 +55,13 @@ class Across(Verbs):
         What both share is not loaded, so it costs the same in a long conversation as in a short one.
 
         Args:
-            a: the one to start from, as `checkpoint` takes it.
-            b: the one to compare it with.
-            session: the session in which names are looked up; None is the one that moved last.
-            other: the session in which the name of `b` is looked up; None is the same session.
+            a: The one to start from, as `checkpoint` takes it.
+            b: The one to compare it with.
+            session: The session in which names are looked up; None is the one that moved last.
+            other: The session in which the name of `b` is looked up; None is the same session.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: as `checkpoint`.
+            NotFound, Ambiguous, InvalidInput: As `checkpoint`.
 
         Example:
             >>> import agentgit
@@ -85,13 +85,13 @@ class Across(Verbs):
         """Put two branches side by side: what each did since they parted, and how they differ now.
 
         Args:
-            a: the first: a branch, or any place as `checkpoint` takes it.
-            b: the second.
-            session: the session in which names are looked up; None is the one that moved last.
+            a: The first: a branch, or any place as `checkpoint` takes it.
+            b: The second.
+            session: The session in which names are looked up; None is the one that moved last.
 
         Raises:
-            NotFound, Ambiguous: as `checkpoint`.
-            InvalidInput: they are of two sessions, and so never parted.
+            NotFound, Ambiguous: As `checkpoint`.
+            InvalidInput: They are of two sessions, and so never parted.
 
         Example:
             >>> import agentgit
@@ -137,13 +137,13 @@ class Across(Verbs):
         """Return what `merge` would bring, and what stands against it, without doing anything.
 
         Args:
-            source: as `RollbackAgent.merge` takes it.
-            into: as `merge` takes it.
-            session: the session; None is the one that moved last.
-            resolve: as `RollbackAgent.plan_merge` takes it.
+            source: As `RollbackAgent.merge` takes it.
+            into: As `merge` takes it.
+            session: The session; None is the one that moved last.
+            resolve: As `RollbackAgent.plan_merge` takes it.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: as `merge`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
         """
         return self._agent(session, into).plan_merge(source, resolve=resolve)
 
@@ -159,15 +159,15 @@ class Across(Verbs):
         """Bring what a branch did into another one, as `RollbackAgent.merge`, with the graph that was wrapped here.
 
         Args:
-            source: as `RollbackAgent.merge` takes it.
-            into: the branch that it comes to; None is the current one.
-            session: the session; None is the one that moved last.
-            resolve: the resolution of values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
-            name: the name of the checkpoint that is made; None for none.
+            source: As `RollbackAgent.merge` takes it.
+            into: The branch that it comes to; None is the current one.
+            session: The session; None is the one that moved last.
+            resolve: The resolution of values that both changed: `ours`, `theirs`, or as `RollbackAgent.merge` takes it.
+            name: The name of the checkpoint that is made; None for none.
 
         Raises:
-            MergeConflict, Conflict, NotFound, Ambiguous: as `RollbackAgent.merge`.
-            InvalidInput: as `RollbackAgent.merge`; or no graph was wrapped here for this session.
+            MergeConflict, Conflict, NotFound, Ambiguous: As `RollbackAgent.merge`.
+            InvalidInput: As `RollbackAgent.merge`; or no graph was wrapped here for this session.
         """
         return self._agent(session, into, EDITOR).merge(source, resolve=resolve, name=name)
 
@@ -175,12 +175,12 @@ class Across(Verbs):
         """Return what `cherry_pick` would bring, without doing anything.
 
         Args:
-            what: as `RollbackAgent.cherry_pick` takes it.
-            onto: as `cherry_pick` takes it.
-            session: the session; None is the one that moved last.
+            what: As `RollbackAgent.cherry_pick` takes it.
+            onto: As `cherry_pick` takes it.
+            session: The session; None is the one that moved last.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: as `cherry_pick`.
+            NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
         """
         return self._agent(session, onto).plan_cherry_pick(what)
 
@@ -190,14 +190,14 @@ class Across(Verbs):
         """Bring chosen messages to a branch, as `RollbackAgent.cherry_pick`, with the graph that was wrapped here.
 
         Args:
-            what: as `RollbackAgent.cherry_pick` takes it.
-            onto: the branch that they come to; None is the current one.
-            session: the session; None is the one that moved last.
-            name: the name of the checkpoint that is made; None for none.
+            what: As `RollbackAgent.cherry_pick` takes it.
+            onto: The branch that they come to; None is the current one.
+            session: The session; None is the one that moved last.
+            name: The name of the checkpoint that is made; None for none.
 
         Raises:
-            NotFound, Ambiguous, Conflict: as `RollbackAgent.cherry_pick`.
-            InvalidInput: as `RollbackAgent.merge`; or no graph was wrapped here for this session.
+            NotFound, Ambiguous, Conflict: As `RollbackAgent.cherry_pick`.
+            InvalidInput: As `RollbackAgent.merge`; or no graph was wrapped here for this session.
         """
         return self._agent(session, onto, EDITOR).cherry_pick(what, name=name)
 
@@ -205,7 +205,7 @@ class Across(Verbs):
         """Return an agent on a branch, with the graph that was last wrapped here for the session.
 
         Raises:
-            InvalidInput: none was.
+            InvalidInput: None was.
         """
 
         def find(connection: Connection) -> tuple[ExternalSession, int]:
@@ -244,7 +244,7 @@ class Across(Verbs):
         """Bring the files of a template into the workspace of a session that has not gone on yet.
 
         Raises:
-            WorkspaceChanged: there are other files; none was touched.
+            WorkspaceChanged: There are other files; none was touched.
         """
 
         def look(connection: Connection) -> int | None:
@@ -268,9 +268,9 @@ class Across(Verbs):
         """Make the calls of a template in the world of a session that began as it; once, however often it is asked for.
 
         Raises:
-            RollbackBlocked: something that happened in the session meanwhile stands in the way.
-            RollbackIncomplete: a tool raised; `resume` goes on from there, and so does asking again.
-            Conflict: the session began without its calls.
+            RollbackBlocked: Something that happened in the session meanwhile stands in the way.
+            RollbackIncomplete: A tool raised; `resume` goes on from there, and so does asking again.
+            Conflict: The session began without its calls.
         """
 
         def look(connection: Connection) -> tuple[Found | None, Found | None]:
@@ -290,7 +290,7 @@ class Across(Verbs):
         """Check that the calls of a template can be made in a session that is being made.
 
         Raises:
-            RollbackBlocked: a call must not or cannot be made there.
+            RollbackBlocked: A call must not or cannot be made there.
         """
         (branch,) = self.store.sessions.branches(connection, session_id)
         first = self.store.checkpoints.by_id(connection, branch.head_id)

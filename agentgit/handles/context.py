@@ -31,11 +31,11 @@ class Handle:
     """The base of all methods of a repository: the store, the principal, and the two ways into the database.
 
     Args:
-        store: the store of one tenant.
-        principal: the principal that it acts for; what belongs to others, and is not shared with the principal, is not
+        store: The store of one tenant.
+        principal: The principal that it acts for; what belongs to others, and is not shared with the principal, is not
             found.
-        effects: the effects of tools that are not declared elsewhere, by name; `*` stands for all of those.
-        registry: the functions at hand, of the handle that this one comes from; None for a new one.
+        effects: The effects of tools that are not declared elsewhere, by name; `*` stands for all of those.
+        registry: The functions at hand, of the handle that this one comes from; None for a new one.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Handle:
         """Do something in one transaction, if the principal still holds in it and reaches so far.
 
         Args:
-            work: a function that does the work.
-            durable: the durability, as `Database.write` takes it.
-            scope: the scope that the principal needs.
-            on: the database bound to see more than the principal's sessions, where `work` asks who may itself.
+            work: A function that does the work.
+            durable: The durability, as `Database.write` takes it.
+            scope: The scope that the principal needs.
+            on: The database bound to see more than the principal's sessions, where `work` asks who may itself.
         """
 
         def allowed(connection: Connection) -> T:
@@ -92,7 +92,7 @@ class Handle:
         """Find a user by name or id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         found = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
         if found is None:
@@ -110,7 +110,7 @@ class Handle:
         """Refuse what no session can be called.
 
         Raises:
-            InvalidInput: it is empty, or longer than 200 characters.
+            InvalidInput: It is empty, or longer than 200 characters.
         """
         if not isinstance(name, str) or not name.strip() or len(name) > 200:
             raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")

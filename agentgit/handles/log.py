@@ -47,8 +47,8 @@ class Scope:
     """The part of a session that is searched.
 
     Args:
-        session: the session; None is the one that moved last.
-        branch: the branch; None is the current one.
+        session: The session; None is the one that moved last.
+        branch: The branch; None is the current one.
         which: `path`, `branch` or `all`.
     """
 
@@ -63,9 +63,9 @@ class Log:
     Nothing is read before it is asked for, and then columns only: states are read when they are looked at.
 
     Args:
-        repository: the repository whose checkpoints are listed.
-        scope: the path, branch or session.
-        wanted: the checkpoints that are wanted.
+        repository: The repository whose checkpoints are listed.
+        scope: The path, branch or session.
+        wanted: The checkpoints that are wanted.
 
     Example:
         >>> import agentgit
@@ -123,12 +123,12 @@ class Log:
         """Read a part of it. What is added meanwhile is on no later page, and what is deleted moves nothing.
 
         Args:
-            limit: the largest number of results, 1 to 1,000.
-            after: the `next` of the page before, or a checkpoint to go on behind; None for the first one.
+            limit: The largest number of results, 1 to 1,000.
+            after: The `next` of the page before, or a checkpoint to go on behind; None for the first one.
 
         Raises:
-            InvalidInput: the limit or the cursor is none.
-            NotFound: there is no such session, branch or tag.
+            InvalidInput: The limit or the cursor is none.
+            NotFound: There is no such session, branch or tag.
         """
         if isinstance(after, Checkpoint) and after.created_at is not None:
             after = Mark(after.created_at, after.id or 0).cursor
@@ -173,8 +173,8 @@ class Finds(Verbs):
         """List the checkpoints from the root of a session to the head of a branch, oldest first.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
         """
 
         def look(connection: Connection) -> list[Checkpoint]:
@@ -188,14 +188,14 @@ class Finds(Verbs):
         """Find a checkpoint.
 
         Args:
-            ref: its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or the Checkpoint itself.
+            ref: Its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or the Checkpoint itself.
             session: None is the one that moved last, or any for an id.
-            branch: the branch of `HEAD`; None is the current one.
+            branch: The branch of `HEAD`; None is the current one.
 
         Raises:
-            NotFound: nothing is called so; near names are told.
-            Ambiguous: several things are.
-            InvalidInput: it belongs to another session.
+            NotFound: Nothing is called so; near names are told.
+            Ambiguous: Several things are.
+            InvalidInput: It belongs to another session.
         """
 
         def look(connection: Connection) -> Checkpoint:
@@ -229,20 +229,20 @@ class Finds(Verbs):
         `auto=False`, that one itself is on the path.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
             which: `path` (from the head of the branch to the root of the session), `branch` (only those that were made
                 on it) or `all` (those of all branches of the session).
-            name: only those that a person called exactly so.
-            since: only those made then or later, a time with a zone.
-            until: only those made then or earlier.
-            tag: only the one that has this tag.
-            author: only those that this user made.
+            name: Only those that a person called exactly so.
+            since: Only those made then or later, a time with a zone.
+            until: Only those made then or earlier.
+            tag: Only the one that has this tag.
+            author: Only those that this user made.
             auto: True for automatic ones only, False for those that somebody asked for.
 
         Raises:
-            InvalidInput: a condition cannot be meant.
-            NotFound: there is no such user. Of session, branch and tag it is raised where the log is read.
+            InvalidInput: A condition cannot be meant.
+            NotFound: There is no such user. Of session, branch and tag it is raised where the log is read.
         """
         if which not in ("path", "branch", "all"):
             raise InvalidInput(f"which={which!r} means nothing; it can be path, branch or all.")
@@ -311,19 +311,19 @@ class Finds(Verbs):
         encrypted database only the names of checkpoints are found, and the answer says so (`names_only`).
 
         Args:
-            text: the words to look for.
-            session: the session; None is the one that moved last.
+            text: The words to look for.
+            session: The session; None is the one that moved last.
             branch: None is the current one; its path to the root is searched.
             all_branches: True to search all branches of the session.
-            limit: the largest number of results, 1 to 1,000.
-            after: the `next` of the page before; None for the first one.
-            progress: told how many of the checkpoints are looked through whose words are not known yet, as after an
+            limit: The largest number of results, 1 to 1,000.
+            after: The `next` of the page before; None for the first one.
+            progress: Told how many of the checkpoints are looked through whose words are not known yet, as after an
                 import.
 
         Raises:
-            InvalidInput: the text is empty or too long, or the limit or the cursor is none.
-            NotFound: there is no such session or branch.
-            Corrupt: a text that was found is damaged.
+            InvalidInput: The text is empty or too long, or the limit or the cursor is none.
+            NotFound: There is no such session or branch.
+            Corrupt: A text that was found is damaged.
 
         Example:
             >>> import agentgit
@@ -394,16 +394,16 @@ class Finds(Verbs):
         """Tag a checkpoint: the tag is a name for the place, unique in the session. A tagged checkpoint is kept.
 
         Args:
-            ref: the checkpoint, as `checkpoint` takes it.
-            name: a text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
-            session: the session, as `checkpoint` takes it.
-            branch: the name or id of the branch; None is the current one.
-            description: a sentence about it.
+            ref: The checkpoint, as `checkpoint` takes it.
+            name: A text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
+            session: The session, as `checkpoint` takes it.
+            branch: The name or id of the branch; None is the current one.
+            description: A sentence about it.
 
         Raises:
-            InvalidInput: the name is not valid.
-            Conflict: another checkpoint has this tag, or a branch this name.
-            NotFound, Ambiguous: as `checkpoint`.
+            InvalidInput: The name is not valid.
+            Conflict: Another checkpoint has this tag, or a branch this name.
+            NotFound, Ambiguous: As `checkpoint`.
 
         Example:
             >>> import agentgit
@@ -436,7 +436,7 @@ class Finds(Verbs):
         """Take a tag away; the checkpoint stays as it is. Gives what it was.
 
         Raises:
-            NotFound: the session has no such tag.
+            NotFound: The session has no such tag.
         """
 
         def take(connection: Connection) -> Tag:

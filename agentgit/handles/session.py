@@ -50,8 +50,8 @@ class Verbs(Handle):
                 that makes it.
 
         Raises:
-            NotFound: one cannot be imported, or declares nothing.
-            InvalidInput: it is no name of a module, or an effect in it does not fit its tool.
+            NotFound: One cannot be imported, or declares nothing.
+            InvalidInput: It is no name of a module, or an effect in it does not fit its tool.
 
         Example:
             >>> import agentgit
@@ -79,17 +79,17 @@ class Verbs(Handle):
         """Return what `rollback` would do, without doing anything.
 
         Args:
-            to: the target, as `checkpoint` takes it.
-            session: the session; None is the one that moved last.
-            branch: the branch that would be left; None is the current one.
-            tools: as `RollbackAgent.plan_rollback` takes it.
+            to: The target, as `checkpoint` takes it.
+            session: The session; None is the one that moved last.
+            branch: The branch that would be left; None is the current one.
+            tools: As `RollbackAgent.plan_rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
             conversation: False to take back only what the tools did and the files, and stay on the branch.
-            replay: how the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
+            replay: How the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: as `RollbackAgent.plan_rollback`.
+            NotFound, Ambiguous, InvalidInput: As `RollbackAgent.plan_rollback`.
         """
         source, target, label = self._read(lambda c: self._way(c, session, branch, to))
         return self._engine().plan(
@@ -115,23 +115,23 @@ class Verbs(Handle):
         """Go back, as `RollbackAgent.rollback` does; give the report, which has the name of the new branch.
 
         Args:
-            to: the target, as `checkpoint` takes it.
-            session: the session; None is the one that moved last.
-            branch: the branch that is left; None is the current one.
-            tools: as `RollbackAgent.rollback` takes it.
+            to: The target, as `checkpoint` takes it.
+            session: The session; None is the one that moved last.
+            branch: The branch that is left; None is the current one.
+            tools: As `RollbackAgent.rollback` takes it.
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
             conversation: False to take back only what the tools did and the files, and stay on the branch.
-            replay: how the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
-            name: the name of the new branch; None for the next one like `main-2`.
+            replay: How the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
+            name: The name of the new branch; None for the next one like `main-2`.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
-            request_id: your own name for this rollback: the same one twice gives the same branch.
+            request_id: Your own name for this rollback: the same one twice gives the same branch.
 
         Raises:
-            RollbackBlocked, RollbackIncomplete, Conflict: as `RollbackAgent.rollback`.
-            NotFound, Ambiguous, InvalidInput: as `plan_rollback`.
+            RollbackBlocked, RollbackIncomplete, Conflict: As `RollbackAgent.rollback`.
+            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
 
         Example:
             >>> import agentgit
@@ -167,13 +167,13 @@ class Verbs(Handle):
         """Bring the files of a session back, as `RollbackAgent.rewind_files`; the conversation stays as it is.
 
         Args:
-            restore_point: the id of a user's message, or any place that `checkpoint` takes.
-            session: the session; None is the one that moved last.
-            branch: the branch whose files these are; None is the current one.
+            restore_point: The id of a user's message, or any place that `checkpoint` takes.
+            session: The session; None is the one that moved last.
+            branch: The branch whose files these are; None is the current one.
             force: True to bring back files that others have changed since the last turn too.
 
         Raises:
-            NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: as `RollbackAgent.rewind_files`.
+            NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: As `RollbackAgent.rewind_files`.
         """
         request = self._rewinding(restore_point, session, branch, force=force, needs=EDITOR)
         report = self._done(self._engine().run(request), conversation=False)
@@ -186,12 +186,12 @@ class Verbs(Handle):
         """Return what `rewind_files` would do, without doing anything.
 
         Args:
-            restore_point: as `rewind_files` takes it.
-            session: the session; None is the one that moved last.
-            branch: the name or id of the branch; None is the current one.
+            restore_point: As `rewind_files` takes it.
+            session: The session; None is the one that moved last.
+            branch: The name or id of the branch; None is the current one.
 
         Raises:
-            NotFound: as `rewind_files`.
+            NotFound: As `rewind_files`.
         """
         asked = self._rewinding(restore_point, session, branch, force=False, needs=VIEWER)
         return self._engine().plan(
@@ -252,11 +252,11 @@ class Verbs(Handle):
         """Return what `switch(branch, sync="world")` would do, without doing anything.
 
         Args:
-            branch: the name or id of the branch.
-            session: the session; None is the one that moved last.
+            branch: The name or id of the branch.
+            session: The session; None is the one that moved last.
 
         Raises:
-            NotFound: the session has no such branch.
+            NotFound: The session has no such branch.
         """
         row = self._read(lambda c: self.lookup.branch(c, self.lookup.session(c, session), branch))
         return self._engine().plan_switch(row.id)
@@ -273,9 +273,9 @@ class Verbs(Handle):
         """Make a branch the one that a session continues on, as `RollbackAgent.switch` does.
 
         Args:
-            branch: the name or id of the branch.
-            session: the session; None is the one that moved last.
-            sync: as `RollbackAgent.switch` takes it.
+            branch: The name or id of the branch.
+            session: The session; None is the one that moved last.
+            sync: As `RollbackAgent.switch` takes it.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
 
@@ -283,7 +283,7 @@ class Verbs(Handle):
             What was done to the world; None without `sync`.
 
         Raises:
-            NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: as `RollbackAgent.switch`.
+            NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As `RollbackAgent.switch`.
         """
 
         def move(connection: Connection) -> tuple[int, Found]:
@@ -312,7 +312,7 @@ class Verbs(Handle):
         """Find an operation by its id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
 
         def look(connection: Connection) -> Operation:
@@ -327,10 +327,10 @@ class Verbs(Handle):
         """Return what an operation did; of one that is not done, what it did until now.
 
         Args:
-            operation: the operation as `operations` lists it, or its id.
+            operation: The operation as `operations` lists it, or its id.
 
         Raises:
-            NotFound: there is no such operation.
+            NotFound: There is no such operation.
         """
         found = self.operation(operation.id if isinstance(operation, Operation) else operation)
         return self._engine().read_report(found.id)
@@ -339,14 +339,14 @@ class Verbs(Handle):
         """Finish a rollback or switch that failed half way or whose process died; what was done is not done again.
 
         Args:
-            operation: the operation as `operations` lists it, or its id.
+            operation: The operation as `operations` lists it, or its id.
             force: True to give up what still cannot be done: the world stays so, and the report says where.
 
         Raises:
-            NotFound: there is no such operation.
-            Conflict: it is being worked on, or a turn or another operation of its session runs.
-            RollbackBlocked: what happened since it was planned cannot be reversed; nothing was done.
-            RollbackIncomplete: a reversal or a tool failed again.
+            NotFound: There is no such operation.
+            Conflict: It is being worked on, or a turn or another operation of its session runs.
+            RollbackBlocked: What happened since it was planned cannot be reversed; nothing was done.
+            RollbackIncomplete: A reversal or a tool failed again.
         """
         found = self.operation(operation.id if isinstance(operation, Operation) else operation)
         self._read(lambda c: self._admit(c, found.external_session_id))
@@ -359,14 +359,14 @@ class Verbs(Handle):
         for one that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
 
         Args:
-            invocation: the invocation or its id.
+            invocation: The invocation or its id.
             outcome: `happened` or `did_not_happen`.
-            result: what a call that happened has returned, JSON-like: its undo function gets it, and so does the model
+            result: What a call that happened has returned, JSON-like: its undo function gets it, and so does the model
                 when its turn goes on.
 
         Raises:
-            NotFound: there is no such invocation.
-            InvalidInput: the outcome is neither, or there is nothing to decide, or there can be no result.
+            NotFound: There is no such invocation.
+            InvalidInput: The outcome is neither, or there is nothing to decide, or there can be no result.
         """
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 
@@ -419,13 +419,13 @@ class Verbs(Handle):
         they were calling or reversing is unknown from then on; a rollback is half done, and `resume` goes on with it.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
             force: True to take it also from a process of this machine that lives, such as one that hangs; it can
                 neither call tools nor save any more.
 
         Raises:
-            Conflict: its process is alive, on this machine; nothing was done.
+            Conflict: Its process is alive, on this machine; nothing was done.
         """
 
         def take(connection: Connection) -> InternalSession:

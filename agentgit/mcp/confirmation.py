@@ -28,12 +28,12 @@ def of_rollback(
     """Return the code of a rollback.
 
     Args:
-        repo: the repository of the session.
-        session: the session of the branch.
-        branch: the one that is left; None is the current one.
-        plan: the plan to confirm.
+        repo: The repository of the session.
+        session: The session of the branch.
+        branch: The one that is left; None is the current one.
+        plan: The plan to confirm.
         force: True if what cannot be undone is kept.
-        how: the other options that were asked for.
+        how: The other options that were asked for.
     """
     return _code(repo, session, plan, repo.branch(session, branch).id, force, how)
 
@@ -61,7 +61,7 @@ def expect(code: str, now: str, plan: RollbackPlan) -> None:
     """Check that a code belongs to the plan as it is now.
 
     Raises:
-        Conflict: it does not.
+        Conflict: It does not.
     """
     if code != now:
         raise Conflict(f"Nothing was done: this is not the plan of confirm={code!r}. Plan again, and look. Now: {plan}")

@@ -53,8 +53,8 @@ class ToolAnswer:
     """The answer of a tool.
 
     Args:
-        lines: the lines for a person.
-        data: the data for a program, JSON-like.
+        lines: The lines for a person.
+        data: The data for a program, JSON-like.
     """
 
     lines: Sequence[Line]
@@ -72,8 +72,8 @@ class ReadTools:
     """The tools that change nothing.
 
     Args:
-        repo: bound to one user.
-        session: the only session that is shown; None for all of the user's.
+        repo: Bound to one user.
+        session: The only session that is shown; None for all of the user's.
     """
 
     def __init__(self, repo: Repository, session: ExternalSession | None) -> None:

@@ -49,14 +49,14 @@ def serve(
     """Serve until standard input ends.
 
     Args:
-        repo: bound to one user.
-        session: the only session that can be reached; None for all of the user's.
+        repo: Bound to one user.
+        session: The only session that can be reached; None for all of the user's.
         read_only: True to offer only tools that change nothing.
         may_force: True if a client may keep in the world what cannot be undone.
-        trust: modules with the user's tools and their undo functions, as `Repository.trust` takes them.
+        trust: Modules with the user's tools and their undo functions, as `Repository.trust` takes them.
 
     Raises:
-        NotFound, InvalidInput: as `Repository.trust`.
+        NotFound, InvalidInput: As `Repository.trust`.
     """
     streams = _own_streams()  # before modules are imported: what they print is not for the client either
     repo.trust(*trust)
@@ -68,7 +68,7 @@ def made(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[Any, Any]
     """Make the server of some tools.
 
     Args:
-        tools: the object that has the tools as its methods.
+        tools: The object that has the tools as its methods.
         bound: True if they are of one session.
         read_only: True to offer only those that change nothing.
     """

@@ -47,8 +47,8 @@ class ToolSchema:
     """One tool, as a client sees it.
 
     Args:
-        tool: the name, description, schema and annotations of the tool.
-        model: the model that reads its arguments.
+        tool: The name, description, schema and annotations of the tool.
+        model: The model that reads its arguments.
     """
 
     tool: types.Tool
@@ -58,7 +58,7 @@ class ToolSchema:
         """Read the arguments of a call.
 
         Raises:
-            InvalidInput: they are not those of the tool.
+            InvalidInput: They are not those of the tool.
         """
         try:
             given = self.model.model_validate(arguments)

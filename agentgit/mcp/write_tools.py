@@ -42,8 +42,8 @@ class WriteTools(ReadTools):
     """All the tools.
 
     Args:
-        repo: bound to one user.
-        session: the only session that can be reached; None for all of the user's.
+        repo: Bound to one user.
+        session: The only session that can be reached; None for all of the user's.
         may_force: True if a client may keep in the world what cannot be undone.
     """
 

@@ -22,7 +22,7 @@ def count(text: str) -> int:
     """Read a number from 1.
 
     Raises:
-        ValueError: it is none.
+        ValueError: It is none.
     """
     if not 0 < int(text) < 10**6:
         raise ValueError(text)
@@ -117,7 +117,7 @@ def split(line: str) -> list[str]:
     """Take a line apart; a name with spaces is put in quotes.
 
     Raises:
-        InvalidInput: a quote has no partner.
+        InvalidInput: A quote has no partner.
     """
     try:
         return shlex.split(line)
@@ -129,8 +129,8 @@ def parse(line: str) -> tuple[str, argparse.Namespace]:
     """Read what follows `%agentgit`.
 
     Raises:
-        NotFound: there is no such command; near ones are told.
-        InvalidInput: it takes something else.
+        NotFound: There is no such command; near ones are told.
+        InvalidInput: It takes something else.
 
     Example:
         >>> name, asked = parse('rollback "before payment" --force')
@@ -150,7 +150,7 @@ def parse_branch(line: str) -> argparse.Namespace:
     """Read what follows `%%branch`.
 
     Raises:
-        InvalidInput: it takes something else.
+        InvalidInput: It takes something else.
     """
     return parser("%%branch", BRANCH).parse_args(split(line))
 

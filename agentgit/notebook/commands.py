@@ -23,7 +23,7 @@ class Sheet:
     """Lines that show themselves.
 
     Args:
-        lines: the lines to show.
+        lines: The lines to show.
     """
 
     def __init__(self, *lines: Line) -> None:
@@ -40,9 +40,9 @@ class Command(NamedTuple):
     """A command that was written.
 
     Args:
-        names: those of the notebook.
-        words: the words of the command.
-        say: a function that shows something beside the result of the command.
+        names: Those of the notebook.
+        words: The words of the command.
+        say: A function that shows something beside the result of the command.
     """
 
     names: Names
@@ -59,7 +59,7 @@ def carry_out(name: str, asked: Command) -> Any:
     """Do what a command says; give what it shows.
 
     Raises:
-        AgentGitError: as the verb that it stands for.
+        AgentGitError: As the verb that it stands for.
     """
     return _DO[name](asked)
 

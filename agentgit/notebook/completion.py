@@ -26,8 +26,8 @@ def complete(names: Names, text: str) -> tuple[str, list[str]] | None:
     """Return what may stand where the cursor is, and how much of it is there already.
 
     Args:
-        names: those of the notebook.
-        text: the text up to the cursor.
+        names: Those of the notebook.
+        text: The text up to the cursor.
 
     Returns:
         None if it is not a magic of ours.

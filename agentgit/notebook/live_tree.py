@@ -26,7 +26,7 @@ def live(agent: RollbackAgent) -> Iterator[None]:
     """Show the tree of a session, and draw it anew with every checkpoint and call until the block ends.
 
     Args:
-        agent: the agent whose session is shown; in a notebook.
+        agent: The agent whose session is shown; in a notebook.
 
     Raises:
         InvalidInput: IPython is not there to show it.

@@ -124,7 +124,7 @@ class Magics:
         """Refuse a cell that waits: IPython runs what is inside a magic without a loop.
 
         Raises:
-            InvalidInput: it does.
+            InvalidInput: It does.
         """
         if self._shell.should_run_async(cell, transformed_cell=self._shell.transform_cell(cell)):
             raise InvalidInput(
@@ -135,7 +135,7 @@ class Magics:
         """Read a cell, without running it; give where a traceback finds its lines too.
 
         Raises:
-            SyntaxError: it is no Python.
+            SyntaxError: It is no Python.
         """
         source, compiler = self._shell.transform_cell(cell), self._shell.compile
         place = compiler.cache(source, self._shell.execution_count)
@@ -191,7 +191,7 @@ def _told() -> Iterator[None]:
     """Show an error of agentgit in one line, after the plan or report that it carries, without a traceback.
 
     Raises:
-        UsageError: something failed.
+        UsageError: Something failed.
     """
     try:
         yield

@@ -22,11 +22,11 @@ class Target:
     """A session to look at, and the agent that runs it if there is one.
 
     Args:
-        repository: the repository of the session.
-        session_id: the id of the session.
-        branch_id: the branch; None for the current one.
-        agent: the agent that runs it; None if there is only a repository.
-        variable: the name of that agent in the notebook.
+        repository: The repository of the session.
+        session_id: The id of the session.
+        branch_id: The branch; None for the current one.
+        agent: The agent that runs it; None if there is only a repository.
+        variable: The name of that agent in the notebook.
     """
 
     repository: Repository
@@ -44,7 +44,7 @@ class Target:
         """Return the agent and what it is called.
 
         Raises:
-            InvalidInput: there is only a repository.
+            InvalidInput: There is only a repository.
         """
         if self.agent is None or self.variable is None:
             raise InvalidInput("That needs an agent. Make one: agent = repo.wrap(graph, session=...)")
@@ -55,7 +55,7 @@ class Names:
     """The names of a notebook, and what was chosen of them.
 
     Args:
-        names: the targets that the names stand for; checkouts and rollbacks change them.
+        names: The targets that the names stand for; checkouts and rollbacks change them.
     """
 
     def __init__(self, names: MutableMapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Names:
         """Find whom a magic is about: who was chosen; else the agent that ran or was made last; else a repository.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         if self.chosen is not None:
             return self._called(self.chosen)
@@ -79,7 +79,7 @@ class Names:
         """Choose whom magics are about: a name in the notebook, or a session; None for whoever ran last.
 
         Raises:
-            NotFound: there is neither.
+            NotFound: There is neither.
         """
         found = self._called(name) if name is not None else None
         self.chosen = name

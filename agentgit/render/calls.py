@@ -22,8 +22,8 @@ def draw(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
     """Draw a tool track as plain text.
 
     Args:
-        calls: the calls, in the order to show them.
-        width: the longest line, in terminal cells.
+        calls: The calls, in the order to show them.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> draw([])
@@ -36,8 +36,8 @@ def lines(calls: Sequence[ToolInvocation], *, width: int = 100) -> list[Line]:
     """Draw a tool track.
 
     Args:
-        calls: the calls, in the order to show them.
-        width: the longest line, in terminal cells.
+        calls: The calls, in the order to show them.
+        width: The longest line, in terminal cells.
     """
     return table(call_rows([call.to_dict() for call in calls], len(calls)), width=width)
 
@@ -46,8 +46,8 @@ def call_rows(calls: Sequence[Mapping[str, Any]], latest: int) -> list[list[Span
     """Return a row for each of the last tool calls.
 
     Args:
-        calls: the calls as `ToolInvocation.to_dict` returns them.
-        latest: the number of calls, from the end.
+        calls: The calls as `ToolInvocation.to_dict` returns them.
+        latest: The number of calls, from the end.
     """
     first = max(0, len(calls) - latest)
     return [_row(call, i) for i, call in enumerate(calls[first:], start=first)]
@@ -86,7 +86,7 @@ def page(calls: Sequence[ToolInvocation]) -> str:
     """Draw a tool track as HTML, the last calls of a long one.
 
     Args:
-        calls: the calls, in the order to show them.
+        calls: The calls, in the order to show them.
     """
     if not calls:
         return "<p>no tool calls yet</p>"

@@ -24,8 +24,8 @@ def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
     """Draw a diff, or a comparison.
 
     Args:
-        value: the difference of two checkpoints, or two branches since they parted.
-        width: the longest line, in terminal cells.
+        value: The difference of two checkpoints, or two branches since they parted.
+        width: The longest line, in terminal cells.
     """
     return [(Span(cut(span.text, width), span.style),) for (span,) in _lines(value.lines())]
 
@@ -34,7 +34,7 @@ def page(value: Diff) -> str:
     """Draw a diff as HTML.
 
     Args:
-        value: the difference of two checkpoints.
+        value: The difference of two checkpoints.
 
     Example:
         >>> page(Diff(from_id=1, to_id=2))
@@ -49,7 +49,7 @@ def side_by_side(value: Comparison) -> str:
     """Draw two branches beside each other as HTML, and what differs between them below, folded away.
 
     Args:
-        value: the two branches.
+        value: The two branches.
     """
     sides = (value.left, value.right)
     heads = [html.escape(side.to_reference) for side in sides]
@@ -90,7 +90,7 @@ def patch(content: str) -> list[Line]:
     """Draw a unified diff: each line as it is, with a style for its sign.
 
     Args:
-        content: the unified diff.
+        content: The unified diff.
 
     Example:
         >>> [span.text for (span,) in patch("@@ -1 +1 @@\\n-\\told\\n+    new\\n")]

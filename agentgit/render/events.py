@@ -28,10 +28,10 @@ def event_lines(
     """List events, one line each.
 
     Args:
-        events: the events as they are to be shown.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
-        people: the names of users, by id, to say who did it; None leaves that out.
+        events: The events as they are to be shown.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
+        people: The names of users, by id, to say who did it; None leaves that out.
     """
     if people is None:
         return table([_row(event, zone) for event in events], width=width)

@@ -11,8 +11,8 @@ def draw(exploration: Exploration, *, width: int = 100) -> str:
     """Draw an exploration as plain text.
 
     Args:
-        exploration: the exploration to draw.
-        width: the longest line, in terminal cells.
+        exploration: The exploration to draw.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> from agentgit.sessions.exploration import ExploredBranch
@@ -28,8 +28,8 @@ def lines(exploration: Exploration, *, width: int = 100) -> list[Line]:
     """Draw an exploration.
 
     Args:
-        exploration: the exploration to draw.
-        width: the longest line, in terminal cells.
+        exploration: The exploration to draw.
+        width: The longest line, in terminal cells.
     """
     leaves, tokens = len(exploration.leaves), exploration.tokens
     told = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]

@@ -24,9 +24,9 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
     """Draw a list of snapshots.
 
     Args:
-        snapshots: the snapshots, in the order to show them.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        snapshots: The snapshots, in the order to show them.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     rows = [
         [
@@ -45,7 +45,7 @@ def diff_lines(diff: WorkspaceDiff) -> list[Line]:
     """Draw a diff: which files, and the unified text with a style for each sign.
 
     Args:
-        diff: the difference of two snapshots.
+        diff: The difference of two snapshots.
     """
     if not diff:
         return [(Span("no difference", "dim"),)]
@@ -64,7 +64,7 @@ def plan_lines(plan: RestorePlan) -> list[Line]:
     """Draw what a restore would do.
 
     Args:
-        plan: the plan.
+        plan: The plan.
     """
     lines = [
         *_paths("restore", "added", plan.restore),
@@ -82,7 +82,7 @@ def restored_lines(done: Restored) -> list[Line]:
     """Draw what a restore did.
 
     Args:
-        done: the report to draw.
+        done: The report to draw.
     """
     lines = [
         *_paths("restored", "added", [EVERYTHING] if done.everything else ()),
@@ -103,7 +103,7 @@ def undone_lines(done: Undone) -> list[Line]:
     """Draw what an undo did.
 
     Args:
-        done: the report to draw.
+        done: The report to draw.
     """
     lines = [
         *((Span("undone  ", "changed"), Span(clean(label))) for label in done.labels),
@@ -128,10 +128,10 @@ def show_lines(
     """Draw one snapshot, and which files are different since.
 
     Args:
-        snapshot: the snapshot to draw.
-        since: the differences of the present files from it.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        snapshot: The snapshot to draw.
+        since: The differences of the present files from it.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     known = {
         "id": snapshot.id,

@@ -58,8 +58,8 @@ def room(content: str, letters: int) -> str:
     """Let long words in a cell be broken, and keep the other cells from squeezing it down to a few letters.
 
     Args:
-        content: the HTML inside.
-        letters: the number of letters.
+        content: The HTML inside.
+        letters: The number of letters.
     """
     return f'<div style="min-width:{min(letters, _LEAST) * 0.6:.0f}em;overflow-wrap:anywhere">{content}</div>'
 
@@ -68,8 +68,8 @@ def fold(title: str, content: str) -> str:
     """Hide something until a person asks for it.
 
     Args:
-        title: the HTML of the title.
-        content: the HTML inside.
+        title: The HTML of the title.
+        content: The HTML inside.
     """
     return f"<details><summary>{title}</summary>{content}</details>"
 
@@ -78,8 +78,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table.
 
     Args:
-        heads: the names of the columns, HTML.
-        rows: the cells, HTML.
+        heads: The names of the columns, HTML.
+        rows: The cells, HTML.
     """
     body = "".join(_row("td", row) for row in rows)
     return f"<table><thead>{_row('th', heads)}</thead><tbody>{body}</tbody></table>"
@@ -94,7 +94,7 @@ def pre(lines: Iterable[Line], *, wrapped: bool = False) -> str:
     """Write lines of text as they are, in their colours.
 
     Args:
-        lines: the lines to write.
+        lines: The lines to write.
         wrapped: True to go on below where one is too long, as what somebody has written needs it; a drawing does not.
     """
     more = ";white-space:pre-wrap;overflow-wrap:anywhere" if wrapped else ""

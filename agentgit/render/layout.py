@@ -26,9 +26,9 @@ class LayoutRow:
     """One line of the layout: adjacent checkpoints of one branch.
 
     Args:
-        branch: the branch.
-        points: the checkpoints, oldest first; the last one gives the line its number.
-        folded: the number of turns, if they are folded.
+        branch: The branch.
+        points: The checkpoints, oldest first; the last one gives the line its number.
+        folded: The number of turns, if they are folded.
     """
 
     branch: Branch
@@ -44,9 +44,9 @@ def events_of(branch: Branch, *, every: bool = False, most: int | None = None) -
     """Return the lines of a branch, each followed by the branches that leave there.
 
     Args:
-        branch: the branch.
+        branch: The branch.
         every: True to give each checkpoint its own line.
-        most: so many lines may be shown beside those where branches leave; None for all.
+        most: So many lines may be shown beside those where branches leave; None for all.
     """
     points = {point.id for point in branch.points}
     leaving: dict[int | None, list[Branch]] = {}
@@ -126,8 +126,8 @@ def pruned(tree: Tree, most: int) -> tuple[Tree, int]:
     """Leave out branches where there are too many: the current one stays, with those it came from, and the newest.
 
     Args:
-        tree: the tree with all branches.
-        most: so many stay, at least 1.
+        tree: The tree with all branches.
+        most: So many stay, at least 1.
 
     Returns:
         What is left, and how many branches are not in it.
@@ -157,8 +157,8 @@ def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     """Return the title of a line: what happened there.
 
     Args:
-        row: the line; not a folded one.
-        references: the short names of the checkpoints.
+        row: The line; not a folded one.
+        references: The short names of the checkpoints.
     """
     last = row.points[-1]
     if last.name is not None:

@@ -33,8 +33,8 @@ class Span(NamedTuple):
     """A piece of clean text in one style.
 
     Args:
-        text: without control characters.
-        style: one of `STYLES`.
+        text: Without control characters.
+        style: One of `STYLES`.
     """
 
     text: str
@@ -58,9 +58,9 @@ def table(rows: Sequence[Sequence[Span]], *, width: int, indent: str = "", whole
     """Align rows in columns, two spaces apart; the last column is cut at the edge.
 
     Args:
-        rows: all of the same length.
-        width: the cells of a line.
-        indent: the beginning of each line.
+        rows: All of the same length.
+        width: The cells of a line.
+        indent: The beginning of each line.
         whole: True to go on in further lines instead of cutting the last column.
 
     Example:

@@ -15,8 +15,8 @@ def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
     """Draw a log as plain text.
 
     Args:
-        checkpoints: a path, oldest first.
-        width: the longest line, in terminal cells.
+        checkpoints: A path, oldest first.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> print(draw_log([Checkpoint(checkpoint_name="start", metadata={"reference": "main#1", "kind": "named"})]))
@@ -29,9 +29,9 @@ def lines(checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: tzinfo |
     """Draw a log.
 
     Args:
-        checkpoints: a path, oldest first.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        checkpoints: A path, oldest first.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     return table([_row(checkpoint, zone) for checkpoint in reversed(checkpoints)], width=width)
 

@@ -24,8 +24,8 @@ def draw(value: MergePlan, *, width: int = 100) -> str:
     """Draw a plan as plain text.
 
     Args:
-        value: the value to draw.
-        width: the longest line, in terminal cells.
+        value: The value to draw.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> print(draw(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
@@ -39,8 +39,8 @@ def lines(value: MergePlan, *, width: int = 100) -> list[Line]:
     """Draw a plan.
 
     Args:
-        value: the value to draw.
-        width: the longest line, in terminal cells.
+        value: The value to draw.
+        width: The longest line, in terminal cells.
     """
     cells = [
         [Span(kind, STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(what))]
@@ -57,7 +57,7 @@ def page(value: MergePlan) -> str:
     """Draw a plan as HTML, for a notebook or a page.
 
     Args:
-        value: the value to draw.
+        value: The value to draw.
     """
     rows = [
         [html.styled(Span(kind, STYLES.get(kind, "changed"))), html.escape(name), html.escape(what)]

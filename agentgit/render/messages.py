@@ -22,8 +22,8 @@ def draw(messages: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
     """Draw a conversation as plain text, one line for each message.
 
     Args:
-        messages: the messages as agentgit shows them, oldest first.
-        width: the longest line, in terminal cells.
+        messages: The messages as agentgit shows them, oldest first.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> print(draw([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]))
@@ -37,9 +37,9 @@ def lines(messages: Sequence[Mapping[str, Any]], *, width: int = 100, indent: st
     """Draw a conversation, the last messages of a long one.
 
     Args:
-        messages: the messages as agentgit shows them, oldest first.
-        width: the longest line, in terminal cells.
-        indent: the beginning of each line.
+        messages: The messages as agentgit shows them, oldest first.
+        width: The longest line, in terminal cells.
+        indent: The beginning of each line.
     """
     rows = [[Span(clean(str(m.get("role", ""))), "reference"), Span(said(m))] for m in messages[-LATEST:]]
     return table(rows, width=width, indent=indent)
@@ -59,7 +59,7 @@ def page(messages: Sequence[Mapping[str, Any]]) -> str:
     """Draw a conversation as HTML: a short message as it is, a long one folded.
 
     Args:
-        messages: the messages as agentgit shows them, oldest first.
+        messages: The messages as agentgit shows them, oldest first.
     """
     if not messages:
         return "<p>no messages yet</p>"

@@ -16,10 +16,10 @@ def lines(
     """Draw a list of operations.
 
     Args:
-        operations: the operations, in the order to show them.
-        branches: the names of the session's branches, by their ids.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        operations: The operations, in the order to show them.
+        branches: The names of the session's branches, by their ids.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     return table([_row(operation, branches, zone) for operation in operations], width=width)
 

@@ -29,8 +29,8 @@ class Dot:
     """A checkpoint in the picture.
 
     Args:
-        point: the checkpoint.
-        y: the distance from the top.
+        point: The checkpoint.
+        y: The distance from the top.
     """
 
     point: Point
@@ -42,10 +42,10 @@ class PlacedPoint:
     """A line of text, with the dots that belong to it.
 
     Args:
-        row: the text of the line.
-        lane: the lane that it is on.
-        y: the distance from the top.
-        dots: the last one is at `y`; none if the line is folded, or says that there are none.
+        row: The text of the line.
+        lane: The lane that it is on.
+        y: The distance from the top.
+        dots: The last one is at `y`; none if the line is folded, or says that there are none.
         after: True for the line that tells of calls after the newest checkpoint.
     """
 
@@ -61,13 +61,13 @@ class Lane:
     """A branch in the picture.
 
     Args:
-        branch: the branch.
-        column: the place of the lane from the left.
-        number: the number of the lane; it determines the colour.
-        start: the height at which it begins; None before its first line.
-        down: the height that it has come to.
-        runs: the pieces of its line, each from where to where, and whether it is broken.
-        left: the column and the height of the joint that it comes from.
+        branch: The branch.
+        column: The place of the lane from the left.
+        number: The number of the lane; it determines the colour.
+        start: The height at which it begins; None before its first line.
+        down: The height that it has come to.
+        runs: The pieces of its line, each from where to where, and whether it is broken.
+        left: The column and the height of the joint that it comes from.
     """
 
     branch: Branch
@@ -102,11 +102,11 @@ class Picture:
     """The layout of a tree as a picture.
 
     Args:
-        tree: the whole tree that it shows.
-        lanes: one for each branch.
-        lines: the lines from top to bottom.
-        references: the short names of the checkpoints.
-        hidden: the number of branches that are not in it.
+        tree: The whole tree that it shows.
+        lanes: One for each branch.
+        lines: The lines from top to bottom.
+        references: The short names of the checkpoints.
+        hidden: The number of branches that are not in it.
     """
 
     tree: Tree
@@ -140,7 +140,7 @@ def picture(tree: Tree) -> Picture:
     """Return where everything is in the picture of a tree.
 
     Args:
-        tree: the branches of a session.
+        tree: The branches of a session.
     """
     shown, hidden = pruned(tree, _MOST_BRANCHES)
     pen = _Pen()

@@ -45,8 +45,8 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
     """Draw a plan or a report as plain text.
 
     Args:
-        value: the value to draw.
-        width: the longest line, in terminal cells.
+        value: The value to draw.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> call = ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="add_note", args={"text": "hi"})
@@ -64,8 +64,8 @@ def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Lin
     """Draw a plan or a report. Reasons are never cut.
 
     Args:
-        value: the value to draw.
-        width: the longest line, in terminal cells.
+        value: The value to draw.
+        width: The longest line, in terminal cells.
     """
     cells = [
         [Span(what, STYLES[what]), Span(clean(str(call))), effect(call), Span(clean(why))]
@@ -83,8 +83,8 @@ def file_lines(changes: FileChanges, *, width: int = 100) -> list[Line]:
     """Draw what was done about files.
 
     Args:
-        changes: the changes of files.
-        width: the longest line, in terminal cells.
+        changes: The changes of files.
+        width: The longest line, in terminal cells.
     """
     cells = table(_file_cells(changes), width=width, indent="  ", whole=True)
     return [*cells, (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
@@ -94,7 +94,7 @@ def page(value: RollbackPlan | RollbackReport) -> str:
     """Draw a plan or a report as HTML, for a notebook or a page.
 
     Args:
-        value: the value to draw.
+        value: The value to draw.
     """
     rows = [
         [

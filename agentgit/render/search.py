@@ -27,9 +27,9 @@ def lines(hits: Hits, *, width: int = 100, zone: tzinfo | None = UTC) -> list[Li
     """Draw what was found.
 
     Args:
-        hits: the page of hits.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        hits: The page of hits.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     # The text is put in afterwards, because a table knows one style for a column.
     first = table([[*_columns(hit, zone), Span("")] for hit in hits], width=width)
@@ -72,9 +72,9 @@ def tag_lines(tags: Sequence[Tag], *, width: int = 100, zone: tzinfo | None = UT
     """Draw a list of tags.
 
     Args:
-        tags: the tags, in the order to show them.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        tags: The tags, in the order to show them.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     rows = [
         [

@@ -17,9 +17,9 @@ def session_lines(sessions: Sequence[ExternalSession], *, width: int = 100, zone
     """Draw a list of sessions.
 
     Args:
-        sessions: the sessions, in the order to show them.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        sessions: The sessions, in the order to show them.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     rows = [
         [
@@ -44,10 +44,10 @@ def branch_lines(
     """Draw a list of branches, a `*` before the current one.
 
     Args:
-        branches: the branches, in the order to show them.
-        tree: the tree that they form, which knows where each left; None to leave that out.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        branches: The branches, in the order to show them.
+        tree: The tree that they form, which knows where each left; None to leave that out.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     all_of_them = tree.walk() if tree is not None else ()
     known = {point.id: f"from {clean(b.name)}#{point.number}" for b in all_of_them for point in b.points}
@@ -73,7 +73,7 @@ def branch_page(branch: InternalSession) -> str:
     """Draw one branch as HTML: its line in the list, and its conversation, folded away.
 
     Args:
-        branch: the branch; its conversation is read, and if that fails, the reason is shown in its place.
+        branch: The branch; its conversation is read, and if that fails, the reason is shown in its place.
     """
     try:
         history = branch.conversation_history

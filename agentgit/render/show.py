@@ -21,8 +21,8 @@ def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
     """Draw one checkpoint as plain text.
 
     Args:
-        checkpoint: the checkpoint; its content is read.
-        width: the longest line, in terminal cells.
+        checkpoint: The checkpoint; its content is read.
+        width: The longest line, in terminal cells.
     """
     return plain(lines(checkpoint, width=width))
 
@@ -31,9 +31,9 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
     """Draw one checkpoint.
 
     Args:
-        checkpoint: the checkpoint; its content is read.
-        width: the longest line, in terminal cells.
-        zone: the zone of the times; None is this machine's.
+        checkpoint: The checkpoint; its content is read.
+        width: The longest line, in terminal cells.
+        zone: The zone of the times; None is this machine's.
     """
     name = clean(checkpoint.checkpoint_name or "")
     state = [[Span(clean(str(key)), "reference"), Span(clean(repr(v)))] for key, v in checkpoint.session_state.items()]
@@ -77,7 +77,7 @@ def page(checkpoint: Checkpoint) -> str:
     """Draw one checkpoint as HTML: what it is, and its state, conversation and calls, folded away.
 
     Args:
-        checkpoint: the checkpoint; its content is read, and if that fails, the reason is shown in its place.
+        checkpoint: The checkpoint; its content is read, and if that fails, the reason is shown in its place.
     """
     name = clean(checkpoint.checkpoint_name or "")
     heading = f"<p><b>{html.escape(reference(checkpoint))}</b> {html.styled(Span(name, 'name'))}</p>"

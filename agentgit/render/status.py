@@ -16,9 +16,9 @@ def lines(session: ExternalSession, branch: InternalSession, head: Checkpoint | 
     """Return lines that show where an agent stands.
 
     Args:
-        session: the session.
-        branch: the branch that the agent runs on.
-        head: the newest checkpoint of the branch; None before the first.
+        session: The session.
+        branch: The branch that the agent runs on.
+        head: The newest checkpoint of the branch; None before the first.
     """
     status = "" if branch.status == OPEN else f" ({clean(branch.status)})"
     at = [Span("no checkpoints yet")]
@@ -36,7 +36,7 @@ def stopped(operation: Operation) -> Line:
     """Return a line that shows an operation that is not done, and the command that finishes it if it stopped half way.
 
     Args:
-        operation: the operation.
+        operation: The operation.
     """
     if operation.status == RUNNING:
         return (Span("running  ", "dim"), Span(f"{clean(operation.kind)} {operation.id}", "bad"))
@@ -48,9 +48,9 @@ def page(session: ExternalSession, branch: InternalSession, head: Checkpoint | N
     """Draw where an agent stands as HTML, with the picture of the tree.
 
     Args:
-        session: the session.
-        branch: the branch that the agent runs on.
-        head: the newest checkpoint of the branch; None before the first.
-        tree: the tree of the session.
+        session: The session.
+        branch: The branch that the agent runs on.
+        head: The newest checkpoint of the branch; None before the first.
+        tree: The tree of the session.
     """
     return f"<div>{html.pre(lines(session, branch, head))}{svg.page(tree)}</div>"

@@ -70,8 +70,8 @@ def tree_svg(tree: Tree, *, link: Link | None = None, follow_reader: bool = Fals
     """Draw a tree as SVG.
 
     Args:
-        tree: the branches of a session.
-        link: a function that returns the address that a checkpoint leads to; None to draw no links.
+        tree: The branches of a session.
+        link: A function that returns the address that a checkpoint leads to; None to draw no links.
         follow_reader: True if the page is light or dark as its reader prefers; texts then have the strongest contrast.
 
     Example:
@@ -88,7 +88,7 @@ def page(tree: Tree) -> str:
     """Draw a tree for a notebook: the picture as an image, which untrusted ones keep too, and the text, folded away.
 
     Args:
-        tree: the branches of a session.
+        tree: The branches of a session.
     """
     drawing = picture(tree)
     drawn, width = _drawn(drawing, None, follow_reader=False)

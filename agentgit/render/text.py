@@ -18,7 +18,7 @@ def clean(text: str) -> str:
     r"""Put a text on one line and write out what a terminal would obey: escapes, controls, marks of direction.
 
     Args:
-        text: any text.
+        text: Any text.
 
     Example:
         >>> print(clean("two\nlines and \x1b[31mred"))
@@ -31,7 +31,7 @@ def visible(text: str) -> str:
     """Write out what a terminal would obey, and keep all spaces and ends of lines as they are.
 
     Args:
-        text: any text.
+        text: Any text.
     """
     return text if text.isprintable() else "".join(map(_visible, text))
 
@@ -62,8 +62,8 @@ def cut(text: str, width: int) -> str:
     """Shorten a clean text to a number of cells, with `…` where something is missing.
 
     Args:
-        text: a clean text.
-        width: the cells there are, at least 1.
+        text: A clean text.
+        width: The cells there are, at least 1.
 
     Example:
         >>> cut("order two chairs", 9), cut("日本語", 4)
@@ -84,8 +84,8 @@ def wrap(text: str, width: int) -> list[str]:
     """Break a clean text into lines of a number of cells, between words where that is possible.
 
     Args:
-        text: a clean text.
-        width: the cells there are, at least 2.
+        text: A clean text.
+        width: The cells there are, at least 2.
 
     Example:
         >>> wrap("its undo takes it back", 12)
@@ -123,8 +123,8 @@ def clock(when: datetime | None, zone: tzinfo | None = UTC, *, seconds: bool = F
     """Write a time for people.
 
     Args:
-        when: an aware time, or None.
-        zone: the zone to show it in; None is this machine's.
+        when: An aware time, or None.
+        zone: The zone to show it in; None is this machine's.
         seconds: True to show them too.
 
     Example:

@@ -15,7 +15,7 @@ def lines(what: str, carried: Carried) -> list[Line]:
 
     Args:
         what: `exported` or `imported`.
-        carried: the counts.
+        carried: The counts.
     """
     place = f" ({clean(carried.place)})" if carried.place is not None else ""
     counted = [

@@ -31,8 +31,8 @@ def draw(tree: Tree, *, width: int = 100) -> str:
     """Draw a tree as plain text.
 
     Args:
-        tree: the branches of a session.
-        width: the longest line, in terminal cells.
+        tree: The branches of a session.
+        width: The longest line, in terminal cells.
 
     Example:
         >>> from agentgit.sessions.tree import Point
@@ -50,11 +50,11 @@ def lines(
     """Draw a tree.
 
     Args:
-        tree: the branches of a session.
-        width: the longest line, in terminal cells.
+        tree: The branches of a session.
+        width: The longest line, in terminal cells.
         every: True to give each checkpoint its own line.
         times: True to show when each was made.
-        zone: the zone of the times; None is this machine's.
+        zone: The zone of the times; None is this machine's.
     """
     branches = list(tree.walk())
     known = references(tree)

@@ -50,7 +50,7 @@ class People(Verbs):
     """Methods of a repository that manage users and their rights.
 
     Args:
-        given: as `Verbs` takes it.
+        given: As `Verbs` takes it.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -79,11 +79,11 @@ class People(Verbs):
         when the user is disabled, and with the access of the admin.
 
         Args:
-            user: a User, a name or an id.
+            user: A User, a name or an id.
 
         Raises:
-            NotAllowed: you are no admin, or the user is disabled.
-            NotFound: there is no such user.
+            NotAllowed: You are no admin, or the user is disabled.
+            NotFound: There is no such user.
 
         Example:
             >>> import agentgit
@@ -113,12 +113,12 @@ class People(Verbs):
         """Return a handle for whoever shows this credential; it ends when that is revoked, disabled or over.
 
         Args:
-            credential: an API key, or a token if the database was opened with `jwt=`.
-            source: the caller's address, to count failures by; None counts none.
+            credential: An API key, or a token if the database was opened with `jwt=`.
+            source: The caller's address, to count failures by; None counts none.
 
         Raises:
-            NotAllowed: it does not hold; the text is the same whatever the cause.
-            TooManyAttempts: there were too many failures from that address.
+            NotAllowed: It does not hold; the text is the same whatever the cause.
+            TooManyAttempts: There were too many failures from that address.
             Unavailable: PyJWT is not installed.
         """
         subjects = self.store.failures.subjects(None, source)
@@ -183,16 +183,16 @@ class People(Verbs):
         """Return a handle for the user who has this password; it ends when the user is disabled or gets another one.
 
         Args:
-            name: the name of the user.
-            password: the password of the user.
-            source: the caller's address, to count failures by; None counts by the name alone.
-            device: what `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
+            name: The name of the user.
+            password: The password of the user.
+            source: The caller's address, to count failures by; None counts by the name alone.
+            device: What `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
                 count, and those of this device count for it alone.
 
         Raises:
-            NotAllowed: nobody of that name has this password; the text is the same whatever the cause.
-            TooManyAttempts: there were too many failures; `retry_after` says how many seconds to wait.
-            Unavailable: argon2 is not installed.
+            NotAllowed: Nobody of that name has this password; the text is the same whatever the cause.
+            TooManyAttempts: There were too many failures; `retry_after` says how many seconds to wait.
+            Unavailable: Argon2 is not installed.
         """
         with self.store.database.reading() as connection:
             user = self.store.users.named(connection, name) if isinstance(name, str) else None
@@ -236,12 +236,12 @@ class People(Verbs):
         """Return the newest events that belong to no session, oldest first: logins, users, keys; for admins.
 
         Args:
-            kinds: the kinds of events, as `on` takes them.
-            limit: the largest number of results.
+            kinds: The kinds of events, as `on` takes them.
+            limit: The largest number of results.
 
         Raises:
-            NotAllowed: you are not an admin.
-            InvalidInput: there is no such kind, or the limit is not valid.
+            NotAllowed: You are not an admin.
+            InvalidInput: There is no such kind, or the limit is not valid.
         """
         wanted, nowhere = chosen(kinds), Whose(self.user.id, session_id=NOWHERE)
         expect_limit(limit, "events")
@@ -256,16 +256,16 @@ class People(Verbs):
         """Grant a user a role in a session, in place of the one that you granted before.
 
         Args:
-            session: the session, as `session` takes it.
-            user: a User, a name or an id.
+            session: The session, as `session` takes it.
+            user: A User, a name or an id.
             role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
                 and roll back) or `owner` (also share and delete it).
-            expires_in: the time for which the role lasts; None is until somebody takes it away.
+            expires_in: The time for which the role lasts; None is until somebody takes it away.
 
         Raises:
-            NotFound: there is no such session or user.
-            NotAllowed: you are not its owner.
-            InvalidInput: the role or the time is not valid, or the user owns the session.
+            NotFound: There is no such session or user.
+            NotAllowed: You are not its owner.
+            InvalidInput: The role or the time is not valid, or the user owns the session.
         """
         expect_role(role)
         until = end_of(expires_in)
@@ -285,12 +285,12 @@ class People(Verbs):
         The links by which somebody who is taken out had joined end, too, with the right of others who joined by those.
 
         Args:
-            session: the session, as `session` takes it.
-            user: a User, a name or an id.
+            session: The session, as `session` takes it.
+            user: A User, a name or an id.
 
         Raises:
-            NotFound: there is no such session, or they have no role in it.
-            NotAllowed: you are not its owner.
+            NotFound: There is no such session, or they have no role in it.
+            NotAllowed: You are not its owner.
         """
 
         def take(connection: Connection) -> None:
@@ -318,17 +318,17 @@ class People(Verbs):
         """Make a link: each user of the tenant who has its token can join the session, until the link ends.
 
         Args:
-            session: the session, as `session` takes it.
-            role: the role of those who join, as `share` takes it, but not `owner`.
-            expires_in: the time for which the link, and the right of all who join by it, hold; None is until revoked.
+            session: The session, as `session` takes it.
+            role: The role of those who join, as `share` takes it, but not `owner`.
+            expires_in: The time for which the link, and the right of all who join by it, hold; None is until revoked.
 
         Returns:
             The link; its `token` is only here, and is not in its repr.
 
         Raises:
-            NotFound: there is no such session.
-            NotAllowed: you are not its owner.
-            InvalidInput: it is no role that a link can give, or no time.
+            NotFound: There is no such session.
+            NotAllowed: You are not its owner.
+            InvalidInput: It is no role that a link can give, or no time.
         """
         if expect_role(role) == OWNER:
             raise InvalidInput(
@@ -346,8 +346,8 @@ class People(Verbs):
         """List the links of a session, also those that have ended; for its owner.
 
         Raises:
-            NotFound: there is no such session.
-            NotAllowed: you are not its owner.
+            NotFound: There is no such session.
+            NotAllowed: You are not its owner.
         """
         return self._read(lambda c: self.store.members.links(c, self.lookup.session(c, session, OWNER).id))
 
@@ -355,11 +355,11 @@ class People(Verbs):
         """End a link at once, and the right of all who joined by it; give it as it is then.
 
         Args:
-            link: the link or its id.
+            link: The link or its id.
 
         Raises:
-            NotFound: there is no such link.
-            NotAllowed: you are not the owner of its session.
+            NotFound: There is no such link.
+            NotAllowed: You are not the owner of its session.
         """
         wanted = link.id if isinstance(link, ShareLink) else link
 
@@ -377,10 +377,10 @@ class People(Verbs):
         """Join a session by the token of a link; give the session.
 
         Args:
-            token: the token as `share_link` returned it.
+            token: The token as `share_link` returned it.
 
         Raises:
-            NotFound: no link that holds has this token.
+            NotFound: No link that holds has this token.
         """
 
         def join(connection: Connection) -> ExternalSession:

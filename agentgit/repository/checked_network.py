@@ -17,8 +17,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     TLS and HTTP above it know the host by its name: certificate, SNI and Host are those of the URL.
 
     Args:
-        hosts: the hosts that may be connected to.
-        seconds: the most seconds that a try takes, for all addresses of a host together.
+        hosts: The hosts that may be connected to.
+        seconds: The most seconds that a try takes, for all addresses of a host together.
     """
 
     def __init__(self, hosts: WebhookHosts, seconds: float) -> None:
@@ -37,8 +37,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         """Connect to a host.
 
         Raises:
-            NotAllowed: one of its addresses is neither public nor allowed.
-            httpcore.ConnectError, httpcore.ConnectTimeout: none of them answers.
+            NotAllowed: One of its addresses is neither public nor allowed.
+            httpcore.ConnectError, httpcore.ConnectTimeout: None of them answers.
         """
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))

@@ -23,14 +23,14 @@ def erase(
     """Release the snapshots of files, delete in one transaction, and rewrite the database without what was deleted.
 
     Args:
-        handle: the handle of the user who erases.
-        which: the sessions to erase.
-        may: a function that checks in a transaction whether the user may erase.
-        work: a function that deletes.
+        handle: The handle of the user who erases.
+        which: The sessions to erase.
+        may: A function that checks in a transaction whether the user may erase.
+        work: A function that deletes.
 
     Raises:
-        Conflict: somebody works on a session, or made one meanwhile.
-        NotFound, NotAllowed: raised by `may`.
+        Conflict: Somebody works on a session, or made one meanwhile.
+        NotFound, NotAllowed: Raised by `may`.
     """
     store = handle.store
 

@@ -44,16 +44,16 @@ class Tells(Verbs):
         of a sync verb, on a loop of its own.
 
         Args:
-            kinds: a kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
-            callback: the function to call with the `Event`.
-            session: only this one; None for all of the user's, and those that others share.
+            kinds: A kind like `checkpoint.created`, a pattern like `checkpoint.*` or `*`; or several.
+            callback: The function to call with the `Event`.
+            session: Only this one; None for all of the user's, and those that others share.
 
         Returns:
             What `close` ends.
 
         Raises:
-            InvalidInput: there is no such kind, or nothing to call.
-            NotFound: there is no such session.
+            InvalidInput: There is no such kind, or nothing to call.
+            NotFound: There is no such session.
 
         Example:
             >>> import agentgit
@@ -108,16 +108,16 @@ class Tells(Verbs):
         """Return what happened, the oldest first, from the audit trail: also what other processes did.
 
         Args:
-            session: only this one; None for all of the user's.
-            after: the last event that you have, or its id.
-            kinds: the kinds of events, as `on` takes them.
-            since: only what happened then or later, an aware time.
+            session: Only this one; None for all of the user's.
+            after: The last event that you have, or its id.
+            kinds: The kinds of events, as `on` takes them.
+            since: Only what happened then or later, an aware time.
             follow: True to wait for what comes, for ever.
-            poll: the seconds between two looks.
+            poll: The seconds between two looks.
 
         Raises:
-            InvalidInput: there is no such kind, or the time has no zone.
-            NotFound: there is no such session.
+            InvalidInput: There is no such kind, or the time has no zone.
+            NotFound: There is no such session.
 
         Example:
             >>> import agentgit
@@ -172,13 +172,13 @@ class Tells(Verbs):
         """Return the newest events, the oldest of these first.
 
         Args:
-            session: the session, as `events` takes it.
-            kinds: patterns like `rollback.*`, one or several.
-            since: only events from this time on.
-            limit: the largest number of results.
+            session: The session, as `events` takes it.
+            kinds: Patterns like `rollback.*`, one or several.
+            since: Only events from this time on.
+            limit: The largest number of results.
 
         Raises:
-            InvalidInput, NotFound: as `events`.
+            InvalidInput, NotFound: As `events`.
         """
         wanted, of = _wanted(kinds, since), self._of(session)
         expect_limit(limit, "events")
@@ -204,8 +204,8 @@ class Tells(Verbs):
         of it was written anew, that only shows in comparison with tips that were kept somewhere else.
 
         Args:
-            known: tips that were kept somewhere else: each trail must still lead through its own.
-            progress: called with how many rows are done, and of how many.
+            known: Tips that were kept somewhere else: each trail must still lead through its own.
+            progress: Called with how many rows are done, and of how many.
 
         Example:
             >>> import agentgit
@@ -223,7 +223,7 @@ class Tells(Verbs):
         """Return the last event of each trail of this database, to be kept somewhere else; `audit_verify` takes them.
 
         Raises:
-            NotAllowed: you are no admin.
+            NotAllowed: You are no admin.
 
         Example:
             >>> import agentgit
@@ -247,7 +247,7 @@ class Webhooks:
     """The webhooks of a user. `Repository.webhooks` is it.
 
     Args:
-        verbs: the repository, which is bound to the user.
+        verbs: The repository, which is bound to the user.
     """
 
     def __init__(self, verbs: Tells) -> None:
@@ -264,18 +264,18 @@ class Webhooks:
         """Send events to a URL from now on; they wait in the outbox until `deliver` sends them.
 
         Args:
-            url: http or https, of a host with public addresses, or of one that the operator allows
+            url: Http or https, of a host with public addresses, or of one that the operator allows
                 (`agentgit.open(webhook_hosts=...)`). Its addresses are resolved and checked at each delivery.
-            kinds: the kinds of events, as `Repository.on` takes them.
-            secret: signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
-            session: only its events; None for all of the user's.
+            kinds: The kinds of events, as `Repository.on` takes them.
+            secret: Signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
+            session: Only its events; None for all of the user's.
 
         Returns:
             The webhook; its `secret` is only here, and is not in its repr.
 
         Raises:
-            InvalidInput: the URL, a kind or the secret cannot be meant, or the URL has an address that is not public.
-            NotFound: there is no such session.
+            InvalidInput: The URL, a kind or the secret cannot be meant, or the URL has an address that is not public.
+            NotFound: There is no such session.
 
         Example:
             >>> import agentgit
@@ -310,7 +310,7 @@ class Webhooks:
         """Send nothing more to a webhook, also not what waits; give what it was.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         found = self._find(webhook)
         self._verbs._change(lambda c: self.store.outbox.remove(c, self.user.id, found.id), scope=WRITE)
@@ -320,7 +320,7 @@ class Webhooks:
         """Let what was given up be sent again, and what waits at once; tell how many events that are.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         found = self._find(webhook)
         return self._verbs._change(lambda c: self.store.outbox.retry(c, found.id), scope=WRITE)
@@ -331,7 +331,7 @@ class Webhooks:
         Each event is sent at least once, with the same `webhook-id` each time. Several processes may deliver at once.
 
         Raises:
-            Unavailable: httpcore is not installed.
+            Unavailable: Httpcore is not installed.
         """
         self._verbs._expect_admin("webhooks.deliver")
         return deliver(self.store)

@@ -34,7 +34,7 @@ class Upkeep(Verbs):
         """Return what a session keeps of its checkpoints; None is everything.
 
         Args:
-            session: the session; None is the one that moved last.
+            session: The session; None is the one that moved last.
         """
         return self._read(lambda c: retention_store.read(c, self.store, self.lookup.session(c, session).id))
 
@@ -48,10 +48,10 @@ class Upkeep(Verbs):
 
         Args:
             retention: None to keep everything from now on.
-            session: the session; None is the one that moved last.
+            session: The session; None is the one that moved last.
 
         Raises:
-            InvalidInput: it is not a `Retention`.
+            InvalidInput: It is not a `Retention`.
 
         Example:
             >>> import agentgit
@@ -85,12 +85,12 @@ class Upkeep(Verbs):
         """Delete the checkpoints that a session does not keep, now; tell of each whether it goes, and why.
 
         Args:
-            session: the session; None is the one that moved last.
-            retention: the retention to apply this time; None is the one that `set_retention` set.
+            session: The session; None is the one that moved last.
+            retention: The retention to apply this time; None is the one that `set_retention` set.
             dry_run: True to tell only. With `max_bytes` it also tells whether the limit can be kept: `is_within`.
 
         Raises:
-            InvalidInput: nobody said what the session keeps.
+            InvalidInput: Nobody said what the session keeps.
         """
 
         def work(connection: Connection) -> Thinned:
@@ -125,8 +125,8 @@ class Upkeep(Verbs):
         """Delete all checkpoints of a session that nothing needs, also the named ones; tell how many went.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: only those that this branch made; None for all.
+            session: The session; None is the one that moved last.
+            branch: Only those that this branch made; None for all.
         """
 
         def work(connection: Connection) -> int:
@@ -177,7 +177,7 @@ class Upkeep(Verbs):
             steps: False to keep what LangGraph saved between the checkpoints; `get_state_history` has it.
             shrink: False to keep the free space in the database, for what comes next.
             imports: True to also delete what imports have left half way.
-            progress: told how much is done, and of how much: sessions, branches, rows and values that are looked at.
+            progress: Told how much is done, and of how much: sessions, branches, rows and values that are looked at.
                 It is called inside of a transaction, so it may read, but not write to this database.
 
         Raises:
@@ -260,13 +260,13 @@ class Upkeep(Verbs):
         Args:
             level: 1 looks whether what rows refer to is there. 2 also hashes every value and state. 3 also makes the
                 state of every head, as its next turn would, and hashes that.
-            progress: told how many rows are done, and of how many.
+            progress: Told how many rows are done, and of how many.
 
         Returns:
             What is wrong; each finding names the row, and says what to do.
 
         Raises:
-            InvalidInput: there is no such level.
+            InvalidInput: There is no such level.
 
         Example:
             >>> import agentgit
@@ -295,16 +295,16 @@ class Upkeep(Verbs):
         are what was used on it, without what it began with.
 
         Args:
-            of: a session; None is the one that moved last. `repo.user` is all your sessions.
-            branch: only this branch of the session; None is all.
-            prices: what a million tokens cost by the name of the model, of input and of output: `{"m": (1.25, 10)}`;
+            of: A session; None is the one that moved last. `repo.user` is all your sessions.
+            branch: Only this branch of the session; None is all.
+            prices: What a million tokens cost by the name of the model, of input and of output: `{"m": (1.25, 10)}`;
                 a third and a fourth number are for input that a cache had, and that was put into one; `*` is every
                 other model.
             storage: True to also measure what it takes of the database, which looks at all that is stored.
 
         Raises:
-            NotFound: there is no such session, branch or user.
-            InvalidInput: a price is none.
+            NotFound: There is no such session, branch or user.
+            InvalidInput: A price is none.
 
         Example:
             >>> import agentgit

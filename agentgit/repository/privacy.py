@@ -35,12 +35,12 @@ class Privacy(Verbs):
 
         Args:
             off: True to store everything in clear again. Nobody else may have the database open.
-            progress: told how many rows are done, and of how many.
+            progress: Told how many rows are done, and of how many.
 
         Raises:
-            InvalidInput: the repository was opened without keys.
-            NotAllowed: this is for admins.
-            Corrupt: a value does not open, or is in clear where everything was encrypted.
+            InvalidInput: The repository was opened without keys.
+            NotAllowed: This is for admins.
+            Corrupt: A value does not open, or is in clear where everything was encrypted.
         """
         self._expect_admin("rotate_keys")
         seal = self.store.database.seal
@@ -61,15 +61,15 @@ class Privacy(Verbs):
         left alone. That it was erased, when and by whom stays in the trail, by its id.
 
         Args:
-            session: the name or id of the session.
+            session: The name or id of the session.
 
         Returns:
             What went, and what could not be reached.
 
         Raises:
-            NotFound: there is no such session.
-            NotAllowed: it is somebody else's.
-            Conflict: somebody works on it; nothing was erased.
+            NotFound: There is no such session.
+            NotAllowed: It is somebody else's.
+            Conflict: Somebody works on it; nothing was erased.
 
         Example:
             >>> import agentgit

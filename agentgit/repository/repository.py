@@ -74,34 +74,34 @@ def open(
     """Open a database, making or upgrading it if it is SQLite.
 
     Args:
-        where: a path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
-        user: whose sessions to see; None is the local owner, an admin. Who has the database needs no credential, and
+        where: A path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
+        user: Whose sessions to see; None is the local owner, an admin. Who has the database needs no credential, and
             a user who is not there is made.
-        tenant: the name of one of the isolated customers of the database; None is the first one. A missing one is made.
+        tenant: The name of one of the isolated customers of the database; None is the first one. A missing one is made.
         create: False to refuse a file, a tenant or a user that is not there.
-        effects: what tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
+        effects: What tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
             tool name: as `wrap` takes it. `*` is every tool that is not named.
-        compression: the packing of new values, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
-        pool_size: the most connections to a server; on event loops, on each.
-        lease_seconds: the seconds that a run on a server counts as alive after its process was last heard of.
-        keyring: the keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
+        compression: The packing of new values, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
+        pool_size: The most connections to a server; on event loops, on each.
+        lease_seconds: The seconds that a run on a server counts as alive after its process was last heard of.
+        keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
             From the first time on, the database can only be opened with its keys.
-        jwt: the settings by which `authenticate` verifies tokens; None accepts no token.
-        trust: your modules, like `shop.tools`, whose tools can be undone and run again in every session; None is
+        jwt: The settings by which `authenticate` verifies tokens; None accepts no token.
+        trust: Your modules, like `shop.tools`, whose tools can be undone and run again in every session; None is
             `$AGENTGIT_TRUST`, their names with commas between them. They are imported now. As `Repository.trust` takes
             them.
-        webhook_hosts: host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
+        webhook_hosts: Host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
             they are not public; None is `$AGENTGIT_WEBHOOK_ALLOW`, with commas between them.
 
     Raises:
         InvalidInput: `where` is empty, a number is too small, `effects` holds something that is no effect, a key is
             not the right one, `trust` names no module, `webhook_hosts` no host, or no user or tenant can be called so.
-        KeyMissing: the database is encrypted with a key that was not given.
-        NotAllowed: the user is disabled.
+        KeyMissing: The database is encrypted with a key that was not given.
+        NotAllowed: The user is disabled.
         NotFound: `create` is False and there is no such file, tenant or user; near names are told. Or a module of
             `trust` cannot be imported, or declares nothing.
-        SchemaMismatch: it is older or newer than this library, or not agentgit's; the text has the command to run.
-        Unavailable: it cannot be read or written.
+        SchemaMismatch: It is older or newer than this library, or not agentgit's; the text has the command to run.
+        Unavailable: It cannot be read or written.
 
     Example:
         >>> with open(":memory:") as repo:
@@ -138,7 +138,7 @@ def trusted(named: Sequence[str] | None) -> list[str]:
     """Return the modules to trust: those that are named, else those of the environment.
 
     Raises:
-        InvalidInput: it is not a list of names.
+        InvalidInput: It is not a list of names.
     """
     found = _listed(named, TRUST)
     if isinstance(found, str) or not all(isinstance(name, str) for name in found):
@@ -180,10 +180,10 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
     """An open handle on one database, bound to one user. A context manager; safe to use from many threads.
 
     Args:
-        store: the store of one tenant.
-        principal: the user it acts for; what belongs to others, and is not shared with them, is not found.
-        effects: the effects of tools that declare no other, by name; `*` is all of those.
-        registry: the functions at hand, of the handle that this one comes from; None for a new one.
+        store: The store of one tenant.
+        principal: The user it acts for; what belongs to others, and is not shared with them, is not found.
+        effects: The effects of tools that declare no other, by name; `*` is all of those.
+        registry: The functions at hand, of the handle that this one comes from; None for a new one.
     """
 
     def __repr__(self) -> str:
@@ -223,40 +223,40 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Wrap a compiled LangGraph graph; the session is made if it does not exist, else its current branch goes on.
 
         Args:
-            graph: any compiled graph; it stays as it is.
-            session: the session's name.
-            effects: the effects of tools, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`.
+            graph: Any compiled graph; it stays as it is.
+            session: The session's name.
+            effects: The effects of tools, by tool name: an Effect, or `read_only`, `idempotent`, `irreversible`.
                 It wins over what a tool says of itself, and that over the defaults of `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
                 tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn), or `off`.
-            branch: the branch to continue; None is the current one.
+            branch: The branch to continue; None is the current one.
             check_effects: False if `effects` names tools that nodes call out of sight of the graph.
-            fence: what to do, after a rollback, about a call that would do what an irreversible or compensable one has
+            fence: What to do, after a rollback, about a call that would do what an irreversible or compensable one has
                 done, and what that rollback kept: `replay` (answer it from the record), `raise` (`Fenced`), or `off`
                 (make it again). A tool that is declared `once` is never called twice.
-            workspace: the directory whose files belong to the session: checkpoints keep them, and rollbacks bring them
+            workspace: The directory whose files belong to the session: checkpoints keep them, and rollbacks bring them
                 back. Or a Workspace, made with its own options.
-            thread_id: a thread of the saver that the graph was compiled with, to be read into the session and
+            thread_id: A thread of the saver that the graph was compiled with, to be read into the session and
                 continued; what was read before is not read again.
-            template: the checkpoint that a new session begins as: its conversation and state, and its files if a
+            template: The checkpoint that a new session begins as: its conversation and state, and its files if a
                 workspace is given. A Checkpoint, its id, or text like `support-42` or `support-42@main#3`. What its
                 tools did is history: the new session has a world of its own, and never reverses it.
             replay: `execute` to make the tool calls of the template again in the world of the new session: a new
                 sandbox, a test system. They run once, when the session is made, in order; `agent.report` has the
                 results that differ. Nothing of the session of the template is touched. `record`: no tool runs.
-            force: with `replay="execute"`, True to answer from the record the calls that must not or cannot run again.
+            force: With `replay="execute"`, True to answer from the record the calls that must not or cannot run again.
 
         Raises:
-            InvalidInput: the graph is not compiled, or an effect is declared of a tool that it does not have, or names
+            InvalidInput: The graph is not compiled, or an effect is declared of a tool that it does not have, or names
                 an argument that the tool does not have; or the graph has no saver to read the thread from; or the
                 workspace is a directory that is never one, like the home directory.
-            NotFound: the session has no such branch, or the saver no such thread; or there is no such template; or a
+            NotFound: The session has no such branch, or the saver no such thread; or there is no such template; or a
                 function of an effect cannot be imported.
-            Conflict: the session has other content than the thread, or began otherwise than as the template.
-            WorkspaceChanged: the template's files would take the place of others.
-            RollbackBlocked: with `replay="execute"`, a call of the template is irreversible, unknown, undeclared or
+            Conflict: The session has other content than the thread, or began otherwise than as the template.
+            WorkspaceChanged: The template's files would take the place of others.
+            RollbackBlocked: With `replay="execute"`, a call of the template is irreversible, unknown, undeclared or
                 `once`, or its tool is not in the graph; nothing was done, and no session was made.
-            RollbackIncomplete: with `replay="execute"`, a tool raised; the same call of `wrap` goes on from there.
+            RollbackIncomplete: With `replay="execute"`, a tool raised; the same call of `wrap` goes on from there.
         """
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
@@ -289,18 +289,18 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Make a session of each thread of a LangGraph saver, which is only read. Run again, it adds what is new.
 
         Args:
-            saver_or_url: a saver, or the path or URL of a database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.
-            threads: the ids of the threads; None is all.
-            progress: told how far it is.
-            session_prefix: put before a thread's id to name its session.
+            saver_or_url: A saver, or the path or URL of a database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.
+            threads: The ids of the threads; None is all.
+            progress: Told how far it is.
+            session_prefix: Put before a thread's id to name its session.
             on_error: `stop` at the first thread that cannot be imported, or `continue` with the others.
 
         Raises:
-            NotFound: there is no such file, or no such thread.
-            SchemaMismatch: it is not a database of LangGraph's savers.
-            Conflict: a session has other content, or went on here while the thread went on there.
-            Corrupt: a thread is damaged, or what was stored differs from it; nothing of that thread is visible.
-            Unavailable: the source does not answer.
+            NotFound: There is no such file, or no such thread.
+            SchemaMismatch: It is not a database of LangGraph's savers.
+            Conflict: A session has other content, or went on here while the thread went on there.
+            Corrupt: A thread is damaged, or what was stored differs from it; nothing of that thread is visible.
+            Unavailable: The source does not answer.
         """
         self._read(lambda c: self.lookup.expect_scope(c, WRITE))
         agents = importlib.import_module("agentgit.agents.importing.import_langgraph")  # late, as in `wrap`
@@ -313,13 +313,13 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Find the session of that name, or make it with its first branch, `main`.
 
         Args:
-            name: the session's name.
-            template: the template, as `wrap` takes it.
+            name: The session's name.
+            template: The template, as `wrap` takes it.
 
         Raises:
-            InvalidInput: no session can be called so.
-            NotFound: there is no such template.
-            Conflict: there is a session of that name, which did not begin as the template.
+            InvalidInput: No session can be called so.
+            NotFound: There is no such template.
+            Conflict: There is a session of that name, which did not begin as the template.
         """
         return self._ensure_session(name, template)
 
@@ -334,13 +334,13 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Do as `ensure_session`, for a session that is to make the calls of its template again.
 
         Args:
-            name: the session's name.
-            template: the template, as `wrap` takes it.
-            run: gets the id of a new session, and provides its tools; None if no calls come along.
+            name: The session's name.
+            template: The template, as `wrap` takes it.
+            run: Gets the id of a new session, and provides its tools; None if no calls come along.
             force: True to make the session also if some of them cannot be made again.
 
         Raises:
-            RollbackBlocked: one of them cannot; no session was made.
+            RollbackBlocked: One of them cannot; no session was made.
         """
         self.expect_name(name)
 
@@ -370,7 +370,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Find the session of that name: an own one, or another one's by its full name.
 
         Raises:
-            NotFound: it is the full name of another user's session that they do not see.
+            NotFound: It is the full name of another user's session that they do not see.
         """
         own = self.store.visible.own(connection, self.user.id, SESSION.c.session_name == name, limit=1)
         owner = self.store.users.named(connection, name.partition("/")[0]) if "/" in name else None
@@ -391,13 +391,13 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """List the sessions, own ones and those that others share, the one that moved last first.
 
         Args:
-            limit: the largest number of results; None for all. A page costs the same however many sessions there are.
-            after: the last one of the page before, or its `cursor`.
+            limit: The largest number of results; None for all. A page costs the same however many sessions there are.
+            after: The last one of the page before, or its `cursor`.
             shared: False for own ones only.
-            name: only those with this in their name, in capitals or not.
+            name: Only those with this in their name, in capitals or not.
 
         Raises:
-            InvalidInput: the limit, the place or the name is none.
+            InvalidInput: The limit, the place or the name is none.
 
         Example:
             >>> import agentgit
@@ -426,8 +426,8 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
                 their name alone where none of your own has it.
 
         Raises:
-            NotFound: there is none.
-            Ambiguous: several have that name, or one has that name and another one that id.
+            NotFound: There is none.
+            Ambiguous: Several have that name, or one has that name and another one that id.
         """
         return self._read(lambda connection: self.lookup.session(connection, ref))
 
@@ -439,11 +439,11 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Find a branch by its name or id.
 
         Args:
-            session: the session; None is the one that moved last.
+            session: The session; None is the one that moved last.
             name: None is the current branch.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
 
         def look(connection: Connection) -> InternalSession:
@@ -462,13 +462,13 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         """Delete a checkpoint; the conversation and the tool track stay. Gives the deleted one.
 
         Args:
-            ref: the checkpoint, as `checkpoint` takes it.
-            session: the session, as `checkpoint` takes it.
-            branch: the branch, as `checkpoint` takes it.
+            ref: The checkpoint, as `checkpoint` takes it.
+            session: The session, as `checkpoint` takes it.
+            branch: The branch, as `checkpoint` takes it.
 
         Raises:
-            Conflict: something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
-            NotFound, Ambiguous, InvalidInput: as `checkpoint`.
+            Conflict: Something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
+            NotFound, Ambiguous, InvalidInput: As `checkpoint`.
         """
         found = self.checkpoint(ref, session, branch=branch)
         found.to_dict()  # its content, while it is there
@@ -483,9 +483,9 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         Named ones stay, and so does each that something needs, as `set_retention` tells it.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: the branch; None is the current one.
-            keep: the number of automatic ones to keep.
+            session: The session; None is the one that moved last.
+            branch: The branch; None is the current one.
+            keep: The number of automatic ones to keep.
 
         Raises:
             InvalidInput: `keep` is negative.

@@ -67,18 +67,18 @@ class Carrying(Verbs):
         workspace only if you ask for them.
 
         Args:
-            ref: a session, its name or id, None for the one that moved last; or an InternalSession; or a Checkpoint.
-            path: the file, which is replaced in one step; or a binary stream.
-            branch: one branch of that session; None for all.
+            ref: A session, its name or id, None for the one that moved last; or an InternalSession; or a Checkpoint.
+            path: The file, which is replaced in one step; or a binary stream.
+            branch: One branch of that session; None for all.
             files: True to take the files along that its checkpoints have. A snapshot that cannot go along, such as the
                 image of a container, is counted in `left_out`; a single path that cannot is named in `left_paths`.
-            progress: told how many bytes are checked, and of how many, when all of it is written.
+            progress: Told how many bytes are checked, and of how many, when all of it is written.
 
         Raises:
-            NotFound: there is no such session, branch or checkpoint.
-            Conflict: a rollback of it is half done.
-            Corrupt: something of it is gone or damaged; nothing was written.
-            Unavailable: the file cannot be written.
+            NotFound: There is no such session, branch or checkpoint.
+            Conflict: A rollback of it is half done.
+            Corrupt: Something of it is gone or damaged; nothing was written.
+            Unavailable: The file cannot be written.
 
         Example:
             >>> import agentgit
@@ -157,20 +157,20 @@ class Carrying(Verbs):
         consumed there stays consumed.
 
         Args:
-            path: the file; or a binary stream.
-            session: the name for the session; None for its own name, or the next free one like it.
-            workspace: the directory that its files are to belong to, or a Workspace. They go into the store of that
+            path: The file; or a binary stream.
+            session: The name for the session; None for its own name, or the next free one like it.
+            workspace: The directory that its files are to belong to, or a Workspace. They go into the store of that
                 workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
-            progress: told how many bytes are read, and of how many; the file is read twice. It is called inside of a
+            progress: Told how many bytes are read, and of how many; the file is read twice. It is called inside of a
                 transaction, so it may read, but not write to this database.
 
         Raises:
-            NotFound: there is no such file.
-            InvalidInput: it is no export, or a newer one; or no session can be called so; or the workspace is none, or
+            NotFound: There is no such file.
+            InvalidInput: It is no export, or a newer one; or no session can be called so; or the workspace is none, or
                 has an environment of its own.
-            Corrupt: a line is damaged or forged; the text says which one, and what is wrong.
-            Conflict: there is a session of that name; or `progress` wrote to this database, or read one in memory.
-            Unavailable: files cannot be stored.
+            Corrupt: A line is damaged or forged; the text says which one, and what is wrong.
+            Conflict: There is a session of that name; or `progress` wrote to this database, or read one in memory.
+            Unavailable: Files cannot be stored.
         """
         if session is not None:
             self.expect_name(session)
@@ -213,11 +213,11 @@ class Carrying(Verbs):
         from their name; the score of an exploration is the reward of its branch's last step.
 
         Args:
-            session: the session; None is the one that moved last.
-            branch: one branch; None for all, each from the root of the session.
+            session: The session; None is the one that moved last.
+            branch: One branch; None for all, each from the root of the session.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
 
         Example:
             >>> import agentgit
@@ -268,7 +268,7 @@ def expect_files(workspace: str | Path | Workspace | None) -> None:
     """Check that files can be put into a workspace, if one was named, before anything is read.
 
     Raises:
-        InvalidInput: the workspace has an environment of its user's own.
+        InvalidInput: The workspace has an environment of its user's own.
     """
     if isinstance(workspace, Workspace) and not workspace.settings["environment"]:
         raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
@@ -278,9 +278,9 @@ class _Watched:
     """A file whose reader tells how far it is; each time it begins anew.
 
     Args:
-        file: the file, which is read line by line.
-        progress: the function that gets the progress.
-        times: the number of times that it will be read.
+        file: The file, which is read line by line.
+        progress: The function that gets the progress.
+        times: The number of times that it will be read.
     """
 
     def __init__(self, file: BinaryIO, progress: Progress, times: int) -> None:

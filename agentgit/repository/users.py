@@ -30,7 +30,7 @@ class Users:
     """The users of a tenant. `Repository.users` is it.
 
     Args:
-        handle: the repository, which is bound to who looks.
+        handle: The repository, which is bound to who looks.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -44,14 +44,14 @@ class Users:
         """Make a user; for admins.
 
         Args:
-            name: unique in the tenant, 1 to 200 characters without a `/`.
+            name: Unique in the tenant, 1 to 200 characters without a `/`.
             password: 10 to 1,000 characters; None if they log in by keys or tokens only.
             is_admin: True for one more admin.
 
         Raises:
-            InvalidInput: nobody can be called so, or it can be no password.
-            Conflict: somebody is called so.
-            NotAllowed: you are no admin.
+            InvalidInput: Nobody can be called so, or it can be no password.
+            Conflict: Somebody is called so.
+            NotAllowed: You are no admin.
         """
         expect_name(name, "user")
         stored = hash_password(expect_password(password)) if password is not None else None
@@ -71,7 +71,7 @@ class Users:
         """List the users by name; for admins.
 
         Raises:
-            NotAllowed: you are no admin.
+            NotAllowed: You are no admin.
         """
 
         def look(connection: Connection) -> list[User]:
@@ -84,8 +84,8 @@ class Users:
         """Find a user by name or id; for admins, and oneself.
 
         Raises:
-            NotFound: there is none.
-            NotAllowed: you are no admin, and it is not you.
+            NotFound: There is none.
+            NotAllowed: You are no admin, and it is not you.
         """
 
         me = self._handle.user
@@ -103,15 +103,15 @@ class Users:
         Tokens and other browsers end, too; API keys stay, and are revoked one by one.
 
         Args:
-            user: a User, a name or an id.
-            password: the password, as `add` takes it; None takes it away.
-            current: your password until now, if it is your own that you change and you came in by a credential: a
+            user: A User, a name or an id.
+            password: The password, as `add` takes it; None takes it away.
+            current: Your password until now, if it is your own that you change and you came in by a credential: a
                 browser left open, or a key, is not enough to take an account over.
 
         Raises:
-            InvalidInput: it can be no password, or it is of the local owner, as whom nobody logs in.
-            NotFound: there is no such user.
-            NotAllowed: you are no admin, and it is not you; or `current` is missing or wrong.
+            InvalidInput: It can be no password, or it is of the local owner, as whom nobody logs in.
+            NotFound: There is no such user.
+            NotAllowed: You are no admin, and it is not you; or `current` is missing or wrong.
             TooManyAttempts: `current` was wrong too often.
         """
         stored = hash_password(expect_password(password)) if password is not None else None
@@ -148,8 +148,8 @@ class Users:
         """Shut a user out at once, with all their keys and handles; their sessions stay. For admins.
 
         Raises:
-            InvalidInput: it is the local owner, whom nobody can shut out.
-            NotFound, NotAllowed: as `set_password`.
+            InvalidInput: It is the local owner, whom nobody can shut out.
+            NotFound, NotAllowed: As `set_password`.
         """
         return self._set(user, "disable", "user.disabled", disabled_at=datetime.now(UTC))
 
@@ -157,7 +157,7 @@ class Users:
         """Let a user in again; for admins.
 
         Raises:
-            InvalidInput, NotFound, NotAllowed: as `disable`.
+            InvalidInput, NotFound, NotAllowed: As `disable`.
         """
         return self._set(user, "enable", "user.enabled", disabled_at=None)
 
@@ -192,10 +192,10 @@ class Users:
         API keys stay, and are revoked one by one. A key that is called `browser` is one of a browser.
 
         Args:
-            user: the user, for admins and oneself; None for all users of the tenant, for admins.
+            user: The user, for admins and oneself; None for all users of the tenant, for admins.
 
         Raises:
-            NotFound, NotAllowed: as `set_password`.
+            NotFound, NotAllowed: As `set_password`.
         """
 
         def revoke(connection: Connection) -> None:
@@ -214,15 +214,15 @@ class Users:
         Each session goes as `delete_session` tells it.
 
         Args:
-            user: a User, a name or an id.
+            user: A User, a name or an id.
 
         Returns:
             What went, and what could not be reached.
 
         Raises:
-            Conflict: somebody works on one of their sessions, or they are the last admin; nothing was erased.
-            InvalidInput: it is the local owner, who is there wherever the database is opened.
-            NotFound, NotAllowed: as `set_password`.
+            Conflict: Somebody works on one of their sessions, or they are the last admin; nothing was erased.
+            InvalidInput: It is the local owner, who is there wherever the database is opened.
+            NotFound, NotAllowed: As `set_password`.
 
         Example:
             >>> import agentgit
@@ -262,7 +262,7 @@ class Keys:
     """API keys of a user. `Repository.keys` is it.
 
     Args:
-        handle: the repository, which is bound to who looks.
+        handle: The repository, which is bound to who looks.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -282,18 +282,18 @@ class Keys:
         """Make an API key.
 
         Args:
-            name: the purpose of the key.
+            name: The purpose of the key.
             scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
-            expires_in: the time for which it holds, 90 days if nothing is said; None is until it is revoked.
-            user: the user who gets the key; None is yourself, others for admins.
+            expires_in: The time for which it holds, 90 days if nothing is said; None is until it is revoked.
+            user: The user who gets the key; None is yourself, others for admins.
 
         Returns:
             The key; its `secret` is only here, and is not in its repr.
 
         Raises:
-            InvalidInput: a scope or the time is none, or the key would be the local owner's, as whom nobody logs in.
-            NotFound: there is no such user.
-            NotAllowed: you are no admin and it is for somebody else; or you came by a key without the scope `admin`.
+            InvalidInput: A scope or the time is none, or the key would be the local owner's, as whom nobody logs in.
+            NotFound: There is no such user.
+            NotAllowed: You are no admin and it is for somebody else; or you came by a key without the scope `admin`.
 
         Example:
             >>> import agentgit
@@ -325,8 +325,8 @@ class Keys:
         until your password changes.
 
         Raises:
-            InvalidInput: you have no password.
-            NotAllowed: you came in by something else than your password, which must not help anybody to guess it.
+            InvalidInput: You have no password.
+            NotAllowed: You came in by something else than your password, which must not help anybody to guess it.
         """
         me = self._handle.principal
         if me.key_id is not None or me.until is not None:
@@ -344,11 +344,11 @@ class Keys:
         """List the keys of a user, also those that have ended, the oldest first.
 
         Args:
-            user: the user; None is yourself, others for admins.
+            user: The user; None is yourself, others for admins.
 
         Raises:
-            NotFound: there is no such user.
-            NotAllowed: you are no admin.
+            NotFound: There is no such user.
+            NotAllowed: You are no admin.
         """
         return self._handle._read(lambda c: self._keys.all(c, self._of(c, user, "keys.all").id))
 
@@ -356,11 +356,11 @@ class Keys:
         """End a key at once, also for handles that were opened with it; give it as it is then.
 
         Args:
-            key: the key or its id; of others for admins.
+            key: The key or its id; of others for admins.
 
         Raises:
-            NotFound: there is no such key.
-            NotAllowed: you came by another key, without the scope `admin`; the one you came by, you may always end.
+            NotFound: There is no such key.
+            NotAllowed: You came by another key, without the scope `admin`; the one you came by, you may always end.
         """
         wanted = key.id if isinstance(key, ApiKey) else key
         is_in_use = wanted == self._handle.principal.key_id

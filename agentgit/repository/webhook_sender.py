@@ -44,7 +44,7 @@ def deliver(store: Store) -> Delivered:
     """Send what is due, of all users of the tenant, until nothing is.
 
     Raises:
-        Unavailable: httpcore is not installed.
+        Unavailable: Httpcore is not installed.
     """
     try:
         # Not httpx above it: redirects, cookies, .netrc and the proxies of the environment are not there to be turned

@@ -49,7 +49,7 @@ def done(settle: Settle, answer: Any) -> Any:
     """Wait for what a user's function gave, and make sure that the function has run.
 
     Raises:
-        InvalidInput: it gave a generator, a map or a filter, none of whose steps has run.
+        InvalidInput: It gave a generator, a map or a filter, none of whose steps has run.
     """
     value = settled(settle, answer)
     if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):

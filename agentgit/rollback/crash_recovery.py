@@ -17,9 +17,9 @@ def take_back(store: Store, connection: Connection, session_id: int) -> list[int
     """Take back what dead processes held in a session: turns, and rollbacks, which are half done from then on.
 
     Args:
-        store: the store of the database.
-        connection: a connection in a transaction that writes.
-        session_id: the session.
+        store: The store of the database.
+        connection: A connection in a transaction that writes.
+        session_id: The session.
 
     Returns:
         The operations that are being worked on.
@@ -73,7 +73,7 @@ def expect_quiet(store: Store, connection: Connection, session_id: int) -> None:
     """Check that neither a turn nor an operation acts on the world of a session.
 
     Raises:
-        Conflict: one does.
+        Conflict: One does.
     """
     take_back(store, connection, session_id)
     refuse_busy(store, connection, session_id)
@@ -83,7 +83,7 @@ def refuse_busy(store: Store, connection: Connection, session_id: int) -> None:
     """Refuse a session that somebody acts on the world of, after what dead processes held was taken back.
 
     Raises:
-        Conflict: a turn runs, or an operation.
+        Conflict: A turn runs, or an operation.
     """
     running, operations = (
         store.sessions.running(connection, session_id),

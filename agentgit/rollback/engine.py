@@ -54,10 +54,10 @@ class Rollback:
     """The verbs, on one store.
 
     Args:
-        store: the store of the database.
-        registry: the functions that this process has for recorded calls.
-        settle: a function that waits for asynchronous functions.
-        admit: refuses who may not, in the transaction that begins; what has begun is brought to its end.
+        store: The store of the database.
+        registry: The functions that this process has for recorded calls.
+        settle: A function that waits for asynchronous functions.
+        admit: Refuses who may not, in the transaction that begins; what has begun is brought to its end.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
@@ -78,13 +78,13 @@ class Rollback:
         """Return what a rollback would do, without doing anything.
 
         Args:
-            source_id: the branch that would be left.
-            target: the row of the checkpoint to go to.
-            label: the name that the user gave for it.
+            source_id: The branch that would be left.
+            target: The row of the checkpoint to go to.
+            label: The name that the user gave for it.
             how: `tools`, `files`, `replay`, `conversation`, as `Request` has them.
 
         Raises:
-            InvalidInput: one of them means nothing.
+            InvalidInput: One of them means nothing.
         """
         request = Request(user_id=0, source_id=source_id, target=target, label=label, **how)
         self.looks.look(target.external_session_id)
@@ -110,7 +110,7 @@ class Rollback:
         """Find the files that a rollback is to bring back; None if it leaves them alone, or there are none.
 
         Raises:
-            InvalidInput: it asks for files alone, and there are none.
+            InvalidInput: It asks for files alone, and there are none.
         """
         if isinstance(request.files, FilesAt):
             return request.files
@@ -126,8 +126,8 @@ class Rollback:
         """Check that files can be brought back.
 
         Raises:
-            WorkspaceChanged, Unavailable: as `Files.expect_own`.
-            Conflict: the files have changed because a turn or an operation of this session runs.
+            WorkspaceChanged, Unavailable: As `Files.expect_own`.
+            Conflict: The files have changed because a turn or an operation of this session runs.
         """
         try:
             self.files.expect_own(session_id, files)
@@ -145,10 +145,10 @@ class Rollback:
         """Roll back; give the id of the new branch, or of the same one if the conversation stays.
 
         Raises:
-            RollbackBlocked: something that cannot be reversed stands in the way; nothing was done.
-            WorkspaceChanged: somebody else has changed the files; nothing was done.
-            RollbackIncomplete: a reversal failed, or the files did not come back; `resume` goes on.
-            Conflict: the branch that is left is running.
+            RollbackBlocked: Something that cannot be reversed stands in the way; nothing was done.
+            WorkspaceChanged: Somebody else has changed the files; nothing was done.
+            RollbackIncomplete: A reversal failed, or the files did not come back; `resume` goes on.
+            Conflict: The branch that is left is running.
         """
         with span("agentgit.rollback", **_of(request.target.external_session_id)):
             return self._run(request)
@@ -173,10 +173,10 @@ class Rollback:
         """Continue on another branch, and bring branch and world together; give the id of the operation.
 
         Raises:
-            RollbackBlocked: something that cannot be reversed or run again stands in the way; nothing was done.
-            WorkspaceChanged: somebody else has changed the files; nothing was done.
-            RollbackIncomplete: a step failed; `resume` goes on.
-            Conflict: a branch of the session is running.
+            RollbackBlocked: Something that cannot be reversed or run again stands in the way; nothing was done.
+            WorkspaceChanged: Somebody else has changed the files; nothing was done.
+            RollbackIncomplete: A step failed; `resume` goes on.
+            Conflict: A branch of the session is running.
         """
         with span("agentgit.switch", **_of(request.branch.external_session_id), agentgit_sync=request.sync):
             return self._switch(request)
@@ -207,14 +207,14 @@ class Rollback:
         """Finish what stopped half way or whose process died; done items are not done again.
 
         Args:
-            operation_id: the id of the operation.
+            operation_id: The id of the operation.
             force: True to leave as it is what still cannot be done, and call the operation done.
 
         Raises:
-            NotFound: there is no such operation.
-            Conflict: it is being worked on, or another one of its session, or a turn.
-            RollbackBlocked: something that happened since cannot be reversed; nothing was done.
-            RollbackIncomplete: a step failed again.
+            NotFound: There is no such operation.
+            Conflict: It is being worked on, or another one of its session, or a turn.
+            RollbackBlocked: Something that happened since cannot be reversed; nothing was done.
+            RollbackIncomplete: A step failed again.
         """
         with span("agentgit.resume", agentgit_operation_id=operation_id):
             self._resume(operation_id, force=force)
@@ -273,12 +273,12 @@ class Rollback:
         """Make a branch at a checkpoint without touching the world; give its id.
 
         Args:
-            connection: a connection in a transaction that writes.
-            target: the row of the checkpoint.
-            name: the name of the branch; None for a free one.
-            source_id: the branch that is left.
-            user_id: the id of the user who asks for it.
-            at: the files that are its own; None for those that are there now.
+            connection: A connection in a transaction that writes.
+            target: The row of the checkpoint.
+            name: The name of the branch; None for a free one.
+            source_id: The branch that is left.
+            user_id: The id of the user who asks for it.
+            at: The files that are its own; None for those that are there now.
         """
         self.store.sessions.lock(connection, target.external_session_id)
         self.beginning.expect_there(connection, target, f"{target.branch_name}#{target.number}")

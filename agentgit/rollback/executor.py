@@ -43,10 +43,10 @@ class Worker:
     """Works operations off.
 
     Args:
-        store: the store of the database.
-        registry: the functions that this process has for recorded calls.
-        settle: a function that waits for asynchronous functions.
-        looks: asks the world what became of a call or an undo that raised.
+        store: The store of the database.
+        registry: The functions that this process has for recorded calls.
+        settle: A function that waits for asynchronous functions.
+        looks: Asks the world what became of a call or an undo that raised.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle, looks: Verification) -> None:
@@ -59,8 +59,8 @@ class Worker:
         """Do the steps of an operation that are not done yet, in their order; tell whether it came to the last one.
 
         Args:
-            row: the row of the operation.
-            owner: the piece of work that does it.
+            row: The row of the operation.
+            owner: The piece of work that does it.
         """
         request = as_object(row.request)
         for step in request["steps"]:

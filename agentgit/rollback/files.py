@@ -25,8 +25,8 @@ class RollbackFiles:
     """Plans and brings back the files of one session after the other.
 
     Args:
-        store: the store that records which snapshot is of which moment.
-        registry: the registry of the workspaces that are attached here.
+        store: The store that records which snapshot is of which moment.
+        registry: The registry of the workspaces that are attached here.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
@@ -42,7 +42,7 @@ class RollbackFiles:
         """Keep the files of a session as they are now; None if it has none here.
 
         Raises:
-            AgentGitError: its workspace cannot be read.
+            AgentGitError: Its workspace cannot be read.
         """
         with self.store.database.reading() as connection:
             last = self.store.snapshots.last(connection, session_id)
@@ -72,8 +72,8 @@ class RollbackFiles:
         """Check that the files can be brought back, and that nobody else has changed them.
 
         Raises:
-            WorkspaceChanged: somebody else has changed them; nothing was done.
-            Unavailable: the workspace or the snapshot is gone; nothing was done.
+            WorkspaceChanged: Somebody else has changed them; nothing was done.
+            Unavailable: The workspace or the snapshot is gone; nothing was done.
         """
         if at is None:
             return
@@ -97,7 +97,7 @@ class RollbackFiles:
         """Bring the files to where an operation leads; None if it leaves them alone. Twice does no harm.
 
         Args:
-            row: the row of the operation.
+            row: The row of the operation.
         """
         wanted = as_object(row.request).get("files")
         if wanted is None:

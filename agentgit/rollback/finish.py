@@ -28,11 +28,11 @@ class Publishing:
     """Publishes what operations have done.
 
     Args:
-        store: the store of the database.
-        reports: the reader of what became of each step.
-        stopped: the reader of operations.
-        files: the keeper of the files that they led to.
-        executed: gives a branch whose calls ran again their new results.
+        store: The store of the database.
+        reports: The reader of what became of each step.
+        stopped: The reader of operations.
+        files: The keeper of the files that they led to.
+        executed: Gives a branch whose calls ran again their new results.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Publishing:
         """Make the branch the current one, if everything was done; record the report in either case.
 
         Raises:
-            Conflict: the operation was taken over.
+            Conflict: The operation was taken over.
         """
         sessions = self.store.sessions
         sessions.lock(connection, self.stopped.find(connection, operation_id).external_session_id)
@@ -117,15 +117,15 @@ class Publishing:
         """Open a branch that stands at its branch point, or at what its calls came to when they ran again.
 
         Args:
-            connection: a connection in a transaction that writes.
-            branch_id: the branch.
-            user_id: the id of the user who asked for it.
-            at: the files that it has now.
+            connection: A connection in a transaction that writes.
+            branch_id: The branch.
+            user_id: The id of the user who asked for it.
+            at: The files that it has now.
             current: True to make the session continue on it.
-            made_by: the operation that made it; None for a fork.
+            made_by: The operation that made it; None for a fork.
 
         Raises:
-            Corrupt: its state is not that of its branch point.
+            Corrupt: Its state is not that of its branch point.
         """
         branch = self.store.sessions.branch(connection, branch_id)
         point = self.store.checkpoints.one(connection, branch.branch_point_id)

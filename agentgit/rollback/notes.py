@@ -28,9 +28,9 @@ def at_switch(meta: Mapping[str, Any], plan: RollbackPlan, sync: str) -> dict[st
     """Return the facts of a branch that is switched to: what was to be told before may not hold any more.
 
     Args:
-        meta: the metadata of the branch.
-        plan: the plan that would bring the world to it.
-        sync: one of `SYNC_MODES`.
+        meta: The metadata of the branch.
+        plan: The plan that would bring the world to it.
+        sync: One of `SYNC_MODES`.
     """
     moved = {str(step.invocation.first_id) for step in plan.steps}
     waiting = {} if sync == "ignore" else meta.get(DRIFTED) or {}
@@ -42,8 +42,8 @@ def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[st
     """Return the facts of a branch some of whose calls ran again and returned something else.
 
     Args:
-        meta: the metadata of the branch.
-        items: these calls, with what they returned.
+        meta: The metadata of the branch.
+        items: These calls, with what they returned.
     """
     said = {str(item.invocation.first_id): f"- {item.invocation} ran again: {item.reason}" for item in items}
     return {DRIFTED: {**(meta.get(DRIFTED) or {}), **said}}
@@ -53,7 +53,7 @@ def waiting(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what waits to be told, for a branch that goes on with the same conversation.
 
     Args:
-        meta: the metadata of the branch that is left.
+        meta: The metadata of the branch that is left.
     """
     return {name: meta.get(name) for name in TOLD}
 
@@ -62,7 +62,7 @@ def note_of(meta: Mapping[str, Any]) -> str | None:
     """Return what the model of a branch is to be told; None if there is nothing.
 
     Args:
-        meta: the metadata of the branch.
+        meta: The metadata of the branch.
     """
     drifted = meta.get(DRIFTED) or {}
     again = ["Calls of this conversation ran again, and what they did is otherwise now:", *drifted.values()]
@@ -74,10 +74,10 @@ def renote(store: Store, connection: Connection, branch: Found, facts: Mapping[s
     """Write down what the model of a branch is to be told now, if that is something else than before.
 
     Args:
-        store: the store of the database.
-        connection: a connection in a transaction that writes.
-        branch: the row of the branch.
-        facts: as `at_switch` and `after_drift` give them.
+        store: The store of the database.
+        connection: A connection in a transaction that writes.
+        branch: The row of the branch.
+        facts: As `at_switch` and `after_drift` give them.
     """
     meta = as_object(branch.meta)
     if any((meta.get(name) or None) != (fact or None) for name, fact in facts.items()):

@@ -40,8 +40,8 @@ class Planner:
     """Makes plans from what the store knows.
 
     Args:
-        store: the store of the database.
-        registry: the functions that this process has for recorded calls.
+        store: The store of the database.
+        registry: The functions that this process has for recorded calls.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
@@ -77,14 +77,14 @@ class Planner:
         """Decide about every effect that stands and is not on the path to a checkpoint.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            source_id: the branch that is left.
-            target: the row of the checkpoint.
-            label: the name that a person gave for it.
-            tools: one of `TOOLS_MODES`.
-            replay: one of `REPLAY_MODES`.
-            kind: the subject of the plan.
-            cannot: the objections of prechecks.
+            connection: An open connection; the transaction may be read-only.
+            source_id: The branch that is left.
+            target: The row of the checkpoint.
+            label: The name that a person gave for it.
+            tools: One of `TOOLS_MODES`.
+            replay: One of `REPLAY_MODES`.
+            kind: The subject of the plan.
+            cannot: The objections of prechecks.
         """
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
@@ -110,9 +110,9 @@ class Planner:
         """Decide what would bring the world to where a branch stands.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            branch: the row of the branch.
-            cannot: the objections of prechecks.
+            connection: An open connection; the transaction may be read-only.
+            branch: The row of the branch.
+            cannot: The objections of prechecks.
         """
         session_id = branch.external_session_id
         path = self.store.parts(connection, branch)
@@ -136,8 +136,8 @@ class Planner:
         What was done and taken back in between is no divergence, nor is what stood when the branch last looked.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            branch: the row of the branch.
+            connection: An open connection; the transaction may be read-only.
+            branch: The row of the branch.
         """
         foreign = self.store.world.foreign(connection, branch)
         if not foreign:
@@ -154,9 +154,9 @@ class Planner:
         if anything is to: where that stands in the way of the first one found, it does for all that come after it.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            request: the rollback that was asked for; its target cannot be gone back to.
-            cannot: the objections of prechecks.
+            connection: An open connection; the transaction may be read-only.
+            request: The rollback that was asked for; its target cannot be gone back to.
+            cannot: The objections of prechecks.
         """
         line = self.store.sessions.lineage(connection, self.store.sessions.branch(connection, request.source_id))
         path = self.store.checkpoints.on_path(connection, line)
@@ -173,9 +173,9 @@ class Planner:
         """Plan an operation anew that was begun before.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            row: the operation.
-            cannot: the objections of prechecks.
+            connection: An open connection; the transaction may be read-only.
+            row: The operation.
+            cannot: The objections of prechecks.
         """
         request = as_object(row.request)
         if row.kind == SWITCH:

@@ -25,9 +25,9 @@ class Executed:
     """Gives a branch what the tools of its path returned when they ran again.
 
     Args:
-        store: the store of the database.
-        past: knows the calls of the path.
-        worker: knows what ran again.
+        store: The store of the database.
+        past: Knows the calls of the path.
+        worker: Knows what ran again.
     """
 
     def __init__(self, store: Store, past: PathCalls, worker: Worker) -> None:
@@ -43,8 +43,8 @@ class Executed:
         """Put the runs of an operation that has done its steps on its branch, in place of the calls of its path.
 
         Args:
-            connection: in the transaction that publishes the branch.
-            row: the operation.
+            connection: In the transaction that publishes the branch.
+            row: The operation.
         """
         branch = self.store.sessions.branch(connection, row.internal_session_id)
         calls = self.past.calls(connection, self.store.parts(connection, branch, branch.inherited))

@@ -39,8 +39,8 @@ class PathCalls:
     """Reads the calls of a path, and tells which of them cannot be made again.
 
     Args:
-        store: the store of the database.
-        registry: the functions that this process has for recorded calls.
+        store: The store of the database.
+        registry: The functions that this process has for recorded calls.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
@@ -53,10 +53,10 @@ class PathCalls:
         """Read the calls on the path to a checkpoint, oldest first, each with what stands of it.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            target: the row of the checkpoint.
-            path: the track up to the checkpoint.
-            standing: everything that may stand in the world of the session.
+            connection: An open connection; the transaction may be read-only.
+            target: The row of the checkpoint.
+            path: The track up to the checkpoint.
+            standing: Everything that may stand in the world of the session.
         """
         calls = list({call.id: call for call in self.calls(connection, path).values()}.values())
         stands = {one.first_id: one for one in reversed(standing) if one.status != FAILED}

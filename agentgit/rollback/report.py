@@ -30,9 +30,9 @@ class Reports:
     """Makes and reads the reports of operations.
 
     Args:
-        store: the store of the database.
-        registry: the functions that this process has for recorded calls.
-        worker: the worker that knows which calls ran again.
+        store: The store of the database.
+        registry: The functions that this process has for recorded calls.
+        worker: The worker that knows which calls ran again.
     """
 
     def __init__(self, store: Store, registry: Registry, worker: Worker) -> None:

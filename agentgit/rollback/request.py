@@ -22,22 +22,22 @@ class Request:
     """A rollback that somebody asks for.
 
     Args:
-        user_id: the id of the user who asks.
-        source_id: the branch that is left.
-        target: the row of the checkpoint to go to.
-        label: the name that the user gave for it.
-        tools: one of `TOOLS_MODES`.
+        user_id: The id of the user who asks.
+        source_id: The branch that is left.
+        target: The row of the checkpoint to go to.
+        label: The name that the user gave for it.
+        tools: One of `TOOLS_MODES`.
         files: True to bring the files of a workspace back to the target's; or which ones to bring back instead.
         conversation: False to move only the world, and stay on the branch.
-        replay: one of `REPLAY_MODES`.
-        name: the name of the new branch; None for a free one.
+        replay: One of `REPLAY_MODES`.
+        name: The name of the new branch; None for a free one.
         force: True to keep what stands in the way.
-        on_error: one of `ON_ERROR`.
-        on_drift: one of `ON_ERROR`.
-        request_id: the caller's own name for this rollback, unique in the session.
+        on_error: One of `ON_ERROR`.
+        on_drift: One of `ON_ERROR`.
+        request_id: The caller's own name for this rollback, unique in the session.
 
     Raises:
-        InvalidInput: one of these means nothing, or they contradict each other.
+        InvalidInput: One of these means nothing, or they contradict each other.
     """
 
     user_id: int
@@ -89,17 +89,17 @@ class SwitchRequest:
     """A switch to a branch that brings branch and world together.
 
     Args:
-        user_id: the id of the user who asks for it.
-        source_id: the branch that is left.
-        branch: the row of the branch to continue on.
-        sync: one of `SYNC_MODES`.
+        user_id: The id of the user who asks for it.
+        source_id: The branch that is left.
+        branch: The row of the branch to continue on.
+        sync: One of `SYNC_MODES`.
         force: True to keep what cannot be reversed, and to bring back files that others have changed.
-        on_error: one of `ON_ERROR`.
-        on_drift: one of `ON_ERROR`.
+        on_error: One of `ON_ERROR`.
+        on_drift: One of `ON_ERROR`.
         current: False to leave the session on the branch where it is.
 
     Raises:
-        InvalidInput: one of these means nothing.
+        InvalidInput: One of these means nothing.
     """
 
     user_id: int
@@ -121,7 +121,7 @@ def expect(name: str, value: Any, modes: tuple[str, ...]) -> None:
     """Check that an argument is one of several words.
 
     Raises:
-        InvalidInput: it is not.
+        InvalidInput: It is not.
     """
     if value not in modes:
         raise InvalidInput(f"{name}={value!r} means nothing; it can be {', '.join(modes)}.")

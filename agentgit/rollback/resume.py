@@ -24,10 +24,10 @@ class Stopped:
     """Takes operations up again.
 
     Args:
-        store: the store of the database.
-        planner: the planner that makes their plans anew.
-        worker: the worker that knows which calls ran again.
-        admit: a function that refuses users without the right.
+        store: The store of the database.
+        planner: The planner that makes their plans anew.
+        worker: The worker that knows which calls ran again.
+        admit: A function that refuses users without the right.
     """
 
     def __init__(self, store: Store, planner: Planner, worker: Worker, admit: Admit) -> None:
@@ -40,7 +40,7 @@ class Stopped:
         """Read the row of an operation.
 
         Raises:
-            NotFound: there is none.
+            NotFound: There is none.
         """
         row = self.store.operations.find(connection, operation_id)
         if row is None:
@@ -51,8 +51,8 @@ class Stopped:
         """Take an operation up that stopped; None if there is nothing left to do.
 
         Raises:
-            NotFound: there is no such operation.
-            Conflict: it is being worked on, or another one of its session, or a turn.
+            NotFound: There is no such operation.
+            Conflict: It is being worked on, or another one of its session, or a turn.
         """
         session_id = self.find(connection, operation_id).external_session_id
         self.admit(connection, session_id)
@@ -76,9 +76,9 @@ class Stopped:
         """Plan what happened in the world since an operation was planned.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            operation_id: the id of the operation.
-            cannot: the objections of prechecks.
+            connection: An open connection; the transaction may be read-only.
+            operation_id: The id of the operation.
+            cannot: The objections of prechecks.
         """
         row = self.find(connection, operation_id)
         return self._since(connection, row, as_object(row.request)["steps"], cannot)
@@ -89,13 +89,13 @@ class Stopped:
         What is to be reversed comes first, because it is newer; what was reversed since runs again at the end.
 
         Args:
-            connection: a connection in a transaction that writes.
-            operation_id: the id of the operation.
-            cannot: the objections of prechecks.
+            connection: A connection in a transaction that writes.
+            operation_id: The id of the operation.
+            cannot: The objections of prechecks.
             force: True to leave as it is what cannot be done, now or when it is tried.
 
         Raises:
-            RollbackBlocked: something that happened since cannot be reversed.
+            RollbackBlocked: Something that happened since cannot be reversed.
         """
         row = self.find(connection, operation_id)
         request = as_object(row.request)

@@ -35,10 +35,10 @@ class Beginning:
     """Begins operations.
 
     Args:
-        store: the store of the database.
-        planner: the planner of the operations.
-        files: the keeper of the files that they lead to.
-        admit: a function that refuses users without the right.
+        store: The store of the database.
+        planner: The planner of the operations.
+        files: The keeper of the files that they lead to.
+        admit: A function that refuses users without the right.
     """
 
     def __init__(self, store: Store, planner: Planner, files: RollbackFiles, admit: Admit) -> None:
@@ -170,7 +170,7 @@ class Beginning:
         """Check that a checkpoint still exists, now that its session is locked and nobody else can delete it.
 
         Raises:
-            NotFound: it was deleted, by hand or because the session keeps no more.
+            NotFound: It was deleted, by hand or because the session keeps no more.
         """
         if not self.store.checkpoints.find(connection, CHECKPOINT.c.id == target.id):
             raise NotFound(f"Checkpoint {label} was deleted meanwhile. List those that are there: agentgit log.")

@@ -55,9 +55,9 @@ class Verification:
     """Asks the functions that look.
 
     Args:
-        store: the store of the database.
-        registry: the functions that this process has for recorded calls.
-        settle: a function that waits for asynchronous functions.
+        store: The store of the database.
+        registry: The functions that this process has for recorded calls.
+        settle: A function that waits for asynchronous functions.
     """
 
     def __init__(self, store: Store, registry: Registry, settle: Settle) -> None:

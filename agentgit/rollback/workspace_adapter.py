@@ -35,8 +35,8 @@ class WorkspaceKeeper:
     """Keeps the files of a session in the store of a workspace; see `agentgit.effects.files.Keeper`.
 
     Args:
-        workspace: the workspace.
-        holder: the holder that needs the snapshots: the same workspace may belong to sessions in several databases.
+        workspace: The workspace.
+        holder: The holder that needs the snapshots: the same workspace may belong to sessions in several databases.
     """
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
@@ -109,7 +109,7 @@ class WorkspaceKeeper:
         """Check that `bring` can be done.
 
         Raises:
-            AgentGitError: the snapshot or the directory is gone.
+            AgentGitError: The snapshot or the directory is gone.
         """
         self._have(at)
         self.workspace.expect(at.snapshot)
@@ -208,9 +208,9 @@ def attached(
     """Return the keeper of a workspace, or of a directory, which is made if it is not there.
 
     Args:
-        workspace: the workspace.
-        holder: the name of the holder that needs its snapshots.
-        without: files that are none of the session's, wherever they are: those of the database.
+        workspace: The workspace.
+        holder: The name of the holder that needs its snapshots.
+        without: Files that are none of the session's, wherever they are: those of the database.
     """
     if not isinstance(workspace, Workspace):
         os.makedirs(workspace, exist_ok=True)
@@ -223,8 +223,8 @@ def reopen(settings: Mapping[str, Any]) -> WorkspaceKeeper:
     """Return the keeper of a workspace that another process had attached.
 
     Raises:
-        InvalidInput: its directory is not here, or these are no settings.
-        NotAllowed: no program of this user has opened it.
+        InvalidInput: Its directory is not here, or these are no settings.
+        NotAllowed: No program of this user has opened it.
     """
     return WorkspaceKeeper(_opened(settings), str(settings.get(HOLDER)))
 
@@ -233,8 +233,8 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
     """Open a workspace that a database names.
 
     Args:
-        settings: as they are stored.
-        moved_to: the present path of its directory, if it was moved.
+        settings: As they are stored.
+        moved_to: The present path of its directory, if it was moved.
     """
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):

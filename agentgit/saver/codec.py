@@ -44,7 +44,7 @@ class Codec:
     """Turns values into stored content and back.
 
     Args:
-        serde: for what is not plain.
+        serde: For what is not plain.
         learns: True if LangGraph's serializer may also rebuild the data types of this program, see `is_data_type`.
     """
 
@@ -58,7 +58,7 @@ class Codec:
         """Turn a value into what is stored.
 
         Raises:
-            InvalidInput: it cannot be stored; the text says what it is.
+            InvalidInput: It cannot be stored; the text says what it is.
         """
         kind = type(value)
         if kind is list:
@@ -112,7 +112,7 @@ class Codec:
         """Decode a value.
 
         Raises:
-            InvalidInput: it was written with another serializer.
+            InvalidInput: It was written with another serializer.
         """
         if isinstance(body, dict):
             return {name: self.decode(part) for name, part in body.items()}
@@ -151,7 +151,7 @@ class SealedCodec(Codec):
     remembered which value became which leaf: in memory, by the hash of its plain form.
 
     Args:
-        serde: the serializer for every value.
+        serde: The serializer for every value.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
@@ -166,7 +166,7 @@ class SealedCodec(Codec):
         """Turn a value into what is stored.
 
         Raises:
-            InvalidInput: it cannot be stored; the text says what it is.
+            InvalidInput: It cannot be stored; the text says what it is.
         """
         if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
             return Encoded(self.leaf(value))
@@ -212,7 +212,7 @@ def make_codec(serde: SerializerProtocol, *, own: bool) -> Codec:
     """Choose how values are stored.
 
     Args:
-        serde: the saver's serializer.
+        serde: The saver's serializer.
         own: True if the user gave none, so that it is LangGraph's.
     """
     if type(serde) is not JsonPlusSerializer:

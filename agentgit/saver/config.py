@@ -16,7 +16,7 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
     """Read thread, namespace and checkpoint id from a config.
 
     Raises:
-        InvalidInput: it names no thread.
+        InvalidInput: It names no thread.
     """
     configurable = config.get("configurable", {})
     if configurable.get("thread_id") is None:
@@ -61,8 +61,8 @@ def continues(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
     or where a checkpoint is copied on purpose, nothing is expected.
 
     Args:
-        config: as `put` gets it.
-        metadata: as `put` gets it.
+        config: As `put` gets it.
+        metadata: As `put` gets it.
     """
     thread, ns, parent_id = address(config)
     called = config.get("metadata") or {}

@@ -43,10 +43,10 @@ class Live(NamedTuple):
     """A value at hand.
 
     Args:
-        value: as the reducer made it; nobody may change it.
-        ends: of a list, how many items lie before the end of each leaf.
-        parts: of a dict, how each value is stored, and about how many bytes it takes.
-        ids: of a conversation, the ids of its messages, and perhaps of some that other values have which began alike.
+        value: As the reducer made it; nobody may change it.
+        ends: Of a list, how many items lie before the end of each leaf.
+        parts: Of a dict, how each value is stored, and about how many bytes it takes.
+        ids: Of a conversation, the ids of its messages, and perhaps of some that other values have which began alike.
     """
 
     value: Any
@@ -59,10 +59,10 @@ def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: Ch
     """Find the channels of a graph checkpoint whose value is spread over the writes of earlier ones.
 
     Args:
-        codec: the codec that stores values.
-        channels: those of the graph, as far as it is known.
-        checkpoint: the checkpoint of LangGraph.
-        metadata: the metadata of LangGraph.
+        codec: The codec that stores values.
+        channels: Those of the graph, as far as it is known.
+        checkpoint: The checkpoint of LangGraph.
+        metadata: The metadata of LangGraph.
     """
     counted: Any = metadata.get(DELTA_COUNTERS)
     if not counted:
@@ -139,9 +139,9 @@ def encode(codec: Codec, value: Any, before: Made | None = None) -> Made:
     """Encode the value of a DeltaChannel, so that equal values are stored under the same hash.
 
     Args:
-        codec: the codec that stores values.
-        value: the value that a reducer made, or LangGraph's full value.
-        before: an earlier value whose parts may be found in this one.
+        codec: The codec that stores values.
+        value: The value that a reducer made, or LangGraph's full value.
+        before: An earlier value whose parts may be found in this one.
     """
     if before is not None and type(before.live.value) is not type(value):
         before = None

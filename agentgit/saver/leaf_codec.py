@@ -52,7 +52,7 @@ def is_plain(value: Any, *, finite: bool = True) -> bool:
     """Return whether JSON gives back exactly this value.
 
     Args:
-        value: anything that does not contain itself.
+        value: Anything that does not contain itself.
         finite: False if the JSON at hand knows NaN and the infinities.
 
     Example:
@@ -205,8 +205,8 @@ def is_data_type(module: str, name: str) -> bool:
     already: stored bytes must never decide what gets imported or called.
 
     Args:
-        module: the name of its module.
-        name: its own name.
+        module: The name of its module.
+        name: Its own name.
 
     Example:
         >>> is_data_type("agentgit.auth.user", "User"), is_data_type("os", "system"), is_data_type("antigravity", "x")

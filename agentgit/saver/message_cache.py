@@ -33,10 +33,10 @@ class _Known(NamedTuple):
     """A message and its leaf.
 
     Args:
-        leaf: the stored leaf.
-        kind: its class.
-        fields: its fields, which nobody else holds.
-        nested: those of them that are lists or dicts, as JSON: each message that is made gets its own.
+        leaf: The stored leaf.
+        kind: Its class.
+        fields: Its fields, which nobody else holds.
+        nested: Those of them that are lists or dicts, as JSON: each message that is made gets its own.
         dump: Python's own dump of all that it holds; None if comparing its fields tells as much, which is quicker.
     """
 
@@ -51,10 +51,10 @@ class _Known(NamedTuple):
         """Remember a message.
 
         Args:
-            leaf: what is stored; its type is that of plain JSON.
-            kind: the class of the message.
-            fields: its own fields, which are copied.
-            dump: gives the dump of all that it holds.
+            leaf: What is stored; its type is that of plain JSON.
+            kind: The class of the message.
+            fields: Its own fields, which are copied.
+            dump: Gives the dump of all that it holds.
         """
         nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
         written = orjson.dumps(nested)
@@ -72,7 +72,7 @@ class KnownMessages:
     edited in place is another one. A message that is not plain JSON is encoded every time.
 
     Args:
-        encode: turns a message into a leaf.
+        encode: Turns a message into a leaf.
     """
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
@@ -84,7 +84,7 @@ class KnownMessages:
         """Turn messages into leaves.
 
         Raises:
-            InvalidInput: one cannot be stored; the text says what it is.
+            InvalidInput: One cannot be stored; the text says what it is.
         """
         if not _EXACT.issuperset(map(type, messages)):
             return list(map(self._encode, messages))

@@ -52,9 +52,9 @@ class Beside(NamedTuple):
     """The additional work in the transaction of a put.
 
     Args:
-        before: the function that does the work.
+        before: The function that does the work.
         is_alone: True if it writes nothing; then it consists only of the check that the fence holds.
-        fence: the fence by which the run holds its branch, if it does.
+        fence: The fence by which the run holds its branch, if it does.
     """
 
     before: Before
@@ -77,12 +77,12 @@ class SQLModelSaver(AsyncTwins):
     conversation costs what is new in it. The protocol is LangGraph's `BaseCheckpointSaver`.
 
     Args:
-        database: the database that keeps the data.
-        tenant_id: the id of the tenant; None for the first one of the database, which is made if there is none.
-        graphs: the tenant's graph checkpoints, to share their caches with other readers; None for its own.
+        database: The database that keeps the data.
+        tenant_id: The id of the tenant; None for the first one of the database, which is made if there is none.
+        graphs: The tenant's graph checkpoints, to share their caches with other readers; None for its own.
         serde: None for LangGraph's serializer in its strict form, which also rebuilds the data types (dataclasses,
             enums, named tuples, pydantic models) of the running program; an own or encrypting one gets every value.
-        compression: the packing of new values: `zstd`, `zlib` (bigger and slower) or `none`.
+        compression: The packing of new values: `zstd`, `zlib` (bigger and slower) or `none`.
         sessions: True to reach the threads of sessions, too; whoever changes these past their session breaks it.
 
     Example:
@@ -124,15 +124,15 @@ class SQLModelSaver(AsyncTwins):
         """Open a database; the saver works as it is, and also as a context manager, sync or async, that closes it.
 
         Args:
-            where: a path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
-            serde: see the class.
-            compression: see the class.
-            keyring: the keys that encrypt the contents, as `agentgit.open` takes them.
-            sessions: see the class.
+            where: A path, `:memory:` or a URL. SQLite is made ready at once; on a server call `setup()` once.
+            serde: See the class.
+            compression: See the class.
+            keyring: The keys that encrypt the contents, as `agentgit.open` takes them.
+            sessions: See the class.
 
         Raises:
-            InvalidInput: it is no path and no URL of SQLite or PostgreSQL.
-            SchemaMismatch: the database is not agentgit's, or it is newer than this library.
+            InvalidInput: It is no path and no URL of SQLite or PostgreSQL.
+            SchemaMismatch: The database is not agentgit's, or it is newer than this library.
         """
         database = Database(where, keyring=keyring_from(keyring))
         saver = cls(database, serde=serde, compression=compression, sessions=sessions)
@@ -246,11 +246,11 @@ class SQLModelSaver(AsyncTwins):
         """List checkpoints, newest first.
 
         Args:
-            config: which thread, and if given which namespace and checkpoint; None for all threads that this saver
+            config: Which thread, and if given which namespace and checkpoint; None for all threads that this saver
                 reaches.
-            filter: metadata that must be equal, all of it.
-            before: only those older than the checkpoint that this config names.
-            limit: the greatest number of them.
+            filter: Metadata that must be equal, all of it.
+            before: Only those older than the checkpoint that this config names.
+            limit: The greatest number of them.
         """
         which = scope(config)
         if which.thread is not None:
@@ -307,8 +307,8 @@ class SQLModelSaver(AsyncTwins):
         """Read what LangGraph rebuilds the value of a DeltaChannel from, in a few statements for the whole way back.
 
         Args:
-            config: the config that names the checkpoint.
-            channels: the names of the channels.
+            config: The config that names the checkpoint.
+            channels: The names of the channels.
 
         Returns:
             For each channel the writes since its last full value, oldest first, and that value as `seed` if any.
@@ -347,17 +347,17 @@ class SQLModelSaver(AsyncTwins):
         """Store a checkpoint; the config names its parent.
 
         Args:
-            config: thread, namespace and the parent's id.
-            checkpoint: the checkpoint to store.
-            metadata: facts about it; of the config's `configurable` only harmless keys are added.
-            new_versions: the channels that changed since the parent.
+            config: Thread, namespace and the parent's id.
+            checkpoint: The checkpoint to store.
+            metadata: Facts about it; of the config's `configurable` only harmless keys are added.
+            new_versions: The channels that changed since the parent.
 
         Returns:
             The config that names the stored checkpoint.
 
         Raises:
-            InvalidInput: a value cannot be stored.
-            Conflict: the thread was deleted meanwhile, or a second run moved it.
+            InvalidInput: A value cannot be stored.
+            Conflict: The thread was deleted meanwhile, or a second run moved it.
         """
         thread, ns, parent_id = self._address(config)
         place = GraphKey(thread, ns, checkpoint["id"])
@@ -408,14 +408,14 @@ class SQLModelSaver(AsyncTwins):
         """Store what a task wrote on top of the checkpoint that the config names.
 
         Args:
-            config: thread, namespace and checkpoint id.
-            writes: channel and value of each, in order.
-            task_id: the id of the task that wrote.
-            task_path: its place among the tasks of its step.
+            config: Thread, namespace and checkpoint id.
+            writes: Channel and value of each, in order.
+            task_id: The id of the task that wrote.
+            task_path: Its place among the tasks of its step.
 
         Raises:
-            InvalidInput: a value cannot be stored.
-            Conflict: that checkpoint was deleted meanwhile.
+            InvalidInput: A value cannot be stored.
+            Conflict: That checkpoint was deleted meanwhile.
         """
         thread, ns, checkpoint_id = self._address(config)
         if not checkpoint_id:

@@ -37,7 +37,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Return the id of a thread that this saver may touch.
 
         Raises:
-            InvalidInput: the thread is of a session.
+            InvalidInput: The thread is of a session.
         """
         thread = str(thread_id)
         if thread.startswith(OF_SESSIONS) and not self.sessions:
@@ -51,7 +51,7 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Delete the checkpoints and writes of a thread.
 
         Raises:
-            InvalidInput: the thread is of a session.
+            InvalidInput: The thread is of a session.
         """
         store, thread = self.store, self._reached(thread_id)
         self.database.write(lambda connection: store.delete_thread(connection, thread))
@@ -65,8 +65,8 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Copy the checkpoints and writes of a thread into a new one.
 
         Raises:
-            Conflict: the target has checkpoints already.
-            InvalidInput: one of them is of a session.
+            Conflict: The target has checkpoints already.
+            InvalidInput: One of them is of a session.
         """
         store, source, target = self.store, self._reached(source_thread_id), self._reached(target_thread_id)
         self.database.write(lambda connection: store.copy_thread(connection, source, target))
@@ -75,12 +75,12 @@ class WholeThreads(BaseCheckpointSaver[float]):
         """Delete old checkpoints.
 
         Args:
-            thread_ids: of which threads.
+            thread_ids: Of which threads.
             strategy: `keep_latest` keeps the newest of each namespace, and what its values still need; `delete`
                 keeps nothing.
 
         Raises:
-            InvalidInput: the strategy is neither, or a thread is of a session.
+            InvalidInput: The strategy is neither, or a thread is of a session.
         """
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"There is no strategy {strategy!r}; give 'keep_latest' or 'delete'.")

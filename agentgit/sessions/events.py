@@ -77,18 +77,18 @@ class Event:
     """One thing that happened.
 
     Args:
-        id: the identity; a later event of the same session has a greater one.
-        kind: like `checkpoint.created`; `agentgit.sessions.events.KINDS` has all of them.
-        number: its place in the trail of its session, from 1, without a gap.
-        session_id: the session; None for what belongs to none.
-        session_name: the name of the session at that time.
-        branch_id: the branch, if it is about one.
-        branch_name: the name of the branch at that time.
-        owner_id: whose session it is.
-        user_id: the id of the user who did it; None is agentgit itself.
-        created_at: the time at which it was made, aware UTC.
-        detail: further details, JSON-like: ids, names and counts, and never the text of messages.
-        hash: the SHA-256 of the event and of the hash of the one before it, in hex.
+        id: The identity; a later event of the same session has a greater one.
+        kind: Like `checkpoint.created`; `agentgit.sessions.events.KINDS` has all of them.
+        number: Its place in the trail of its session, from 1, without a gap.
+        session_id: The session; None for what belongs to none.
+        session_name: The name of the session at that time.
+        branch_id: The branch, if it is about one.
+        branch_name: The name of the branch at that time.
+        owner_id: Whose session it is.
+        user_id: The id of the user who did it; None is agentgit itself.
+        created_at: The time at which it was made, aware UTC.
+        detail: Further details, JSON-like: ids, names and counts, and never the text of messages.
+        hash: The SHA-256 of the event and of the hash of the one before it, in hex.
     """
 
     id: int
@@ -114,9 +114,9 @@ class Tip:
     """The last event of a trail; kept somewhere else, it shows later whether the trail was cut or written anew.
 
     Args:
-        session_id: whose trail it is; 0 for what belongs to no session.
-        number: the number of events in the trail.
-        hash: the hash of the last one, in hex.
+        session_id: Whose trail it is; 0 for what belongs to no session.
+        number: The number of events in the trail.
+        hash: The hash of the last one, in hex.
     """
 
     session_id: int
@@ -129,10 +129,10 @@ class Verified:
     """The result of verifying the audit trail.
 
     Args:
-        events: the number of events that were checked.
-        tips: the last event of each trail.
-        findings: the things that are wrong.
-        erased: the sessions that were erased, with their trails.
+        events: The number of events that were checked.
+        tips: The last event of each trail.
+        findings: The things that are wrong.
+        erased: The sessions that were erased, with their trails.
     """
 
     events: int
@@ -160,10 +160,10 @@ def tips_of(text: str) -> list[Tip]:
     """Read the tips that were kept: a line of JSON each, as `agentgit audit tips` writes them, or an event's.
 
     Args:
-        text: any number of lines; empty ones are passed over.
+        text: Any number of lines; empty ones are passed over.
 
     Raises:
-        InvalidInput: a line is no tip.
+        InvalidInput: A line is no tip.
 
     Example:
         >>> tips_of('{"session_id": 7, "number": 2, "hash": "ab"}')
@@ -187,10 +187,10 @@ def chosen(patterns: str | Sequence[str]) -> frozenset[str]:
     """Return the kinds that patterns mean.
 
     Args:
-        patterns: a kind, or a pattern like `checkpoint.*` or `*`; or several.
+        patterns: A kind, or a pattern like `checkpoint.*` or `*`; or several.
 
     Raises:
-        InvalidInput: one of them means no kind.
+        InvalidInput: One of them means no kind.
 
     Example:
         >>> sorted(chosen("tag.*"))
@@ -216,10 +216,10 @@ def chained(before: bytes, facts: Sequence[int | str | None], created_at: dateti
     """Return the hash of an event.
 
     Args:
-        before: the hash of the one before it in its trail; empty for the first.
-        facts: its columns, in a fixed order.
-        created_at: aware.
-        detail: as stored.
+        before: The hash of the one before it in its trail; empty for the first.
+        facts: Its columns, in a fixed order.
+        created_at: Aware.
+        detail: As stored.
     """
     micros = (created_at - _EPOCH) // timedelta(microseconds=1)
     return hashlib.sha256(before + orjson.dumps([*facts, micros]) + detail).digest()

@@ -21,16 +21,16 @@ class ExploredBranch:
     """One way that was gone: a branch, and what was said and called since the exploration began.
 
     Args:
-        id: the branch.
-        name: its name, like `explore/2/1`: the second choice at the first step, the first one at the second.
-        choices: the same as numbers, from 1.
+        id: The branch.
+        name: Its name, like `explore/2/1`: the second choice at the first step, the first one at the second.
+        choices: The same as numbers, from 1.
         status: `done`; `waiting` for a person's answer; `failed`; or `begun` if it was broken off.
-        answer: the text of the last answer; None if there is none.
-        messages: the messages since the exploration began, as `history()` returns them.
-        tool_calls: the tool calls since then.
-        tokens: the tokens that the models counted since then; None if they do not count.
-        score: the result of `score`; None without it.
-        error: the exception that the turn raised, if it failed.
+        answer: The text of the last answer; None if there is none.
+        messages: The messages since the exploration began, as `history()` returns them.
+        tool_calls: The tool calls since then.
+        tokens: The tokens that the models counted since then; None if they do not count.
+        score: The result of `score`; None without it.
+        error: The exception that the turn raised, if it failed.
     """
 
     id: int
@@ -54,11 +54,11 @@ class Exploration(Drawn):
     """The results of an exploration. Its text is a table of the leaves.
 
     Args:
-        name: the prefix of the names of its branches.
-        branch: the name of the branch that it began on.
-        branches: all branches that were made, each before those that go on from it. Each ran one turn.
-        tokens: the tokens that the models counted in all these turns; None if they do not count.
-        undeclared: the undeclared tools that were called: what they did was not taken back.
+        name: The prefix of the names of its branches.
+        branch: The name of the branch that it began on.
+        branches: All branches that were made, each before those that go on from it. Each ran one turn.
+        tokens: The tokens that the models counted in all these turns; None if they do not count.
+        undeclared: The undeclared tools that were called: what they did was not taken back.
 
     Example:
         >>> tried = [ExploredBranch(id=n, name=f"explore/{n}", choices=(n,), score=n / 2) for n in (1, 2)]
@@ -83,7 +83,7 @@ class Exploration(Drawn):
         """The leaf with the highest score; of equals the first.
 
         Raises:
-            NotFound: none has a score.
+            NotFound: None has a score.
         """
         scored = [leaf for leaf in self.leaves if leaf.score is not None]
         if not scored:

@@ -16,11 +16,11 @@ class Progress:
     """The progress of an import.
 
     Args:
-        thread_id: the thread that is read.
-        number: its number, from 1.
-        threads: the number of threads.
-        done: the number of its graph checkpoints that were read.
-        total: the number of them that are to be read.
+        thread_id: The thread that is read.
+        number: Its number, from 1.
+        threads: The number of threads.
+        done: The number of its graph checkpoints that were read.
+        total: The number of them that are to be read.
     """
 
     thread_id: str
@@ -35,15 +35,15 @@ class ThreadReport:
     """The result for one thread.
 
     Args:
-        thread_id: the thread in the database that it comes from.
-        session_name: the session that it is now.
+        thread_id: The thread in the database that it comes from.
+        session_name: The session that it is now.
         status: `imported`, `extended` (it had grown), `unchanged` or `failed`.
-        graph_checkpoints: the number of graph checkpoints that were added.
-        checkpoints: the number of checkpoints of agentgit that were made.
-        tool_calls: the number of past calls that were put on the tool track.
-        left_out: the number of graph checkpoints on other lines than the newest one, which were left out.
-        hidden: names of metadata that looked like secrets, and were left out.
-        error: why it failed.
+        graph_checkpoints: The number of graph checkpoints that were added.
+        checkpoints: The number of checkpoints of agentgit that were made.
+        tool_calls: The number of past calls that were put on the tool track.
+        left_out: The number of graph checkpoints on other lines than the newest one, which were left out.
+        hidden: Names of metadata that looked like secrets, and were left out.
+        error: Why it failed.
     """
 
     thread_id: str
@@ -67,7 +67,7 @@ class ImportReport:
     """The result of an import.
 
     Args:
-        threads: one report for each thread, in the order in which they were read.
+        threads: One report for each thread, in the order in which they were read.
 
     Example:
         >>> report = ImportReport([ThreadReport(thread_id="t", session_name="t", status="imported")])

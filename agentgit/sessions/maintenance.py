@@ -16,8 +16,8 @@ class Parts:
     """Tells how far something is that has several parts, one after the other.
 
     Args:
-        progress: is told; None tells nobody.
-        sizes: the number of things that each part has, in their order; a part that is not named has none.
+        progress: Is told; None tells nobody.
+        sizes: The number of things that each part has, in their order; a part that is not named has none.
 
     Example:
         >>> told = []
@@ -56,17 +56,17 @@ class Reclaimed:
     """The result of a collection, or of a dry run.
 
     Args:
-        checkpoints: checkpoints that were removed because their session keeps no more.
-        steps: graph checkpoints between checkpoints.
-        values: stored values that nothing refers to.
-        bytes: their stored size.
-        writes: pending writes whose graph checkpoint never came or is gone.
-        lists: lists that were written anew because what they continued is removed.
-        snapshots: snapshots of workspaces that no checkpoint has any more.
-        disk_before: the size of the database in bytes before the collection.
-        disk_after: the size after it; in a dry run the same as before.
+        checkpoints: Checkpoints that were removed because their session keeps no more.
+        steps: Graph checkpoints between checkpoints.
+        values: Stored values that nothing refers to.
+        bytes: Their stored size.
+        writes: Pending writes whose graph checkpoint never came or is gone.
+        lists: Lists that were written anew because what they continued is removed.
+        snapshots: Snapshots of workspaces that no checkpoint has any more.
+        disk_before: The size of the database in bytes before the collection.
+        disk_after: The size after it; in a dry run the same as before.
         dry_run: True if nothing was done.
-        problem: why the free space of the database was not returned to the file system; empty if it was.
+        problem: Why the free space of the database was not returned to the file system; empty if it was.
     """
 
     checkpoints: int = 0
@@ -91,9 +91,9 @@ class Finding:
     """One thing that is wrong.
 
     Args:
-        row: the table and the key of the row.
-        what: the fault, as a sentence.
-        todo: the remedy, as a sentence.
+        row: The table and the key of the row.
+        what: The fault, as a sentence.
+        todo: The remedy, as a sentence.
     """
 
     row: str
@@ -109,11 +109,11 @@ class Checked:
     """The result of a check of a database.
 
     Args:
-        level: the depth of the check: 1 references, 2 hashes too, 3 the state of every head too.
-        objects: the number of rows that were checked.
-        seconds: the seconds that it took.
-        findings: the things that are wrong, in the order in which they were found.
-        more: the number of findings beyond these.
+        level: The depth of the check: 1 references, 2 hashes too, 3 the state of every head too.
+        objects: The number of rows that were checked.
+        seconds: The seconds that it took.
+        findings: The things that are wrong, in the order in which they were found.
+        more: The number of findings beyond these.
     """
 
     level: int
@@ -137,9 +137,9 @@ class Rotated:
     """The result of encrypting the values of a database anew.
 
     Args:
-        changed: the number of values that were stored anew.
-        keys: the number of values that each key has now; the empty name stands for values in clear.
-        problem: why the files still have what was there before; empty if they do not.
+        changed: The number of values that were stored anew.
+        keys: The number of values that each key has now; the empty name stands for values in clear.
+        problem: Why the files still have what was there before; empty if they do not.
     """
 
     changed: int
@@ -156,13 +156,13 @@ class Erased:
     """The result of an erasure.
 
     Args:
-        sessions: the number of sessions.
-        rows: the number of rows, by their tables.
-        values: the number of stored values that nobody else needs.
-        bytes: their stored size.
-        events: the number of events of their trails.
-        snapshots: the number of snapshots of files, in the workspaces.
-        left: the things that could not be reached from here, as sentences.
+        sessions: The number of sessions.
+        rows: The number of rows, by their tables.
+        values: The number of stored values that nobody else needs.
+        bytes: Their stored size.
+        events: The number of events of their trails.
+        snapshots: The number of snapshots of files, in the workspaces.
+        left: The things that could not be reached from here, as sentences.
     """
 
     sessions: int = 0

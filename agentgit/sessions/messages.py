@@ -52,7 +52,7 @@ def unanswered(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """List the ids of tool calls that have no result yet.
 
     Args:
-        messages: shown messages, oldest first; the last assistant message and what follows it are enough.
+        messages: Shown messages, oldest first; the last assistant message and what follows it are enough.
 
     Example:
         >>> unanswered([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])

@@ -16,17 +16,17 @@ class Operation:
     """One rollback or fork.
 
     Args:
-        id: the identity in the database; `repo.resume` takes it.
+        id: The identity in the database; `repo.resume` takes it.
         kind: `rollback` or `fork`.
         status: `running`, `done`, or `partial` if a reversal failed or was never tried.
-        request_id: the caller's own name for it.
-        created_at: the time at which it was made, aware UTC.
-        ended_at: aware UTC; None while it runs.
-        external_session_id: the session.
-        source_session_id: the branch that was left.
-        checkpoint_id: the id of the checkpoint that it goes to.
-        internal_session_id: the branch that it makes.
-        report: the report as JSON-like data; empty while it runs.
+        request_id: The caller's own name for it.
+        created_at: The time at which it was made, aware UTC.
+        ended_at: Aware UTC; None while it runs.
+        external_session_id: The session.
+        source_session_id: The branch that was left.
+        checkpoint_id: The id of the checkpoint that it goes to.
+        internal_session_id: The branch that it makes.
+        report: The report as JSON-like data; empty while it runs.
     """
 
     id: int

@@ -30,17 +30,17 @@ class ExternalSession(Shown):
     """One conversation container with one owner: a tree of branches over one world.
 
     Args:
-        id: the identity in the database.
-        user_id: the owner.
-        session_name: unique for its owner.
-        created_at: the time at which it was made, aware UTC.
-        updated_at: the time at which a branch last moved, aware UTC.
+        id: The identity in the database.
+        user_id: The owner.
+        session_name: Unique for its owner.
+        created_at: The time at which it was made, aware UTC.
+        updated_at: The time at which a branch last moved, aware UTC.
         is_active: False once it was put away.
-        current_internal_session_id: the branch that it continues on.
+        current_internal_session_id: The branch that it continues on.
         metadata: JSON-like facts about it.
-        branch_count: the number of its branches.
-        owner_name: the name of its owner.
-        role: the role of the user who looks: `viewer`, `forker`, `editor` or `owner`.
+        branch_count: The number of its branches.
+        owner_name: The name of its owner.
+        role: The role of the user who looks: `viewer`, `forker`, `editor` or `owner`.
         is_own: False if it is another one's, who shares it.
     """
 
@@ -72,7 +72,7 @@ def expect_limit(limit: object, of: str) -> None:
     """Refuse what cannot say how many are wanted.
 
     Raises:
-        InvalidInput: it is no number, or none that a database takes.
+        InvalidInput: It is no number, or none that a database takes.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
         raise InvalidInput(f"limit={limit!r} is no number of {of}; give 1 or more.")
@@ -82,7 +82,7 @@ def place_of(after: ExternalSession | str | None) -> Mark | None:
     """Read where a list of sessions is to go on: behind a session, or its cursor; None is the beginning.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: It is something else.
 
     Example:
         >>> place_of("1767225600000000-7").id
@@ -103,18 +103,18 @@ class InternalSession(Shown, Deferred):
     """One branch: one line of execution, which is one LangGraph thread.
 
     Args:
-        id: the identity in the database.
-        external_session_id: the session that it belongs to.
-        langgraph_session_id: its thread id in LangGraph.
-        name: unique in its session; the first is `main`.
-        session_state: the newest values of the graph's state without the messages, JSON-like.
-        conversation_history: the newest messages as dicts.
-        created_at: the time at which it was made, aware UTC.
+        id: The identity in the database.
+        external_session_id: The session that it belongs to.
+        langgraph_session_id: Its thread id in LangGraph.
+        name: Unique in its session; the first is `main`.
+        session_state: The newest values of the graph's state without the messages, JSON-like.
+        conversation_history: The newest messages as dicts.
+        created_at: The time at which it was made, aware UTC.
         is_current: True if the session continues on it.
-        checkpoint_count: the number of checkpoints that it made itself.
-        parent_session_id: the branch it left from; None for the first.
-        branch_point_checkpoint_id: the checkpoint where it left.
-        tool_invocation_count: the length of its tool track, from the root of the session.
+        checkpoint_count: The number of checkpoints that it made itself.
+        parent_session_id: The branch it left from; None for the first.
+        branch_point_checkpoint_id: The checkpoint where it left.
+        tool_invocation_count: The length of its tool track, from the root of the session.
         status: `open`, `running`, `replaying` (a rollback is being made) or `partial` (it failed half way).
         metadata: JSON-like facts about it.
     """

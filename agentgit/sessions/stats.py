@@ -23,11 +23,11 @@ class Tokens(NamedTuple):
     """The tokens that models have used.
 
     Args:
-        messages: the number of answers that reported their usage.
-        input: tokens that went in, with those of the cache.
-        output: tokens that came out.
-        cache_read: those of the input that a cache had.
-        cache_write: those of the input that were put into a cache.
+        messages: The number of answers that reported their usage.
+        input: Tokens that went in, with those of the cache.
+        output: Tokens that came out.
+        cache_read: Those of the input that a cache had.
+        cache_write: Those of the input that were put into a cache.
     """
 
     messages: int = 0
@@ -73,7 +73,7 @@ def expect_prices(prices: Prices) -> Prices:
     """Check that prices are valid and return them.
 
     Raises:
-        InvalidInput: a price is not two to four numbers from zero up.
+        InvalidInput: A price is not two to four numbers from zero up.
     """
     for model, price in prices.items():
         numbers = price if isinstance(price, (list, tuple)) else ()
@@ -115,8 +115,8 @@ class Storage:
     """The space that something takes in a database, in bytes.
 
     Args:
-        own: the part that nothing else needs.
-        shared: the values that other sessions or branches need too.
+        own: The part that nothing else needs.
+        shared: The values that other sessions or branches need too.
     """
 
     own: int
@@ -128,13 +128,13 @@ class Figures:
     """The counts of a branch, or the sums of several branches.
 
     Args:
-        checkpoints: all that are there.
-        automatic: those of them that agentgit made by itself.
-        first: the time of the oldest of them, aware UTC.
-        last: the time of the newest of them, aware UTC.
-        calls: tool calls by their status.
-        operations: rollbacks, switches and forks that left from there, by their kind.
-        tokens: the tokens that models have used, by the name of the model.
+        checkpoints: All that are there.
+        automatic: Those of them that agentgit made by itself.
+        first: The time of the oldest of them, aware UTC.
+        last: The time of the newest of them, aware UTC.
+        calls: Tool calls by their status.
+        operations: Rollbacks, switches and forks that left from there, by their kind.
+        tokens: The tokens that models have used, by the name of the model.
     """
 
     checkpoints: int = 0
@@ -174,7 +174,7 @@ class Figures:
         """Return them as JSON-like data.
 
         Args:
-            prices: to tell the cost too.
+            prices: To tell the cost too.
         """
         return {
             "checkpoints": self.checkpoints,
@@ -220,9 +220,9 @@ class BranchFigures:
     """The counts of one branch: what was done on it, not what it began with.
 
     Args:
-        session_name: its session.
-        name: the branch.
-        figures: the counts.
+        session_name: Its session.
+        name: The branch.
+        figures: The counts.
     """
 
     session_name: str
@@ -235,12 +235,12 @@ class Stats(Drawn):
     """The figures of a session, a branch, or all sessions of a user.
 
     Args:
-        subject: what they are of.
-        branches: of each branch.
-        names: the number of times that each name of a checkpoint occurs.
-        sessions: the number of their sessions.
-        prices: the prices of tokens; None if nobody said.
-        storage: the space that it takes of the database; None if that was not asked for.
+        subject: What they are of.
+        branches: Of each branch.
+        names: The number of times that each name of a checkpoint occurs.
+        sessions: The number of their sessions.
+        prices: The prices of tokens; None if nobody said.
+        storage: The space that it takes of the database; None if that was not asked for.
     """
 
     subject: str

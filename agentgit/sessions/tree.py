@@ -14,18 +14,18 @@ class Point:
     """A checkpoint as the tree and the log know it.
 
     Args:
-        id: the checkpoint.
-        number: its place on its branch, from 1.
-        name: the name a person gave it, or None.
+        id: The checkpoint.
+        number: Its place on its branch, from 1.
+        name: The name a person gave it, or None.
         kind: `before` a turn, `after` a turn, after `tools`, `branch` (where a branch begins) or `named`.
         is_auto: True if agentgit made it by itself.
-        created_at: the time at which it was made, aware UTC.
-        position: the number of tool invocations before it.
-        message_count: the number of messages of its conversation.
-        title: one short line about what happened there.
-        effects: how many calls since the checkpoint before it have which mark (`agentgit.effects.call_marks`), as they
+        created_at: The time at which it was made, aware UTC.
+        position: The number of tool invocations before it.
+        message_count: The number of messages of its conversation.
+        title: One short line about what happened there.
+        effects: How many calls since the checkpoint before it have which mark (`agentgit.effects.call_marks`), as they
             stand now; what only read, or was answered from a record, has none.
-        tags: the names that people gave to it, each unique in the session.
+        tags: The names that people gave to it, each unique in the session.
     """
 
     id: int
@@ -46,15 +46,15 @@ class Branch:
     """A branch in the tree, with its points (oldest first) and the branches that leave from it.
 
     Args:
-        id: the internal session.
-        name: unique in the session.
+        id: The internal session.
+        name: Unique in the session.
         status: `open`, `running`, `replaying` or `partial`.
         is_current: True if the session continues on it.
-        parent_id: the branch it left from.
-        branch_point_id: the checkpoint where it left.
-        points: its checkpoints.
-        effects: as those of a point, of the calls since its newest checkpoint.
-        children: branches that leave from it, in the order they were made.
+        parent_id: The branch it left from.
+        branch_point_id: The checkpoint where it left.
+        points: Its checkpoints.
+        effects: As those of a point, of the calls since its newest checkpoint.
+        children: Branches that leave from it, in the order they were made.
     """
 
     id: int
@@ -73,8 +73,8 @@ class Tree(Drawn):
     """The branches of one session, from the root. `str` draws it.
 
     Args:
-        session_name: the name of the session.
-        roots: the branches without a parent; there is one, `main`.
+        session_name: The name of the session.
+        roots: The branches without a parent; there is one, `main`.
     """
 
     session_name: str
@@ -85,8 +85,8 @@ class Tree(Drawn):
         """Hang each branch under its parent.
 
         Args:
-            session_name: the name of the session.
-            branches: in the order they were made, without children.
+            session_name: The name of the session.
+            branches: In the order they were made, without children.
 
         Example:
             >>> tree = Tree.grow("s", [Branch(id=1, name="main"), Branch(id=2, name="b", parent_id=1)])

@@ -42,8 +42,8 @@ class WebhookHosts:
     """The hosts that webhooks may be sent to although their addresses are not public.
 
     Args:
-        names: the names of hosts, in lower case; whatever they resolve to is allowed.
-        networks: the networks of addresses that are allowed.
+        names: The names of hosts, in lower case; whatever they resolve to is allowed.
+        networks: The networks of addresses that are allowed.
     """
 
     names: frozenset[str] = frozenset()
@@ -54,10 +54,10 @@ class WebhookHosts:
         """Read the list of an operator.
 
         Args:
-            given: host names, addresses and networks, such as `hooks.internal`, `10.0.0.7` or `10.0.0.0/8`.
+            given: Host names, addresses and networks, such as `hooks.internal`, `10.0.0.7` or `10.0.0.0/8`.
 
         Raises:
-            InvalidInput: it is no list, or one of them is none of these.
+            InvalidInput: It is no list, or one of them is none of these.
 
         Example:
             >>> WebhookHosts.of(["Hooks.internal", "10.0.0.0/8"]).names
@@ -82,7 +82,7 @@ class WebhookHosts:
         """Refuse a host that is written as an address, in whatever form, where webhooks may not be sent.
 
         Raises:
-            InvalidInput: it is one, or `localhost`.
+            InvalidInput: It is one, or `localhost`.
         """
         address = _written(host)
         kind = None if address is None or plain_name(host) in self.names else self._refused(address)
@@ -93,11 +93,11 @@ class WebhookHosts:
         """Refuse a host one of whose addresses is where webhooks may not be sent.
 
         Args:
-            host: as the URL has it.
-            addresses: all that it resolved to.
+            host: As the URL has it.
+            addresses: All that it resolved to.
 
         Raises:
-            NotAllowed: one of them is; its kind is told, and not the address.
+            NotAllowed: One of them is; its kind is told, and not the address.
         """
         if plain_name(host) in self.names:
             return

@@ -39,15 +39,15 @@ class Webhook:
     """A URL that events are sent to.
 
     Args:
-        id: the identity.
-        url: the URL, without what may follow a `?`.
-        kinds: the kinds of events, as patterns.
-        session_id: only events of this session; None is all.
-        created_at: the time at which it was made, aware UTC.
-        pending: the number of events that are still to be sent.
-        dead: the number of events that were tried too often; `retry` lets them be sent again.
-        last_error: why the last try of one of these failed.
-        secret: the key of the signatures; only right after `add`, and never shown.
+        id: The identity.
+        url: The URL, without what may follow a `?`.
+        kinds: The kinds of events, as patterns.
+        session_id: Only events of this session; None is all.
+        created_at: The time at which it was made, aware UTC.
+        pending: The number of events that are still to be sent.
+        dead: The number of events that were tried too often; `retry` lets them be sent again.
+        last_error: Why the last try of one of these failed.
+        secret: The key of the signatures; only right after `add`, and never shown.
     """
 
     id: int
@@ -71,10 +71,10 @@ class Delivered:
     """The result of sending the events in the outbox.
 
     Args:
-        sent: the number of events that were accepted.
-        failed: the number of tries that failed and will be made again later.
-        dead: the number of those that were given up.
-        waiting: the number of events that are still to be sent, later.
+        sent: The number of events that were accepted.
+        failed: The number of tries that failed and will be made again later.
+        dead: The number of those that were given up.
+        waiting: The number of events that are still to be sent, later.
     """
 
     sent: int = 0
@@ -106,7 +106,7 @@ def key_of(secret: str) -> bytes:
     """Return the bytes of a secret: base64 after `whsec_`, else its own.
 
     Raises:
-        InvalidInput: it is shorter than 24 bytes, or no base64, or begins with `env:`. It is not shown.
+        InvalidInput: It is shorter than 24 bytes, or no base64, or begins with `env:`. It is not shown.
     """
     if secret.startswith(NO_SECRET):
         raise InvalidInput("env:NAME is not a secret: a server's variables are not its users'. Give the secret itself.")
@@ -123,10 +123,10 @@ def signed(secret: str, message_id: str, body: bytes, timestamp: int | None = No
     """Return the headers that sign a message.
 
     Args:
-        secret: as a webhook has it.
-        message_id: the same at every try.
-        body: as it is sent.
-        timestamp: seconds since 1970; None is now.
+        secret: As a webhook has it.
+        message_id: The same at every try.
+        body: As it is sent.
+        timestamp: Seconds since 1970; None is now.
     """
     at = str(int(time.time()) if timestamp is None else timestamp)
     made = hmac.new(key_of(secret), f"{message_id}.{at}.".encode() + body, hashlib.sha256).digest()
@@ -141,13 +141,13 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
     """Check that a message comes from the holder of the secret, and is not an old one that somebody sends again.
 
     Args:
-        secret: the secret of the webhook.
-        headers: the headers of the request.
-        body: the body as it was received, before anything reads it.
-        now: the time in seconds since 1970; None is the clock.
+        secret: The secret of the webhook.
+        headers: The headers of the request.
+        body: The body as it was received, before anything reads it.
+        now: The time in seconds since 1970; None is the clock.
 
     Raises:
-        NotAllowed: the signature does not match, or the message has no time or an old one.
+        NotAllowed: The signature does not match, or the message has no time or an old one.
 
     Example:
         >>> secret = new_secret()
@@ -171,7 +171,7 @@ def expect_url(url: str) -> str:
     """Refuse what no webhook can be sent to.
 
     Raises:
-        InvalidInput: it is no http(s) URL of a host, or it has a password, which would be shown.
+        InvalidInput: It is no http(s) URL of a host, or it has a password, which would be shown.
 
     Example:
         >>> expect_url("https://example.com/hook?token=1")

@@ -38,18 +38,18 @@ def app(
     """Make an ASGI application of a repository: pages, and an HTTP API under `/api/v1`.
 
     Args:
-        repo: of whoever runs it; each request is served as the user who makes it. It stays open as long as the
+        repo: Of whoever runs it; each request is served as the user who makes it. It stays open as long as the
             application is used, and is closed by whoever opened it.
-        link: let in by a link, as the owner of `repo`; None asks for names and passwords. Both take API keys.
-        hosts: the names under which it may be asked for, besides that of the public URL; None is any if there is none.
+        link: Let in by a link, as the owner of `repo`; None asks for names and passwords. Both take API keys.
+        hosts: The names under which it may be asked for, besides that of the public URL; None is any if there is none.
         insecure: True to let people log in over plain http from other machines.
-        trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: the address at which browsers find it; None is the scheme and host of each request.
-        metrics_token: the token that lets a program read `/metrics`; None lets admins only, with an API key.
-        limits: the limits of one request.
+        trusted_proxies: Addresses and networks of the proxies before it, which say who asks, by which scheme and host.
+        public_url: The address at which browsers find it; None is the scheme and host of each request.
+        metrics_token: The token that lets a program read `/metrics`; None lets admins only, with an API key.
+        limits: The limits of one request.
 
     Raises:
-        InvalidInput: a proxy or the public URL is none.
+        InvalidInput: A proxy or the public URL is none.
 
     Example:
         >>> import agentgit

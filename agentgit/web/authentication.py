@@ -24,9 +24,9 @@ class Entered(NamedTuple):
     """The data of a login that a browser keeps.
 
     Args:
-        key: the key that lets it in.
-        device: identifies the browser, so that its later attempts are counted apart.
-        user_id: the user.
+        key: The key that lets it in.
+        device: Identifies the browser, so that its later attempts are counted apart.
+        user_id: The user.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Accounts:
     """Comes in who has an account or an API key.
 
     Args:
-        repo: of whom there are accounts.
+        repo: Of whom there are accounts.
     """
 
     by_password = True
@@ -50,7 +50,7 @@ class Accounts:
         """Return the repository of whom a credential is.
 
         Raises:
-            NotAllowed: it is nobody's, or not any more.
+            NotAllowed: It is nobody's, or not any more.
         """
         return self.repo.authenticate(credential)
 
@@ -58,14 +58,14 @@ class Accounts:
         """Let somebody in who has an account; give what their browser keeps.
 
         Args:
-            name: the name of the account.
-            password: the password of the account.
-            source: the address of whoever asks.
-            device: the device token that their browser kept from an earlier login of that name.
+            name: The name of the account.
+            password: The password of the account.
+            source: The address of whoever asks.
+            device: The device token that their browser kept from an earlier login of that name.
 
         Raises:
-            NotAllowed: there is no such account, or the password is wrong.
-            TooManyAttempts: it was wrong too often.
+            NotAllowed: There is no such account, or the password is wrong.
+            TooManyAttempts: It was wrong too often.
         """
         user = self.repo.login(name, password, source=source, device=device)
         made = user.keys.create(BROWSER, scopes=("admin",), expires_in=timedelta(hours=HOURS))
@@ -75,8 +75,8 @@ class Accounts:
         """Let a credential be nobody's from now on.
 
         Raises:
-            NotAllowed: it is nobody's already.
-            InvalidInput: it is a JWT, which cannot be ended alone.
+            NotAllowed: It is nobody's already.
+            InvalidInput: It is a JWT, which cannot be ended alone.
         """
         _end(self.repo, credential)
 
@@ -92,7 +92,7 @@ class Link:
     browser, or the same one after its cookies are gone, needs no restart. Programs come in with API keys.
 
     Args:
-        repo: the repository as the user sees it.
+        repo: The repository as the user sees it.
 
     Example:
         >>> import agentgit
@@ -119,7 +119,7 @@ class Link:
         """Let in who has the link; give the credential that their browser keeps.
 
         Raises:
-            NotAllowed: the token is another one, or has ended.
+            NotAllowed: The token is another one, or has ended.
         """
         now, credential = time.monotonic(), secrets.token_urlsafe(32)
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
@@ -134,7 +134,7 @@ class Link:
         """Return the repository of whom a credential is.
 
         Raises:
-            NotAllowed: it is nobody's, or not any more.
+            NotAllowed: It is nobody's, or not any more.
         """
         return self.repo if self._is_in(credential) else self.repo.authenticate(credential)
 

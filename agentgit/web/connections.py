@@ -23,7 +23,7 @@ class Connections:
     """The open connections of one server.
 
     Args:
-        site: with the limits, and the proxies, which may have as many as there are.
+        site: With the limits, and the proxies, which may have as many as there are.
     """
 
     def __init__(self, site: Site) -> None:
@@ -78,8 +78,8 @@ class Connection(H11Protocol):
     """A connection that is cut if the head of a request does not come in time, or the other side does not read.
 
     Args:
-        among: all of the server.
-        given: as uvicorn gives it.
+        among: All of the server.
+        given: As uvicorn gives it.
     """
 
     def __init__(self, among: Connections, **given: Any) -> None:

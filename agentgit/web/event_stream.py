@@ -37,7 +37,7 @@ class Seats:
     """Counts the feeds that each user has open.
 
     Args:
-        most: the largest number of feeds that one user may have open.
+        most: The largest number of feeds that one user may have open.
     """
 
     def __init__(self, most: int) -> None:
@@ -52,7 +52,7 @@ class Seats:
         """Take a seat.
 
         Raises:
-            Full: there is none.
+            Full: There is none.
         """
         with self._lock:
             if self._taken[user_id] >= self.most:
@@ -71,9 +71,9 @@ class Looking:
     """Looks at the trail again and again, and gives each event once.
 
     Args:
-        repo: the repository whose events are read.
-        session_id: only those of this session; None is all.
-        start: the id of the last event that is known.
+        repo: The repository whose events are read.
+        session_id: Only those of this session; None is all.
+        start: The id of the last event that is known.
     """
 
     def __init__(self, repo: Repository, session_id: int | None, start: int) -> None:
@@ -97,8 +97,8 @@ async def feed(looking: Looking, is_over: Callable[[], bool]) -> AsyncIterator[b
     """Return the bytes of a feed until the server stops, or whoever asked may not see it any more.
 
     Args:
-        looking: the source of the events.
-        is_over: tells whether the server stops, or the browser has left.
+        looking: The source of the events.
+        is_over: Tells whether the server stops, or the browser has left.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
     quiet = 0.0

@@ -51,10 +51,10 @@ class Metrics:
         """Count a request.
 
         Args:
-            route: the path, with names in place of what stands for something.
-            method: of the request; one that HTTP does not know is `other`.
-            status: of the answer; 0 if there was none.
-            seconds: the seconds that it took; feeds count as long as they were open.
+            route: The path, with names in place of what stands for something.
+            method: Of the request; one that HTTP does not know is `other`.
+            status: Of the answer; 0 if there was none.
+            seconds: The seconds that it took; feeds count as long as they were open.
         """
         with self._lock:
             self._requests[route, method if method in METHODS else "other", status] += 1
@@ -70,7 +70,7 @@ class Metrics:
         """Write all counts.
 
         Args:
-            gauges: the further figures, as they are now.
+            gauges: The further figures, as they are now.
         """
         with self._lock:
             return "".join(f"{line}\n" for line in self._lines(gauges))
@@ -97,8 +97,8 @@ def route_of(scope: Scope, root: str) -> str:
     """Return the path of the route that a request took, with names in place of ids; `*` if it took none.
 
     Args:
-        scope: of the request, after it was answered.
-        root: the path where the application is mounted.
+        scope: Of the request, after it was answered.
+        root: The path where the application is mounted.
     """
     mounted = scope.get("root_path", "").removeprefix(root)
     return f"{mounted}{getattr(scope.get('route'), 'path', '/*')}"

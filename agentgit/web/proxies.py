@@ -21,8 +21,8 @@ class Address:
 
     Args:
         scheme: `http` or `https`.
-        host: with the port, if that is not the usual one of the scheme; lower case.
-        path: the path below which it is served; empty or begins with a `/`.
+        host: With the port, if that is not the usual one of the scheme; lower case.
+        path: The path below which it is served; empty or begins with a `/`.
     """
 
     scheme: str
@@ -60,7 +60,7 @@ def public_address(text: str) -> Address:
     """Read the public URL that an operator gives.
 
     Raises:
-        InvalidInput: it is not one.
+        InvalidInput: It is not one.
     """
     found = read_address(text)
     if found is None or not (text.isascii() and text.isprintable()) or "//" in found.path:
@@ -72,10 +72,10 @@ class Proxies:
     """The proxies whose word is taken.
 
     Args:
-        trusted: addresses and networks, like `10.0.0.7` and `10.0.0.0/24`.
+        trusted: Addresses and networks, like `10.0.0.7` and `10.0.0.0/24`.
 
     Raises:
-        InvalidInput: one is neither, or means everybody.
+        InvalidInput: One is neither, or means everybody.
 
     Example:
         >>> proxies = Proxies(["10.0.0.0/24"])
@@ -105,8 +105,8 @@ class Proxies:
         have written.
 
         Args:
-            peer: the address that connected.
-            forwarded: the X-Forwarded-For of the request.
+            peer: The address that connected.
+            forwarded: The X-Forwarded-For of the request.
         """
         seen = peer
         for hop in reversed(forwarded.split(",")):
@@ -119,8 +119,8 @@ class Proxies:
         """Write into a request what its trusted proxy says of it; what anybody else says is not read.
 
         Args:
-            scope: the scope of the request.
-            public: the address at which browsers find the application; None is where the request was sent to.
+            scope: The scope of the request.
+            public: The address at which browsers find the application; None is where the request was sent to.
         """
         peer, port = scope.get("client") or ("", 0)
         if self.trust(peer):

@@ -54,9 +54,9 @@ class Guard:
     """Stands before the whole application.
 
     Args:
-        app: the application that it guards.
-        site: the site that the requests share.
-        failed: gives the answer to what raised something that nobody expected.
+        app: The application that it guards.
+        site: The site that the requests share.
+        failed: Gives the answer to what raised something that nobody expected.
     """
 
     def __init__(self, app: ASGIApp, site: Site, failed: Callable[[Request, Exception], Response]) -> None:
@@ -156,8 +156,8 @@ class _Answering:
     """Sends an answer, with what every answer says.
 
     Args:
-        scope: the scope of the request.
-        send: the `send` that the server gave.
+        scope: The scope of the request.
+        send: The `send` that the server gave.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -216,11 +216,11 @@ def keep(request: Request, response: Response, name: str, value: str, seconds: i
     """Let a browser keep a cookie, where no script reads it and no other site sends it along.
 
     Args:
-        request: the request of the browser.
-        response: the response to it.
-        name: the name of the cookie.
-        value: the value to keep.
-        seconds: the seconds to keep it; None is until the browser is closed.
+        request: The request of the browser.
+        response: The response to it.
+        name: The name of the cookie.
+        value: The value to keep.
+        seconds: The seconds to keep it; None is until the browser is closed.
     """
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
@@ -229,7 +229,7 @@ def closed_line(request: Request) -> None:
     """Check, before a password is asked for or a link lets somebody in, that nobody on the way can read along.
 
     Raises:
-        NotAllowed: somebody could.
+        NotAllowed: Somebody could.
     """
     is_here = name_of(request.headers.get("host", "")) in LOOPBACK
     if not (request.scope["scheme"] == "https" or is_here or site_of(request).insecure):
@@ -244,8 +244,8 @@ def log_in(request: Request, entrance: Accounts, name: str, password: str, devic
     """Let somebody in who has an account, and count it if not; see `Accounts.login`.
 
     Raises:
-        NotAllowed: there is no such account, or the password is wrong.
-        TooManyAttempts: it was wrong too often.
+        NotAllowed: There is no such account, or the password is wrong.
+        TooManyAttempts: It was wrong too often.
     """
     try:
         entered = entrance.login(name, password, request.client.host if request.client else "", device)
@@ -279,8 +279,8 @@ def mark_of(connection: HTTPConnection, fresh: str | None = None) -> str:
     """Return the text that a form must bring back; nobody who cannot read this browser's pages can know it.
 
     Args:
-        connection: the connection that asked for the form.
-        fresh: a new value of the cookie for visitors who are not logged in.
+        connection: The connection that asked for the form.
+        fresh: A new value of the cookie for visitors who are not logged in.
     """
     cookies = connection.cookies
     known = cookies.get(cookie_name(connection)) or fresh or cookies.get(FORM_COOKIE) or ""
@@ -296,7 +296,7 @@ def same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "")
     """Check that a form comes from one of our own pages.
 
     Raises:
-        HTTPException: it does not.
+        HTTPException: It does not.
     """
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     theirs, ours = read_address(origin) if origin is not None else None, address_of(request)

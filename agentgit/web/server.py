@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
     """Serves an application; when it stops it ends live feeds first, which would go on for ever.
 
     Args:
-        made: as `app` makes it.
+        made: As `app` makes it.
     """
 
     def __init__(self, made: FastAPI) -> None:
@@ -85,23 +85,23 @@ def serve(
     A SQLite file on this machine is shown to whoever has the link that is said; everything else asks for accounts.
 
     Args:
-        repo: the repository to serve.
-        host: the address on which it listens.
-        port: the port on which it listens; 0 is any that is free.
+        repo: The repository to serve.
+        host: The address on which it listens.
+        port: The port on which it listens; 0 is any that is free.
         accounts: True to ask for accounts on a SQLite file, too.
-        hosts: the names under which it may be asked for, besides that of the public URL; none are those of this
+        hosts: The names under which it may be asked for, besides that of the public URL; none are those of this
             machine if it listens there, else any if there is no public URL.
         insecure: True to let people log in over plain http from other machines.
-        trusted_proxies: addresses and networks of the proxies before it, which say who asks, by which scheme and host.
-        public_url: the address at which browsers find it; None is the scheme and host of each request.
-        metrics_token: the token that lets a program read `/metrics`; None lets admins only, with an API key.
+        trusted_proxies: Addresses and networks of the proxies before it, which say who asks, by which scheme and host.
+        public_url: The address at which browsers find it; None is the scheme and host of each request.
+        metrics_token: The token that lets a program read `/metrics`; None lets admins only, with an API key.
         access_log: True to write a line for each request to the standard output.
-        say: the function that gets the address of the page.
+        say: The function that gets the address of the page.
         browser: True to open it in a browser.
 
     Raises:
-        InvalidInput: nobody could come in: there is no account; or a proxy or the public URL is none.
-        Unavailable: the place to listen is taken.
+        InvalidInput: Nobody could come in: there is no account; or a proxy or the public URL is none.
+        Unavailable: The place to listen is taken.
     """
     is_here = host in ("localhost", "127.0.0.1", "::1")
     link = None if accounts or not is_here or not repo.store.database.is_sqlite else Link(repo)

@@ -28,13 +28,13 @@ class Limits:
     """The limits of one request.
 
     Args:
-        body: bytes of its body.
-        head: bytes of its line and headers.
-        seconds: the most seconds that each of these may take to arrive, and the other side to read on.
-        feeds: the number of live feeds that one user may have open at once.
-        connections: the most connections a server has open at once; for another one it ends the one that waits longest
+        body: Bytes of its body.
+        head: Bytes of its line and headers.
+        seconds: The most seconds that each of these may take to arrive, and the other side to read on.
+        feeds: The number of live feeds that one user may have open at once.
+        connections: The most connections a server has open at once; for another one it ends the one that waits longest
             for a request.
-        connections_each: the number of them that one address may have, if it is not a trusted proxy.
+        connections_each: The number of them that one address may have, if it is not a trusted proxy.
     """
 
     body: int = 1_000_000
@@ -50,15 +50,15 @@ class Site:
     """One application.
 
     Args:
-        entrance: the way people log in.
-        hosts: the names under which it may be asked for, without a port; None is any.
+        entrance: The way people log in.
+        hosts: The names under which it may be asked for, without a port; None is any.
         insecure: True to let people log in over plain http from other machines.
-        proxies: whose word is taken of where a request comes from.
-        public: the address at which browsers find it; None is where a request was sent to.
-        limits: the limits of one request.
-        metrics_token: the token that lets a program read the metrics, besides the key of an admin.
-        metrics: the counters.
-        connections: tells how many are open, if a server of ours serves it.
+        proxies: Whose word is taken of where a request comes from.
+        public: The address at which browsers find it; None is where a request was sent to.
+        limits: The limits of one request.
+        metrics_token: The token that lets a program read the metrics, besides the key of an admin.
+        metrics: The counters.
+        connections: Tells how many are open, if a server of ours serves it.
     """
 
     entrance: Accounts | Link

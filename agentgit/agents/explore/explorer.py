@@ -44,13 +44,13 @@ class ExploredTurn:
     """One turn of an exploration.
 
     Args:
-        agent: the agent on the branch of its own.
-        choices: the way until here.
-        value: the input of the graph.
-        config: the config with which it runs.
+        agent: The agent on the branch of its own.
+        choices: The way until here.
+        value: The input of the graph.
+        config: The config with which it runs.
         pending: True if it is to be run; False if it was, or waits for a person's answer.
-        end: the checkpoint where it ended; None if it has not.
-        error: the exception that it raised.
+        end: The checkpoint where it ended; None if it has not.
+        error: The exception that it raised.
     """
 
     agent: RollbackAgent
@@ -66,12 +66,12 @@ class Explorer:
     """Lays the branches of one exploration, tells which turns to run, and writes down how they ended.
 
     Args:
-        agent: the agent to begin from.
-        ways: the ways to go each step.
-        name: the name for it, or the name of the one to continue; None for a new name.
-        score: judges a leaf.
-        config: the config for all turns.
-        settle: a function that waits for asynchronous functions.
+        agent: The agent to begin from.
+        ways: The ways to go each step.
+        name: The name for it, or the name of the one to continue; None for a new name.
+        score: Judges a leaf.
+        config: The config for all turns.
+        settle: A function that waits for asynchronous functions.
         together: True if turns are to run at the same time.
     """
 
@@ -110,10 +110,10 @@ class Explorer:
         """Return the turns to run, those together that may run at the same time; each list is run before the next.
 
         Raises:
-            InvalidInput: turns are to run at the same time, and the tools change the world.
-            WorldDiverged: the world is not as the agent's branch left it.
-            RollbackBlocked, RollbackIncomplete: the world cannot be brought to the next branch.
-            Conflict: the name is another exploration's.
+            InvalidInput: Turns are to run at the same time, and the tools change the world.
+            WorldDiverged: The world is not as the agent's branch left it.
+            RollbackBlocked, RollbackIncomplete: The world cannot be brought to the next branch.
+            Conflict: The name is another exploration's.
         """
         kinds = self.agent.rules.effects.kinds()
         touching = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
@@ -187,7 +187,7 @@ class Explorer:
         Where no tool changes the world, nothing is done about what stands in it.
 
         Raises:
-            WorldDiverged: more stands in it, or less, than where everything begins: it would be taken back for good.
+            WorldDiverged: More stands in it, or less, than where everything begins: it would be taken back for good.
         """
         with self.store.database.reading() as connection:
             ours = self._positions(connection)

@@ -24,8 +24,8 @@ class Way:
     """One way to go a step.
 
     Args:
-        given: the graph's input.
-        config: the config that is merged into that of the run.
+        given: The graph's input.
+        config: The config that is merged into that of the run.
     """
 
     given: Any
@@ -44,11 +44,11 @@ def ways(steps: Steps, choices: Choices) -> list[list[Way]]:
     """Lay out an exploration: for each step the ways to go it.
 
     Args:
-        steps: as `RollbackAgent.explore` takes it.
-        choices: as `RollbackAgent.explore` takes it.
+        steps: As `RollbackAgent.explore` takes it.
+        choices: As `RollbackAgent.explore` takes it.
 
     Raises:
-        InvalidInput: they cannot be meant.
+        InvalidInput: They cannot be meant.
     """
     how = _several(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):

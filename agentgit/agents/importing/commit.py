@@ -36,10 +36,10 @@ class Arrival:
     """A session that was made from a thread before.
 
     Args:
-        branch_id: the branch that has it.
-        thread: the LangGraph thread of that branch.
-        newest: the id of the newest graph checkpoint that was imported.
-        calls: the number of past calls on its track.
+        branch_id: The branch that has it.
+        thread: The LangGraph thread of that branch.
+        newest: The id of the newest graph checkpoint that was imported.
+        calls: The number of past calls on its track.
         moved: True if the branch went on here.
     """
 
@@ -62,12 +62,12 @@ class Landing:
     """The conversion of one thread into a session.
 
     Args:
-        repository: the repository that gets the session.
-        session_name: the name of the session.
-        thread_id: the thread in the database that it comes from.
+        repository: The repository that gets the session.
+        session_name: The name of the session.
+        thread_id: The thread in the database that it comes from.
 
     Raises:
-        InvalidInput: the name is not valid for a session.
+        InvalidInput: The name is not valid for a session.
     """
 
     def __init__(self, repository: Repository, session_name: str, thread_id: str) -> None:
@@ -82,7 +82,7 @@ class Landing:
         """Find what an earlier import made of the thread; None if there is no session, or an empty one.
 
         Raises:
-            Conflict: the session has other content.
+            Conflict: The session has other content.
         """
         with self.store.database.reading() as connection:
             return self._arrival(connection, self._session(connection))
@@ -126,13 +126,13 @@ class Landing:
         """Make the session, or let it grow, in one transaction.
 
         Args:
-            staged: the thread that was filled up.
-            added: the number of its graph checkpoints.
-            roots: the graph checkpoints of the whole graph, from the oldest to the newest.
-            arrival: the result of an earlier import.
+            staged: The thread that was filled up.
+            added: The number of its graph checkpoints.
+            roots: The graph checkpoints of the whole graph, from the oldest to the newest.
+            arrival: The result of an earlier import.
 
         Raises:
-            Conflict: somebody else has made or moved the session meanwhile, or taken away what was staged.
+            Conflict: Somebody else has made or moved the session meanwhile, or taken away what was staged.
         """
         with self.store.database.reading() as connection:
             there = staging.held(connection, self.store.tenant_id, arrival.thread) if arrival else {}

@@ -32,15 +32,15 @@ class ImportedCall:
     """A tool call of the past, as its messages tell of it.
 
     Args:
-        message: the AI message that asked for it.
-        index: the place of the call in that message.
-        name: the name of the tool.
-        args: its arguments.
-        id: the id of the call in the AI message.
-        asked_at: the time of the graph checkpoint that first has the AI message.
+        message: The AI message that asked for it.
+        index: The place of the call in that message.
+        name: The name of the tool.
+        args: Its arguments.
+        id: The id of the call in the AI message.
+        asked_at: The time of the graph checkpoint that first has the AI message.
         status: `done` or `failed`.
-        answer: the content of the tool's message.
-        answered_at: the time of the graph checkpoint that first has the tool's message.
+        answer: The content of the tool's message.
+        answered_at: The time of the graph checkpoint that first has the tool's message.
     """
 
     message: int
@@ -79,8 +79,8 @@ class PastReader:
     """Walks along the line of a thread.
 
     Args:
-        store: the store that has the thread.
-        user_id: the id of the user who owns the checkpoints.
+        store: The store that has the thread.
+        user_id: The id of the user who owns the checkpoints.
     """
 
     def __init__(self, store: Store, user_id: int) -> None:
@@ -96,8 +96,8 @@ class PastReader:
         """Read the past; None if one of its graph checkpoints is not there.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            line: the graph checkpoints of the whole graph, from the oldest to the newest.
+            connection: An open connection; the transaction may be read-only.
+            line: The graph checkpoints of the whole graph, from the oldest to the newest.
         """
         last: Found | None = None
         number = -1

@@ -72,8 +72,8 @@ def import_thread(repository: Repository, graph: Any, session: str, thread_id: s
     """Import one thread of the saver that a graph was compiled with; see `Repository.wrap`.
 
     Raises:
-        InvalidInput: the graph has no saver.
-        NotFound, Conflict, Corrupt, Unavailable: as `Repository.import_langgraph`.
+        InvalidInput: The graph has no saver.
+        NotFound, Conflict, Corrupt, Unavailable: As `Repository.import_langgraph`.
     """
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         raise InvalidInput(

@@ -43,11 +43,11 @@ def reading(what: str) -> Iterator[None]:
     """Turn whatever a damaged or absent source raises into a failure that says where.
 
     Args:
-        what: the name of what is read.
+        what: The name of what is read.
 
     Raises:
-        Unavailable: the database does not answer.
-        Corrupt: what is there cannot be read.
+        Unavailable: The database does not answer.
+        Corrupt: What is there cannot be read.
     """
     try:
         yield
@@ -66,7 +66,7 @@ class Source:
     """The threads of a saver.
 
     Args:
-        saver: any LangGraph checkpointer; it is only read.
+        saver: Any LangGraph checkpointer; it is only read.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -100,7 +100,7 @@ class Source:
         """Read one graph checkpoint.
 
         Raises:
-            Corrupt: it is not there any more, or not what LangGraph writes.
+            Corrupt: It is not there any more, or not what LangGraph writes.
         """
         what = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
         with reading(what):
@@ -123,10 +123,10 @@ class AsyncSource(Source):
     the caller's loop stands still meanwhile.
 
     Args:
-        saver: an async checkpointer; it is only read.
+        saver: An async checkpointer; it is only read.
 
     Raises:
-        InvalidInput: it has a pool of connections, which answers only in the loop that stands still.
+        InvalidInput: It has a pool of connections, which answers only in the loop that stands still.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -226,9 +226,9 @@ class DatabaseSource(Source):
     The names of threads and graph checkpoints come from columns; what is in them from the saver.
 
     Args:
-        saver: one that reads from the connection.
-        connection: sqlite3's or psycopg's; it is closed at the end.
-        mark: the placeholder that the driver uses for a parameter.
+        saver: One that reads from the connection.
+        connection: Sqlite3's or psycopg's; it is closed at the end.
+        mark: The placeholder that the driver uses for a parameter.
     """
 
     def __init__(self, saver: Any, connection: Any, mark: str) -> None:
@@ -261,13 +261,13 @@ def open_database(where: str | Path | URL) -> DatabaseSource:
     """Open a database of LangGraph's savers for reading only.
 
     Args:
-        where: a path or a URL of SQLite or PostgreSQL.
+        where: A path or a URL of SQLite or PostgreSQL.
 
     Raises:
-        NotFound: there is no such file.
-        SchemaMismatch: it is not a database of LangGraph's savers; the text says what it is.
-        InvalidInput: it is no such URL, or the package of its saver is missing.
-        Unavailable: it is out of reach.
+        NotFound: There is no such file.
+        SchemaMismatch: It is not a database of LangGraph's savers; the text says what it is.
+        InvalidInput: It is no such URL, or the package of its saver is missing.
+        Unavailable: It is out of reach.
     """
     url = _url(where)
     if url.get_backend_name() == "sqlite":
@@ -390,7 +390,7 @@ def _expect(tables: dict[str, set[str]], what: str) -> None:
     """Refuse a database that LangGraph's savers did not make, and say what it has.
 
     Raises:
-        SchemaMismatch: it is another one.
+        SchemaMismatch: It is another one.
     """
     if tables.get("checkpoints", set()) >= COLUMNS and {"writes", "checkpoint_writes"} & tables.keys():
         return

@@ -51,9 +51,9 @@ class ThreadLine:
     """The part of a thread that is imported.
 
     Args:
-        roots: the ids of the graph checkpoints of the newest line, oldest first.
-        entries: these checkpoints and those of subgraphs, in the order to store them.
-        others: the ids of the whole graph's checkpoints that lie on other lines.
+        roots: The ids of the graph checkpoints of the newest line, oldest first.
+        entries: These checkpoints and those of subgraphs, in the order to store them.
+        others: The ids of the whole graph's checkpoints that lie on other lines.
     """
 
     roots: Sequence[str]
@@ -65,12 +65,12 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, what: str) -> ThreadL
     """Follow the newest graph checkpoint of a thread back to its beginning.
 
     Args:
-        index: all graph checkpoints of the thread.
-        newest: the id of the one that the thread stands at.
-        what: the name of the source, for the error.
+        index: All graph checkpoints of the thread.
+        newest: The id of the one that the thread stands at.
+        what: The name of the source, for the error.
 
     Raises:
-        Corrupt: the parents form a circle.
+        Corrupt: The parents form a circle.
 
     Example:
         >>> places = [("", "1", None), ("", "2", "1"), ("", "3", "1"), ("sub:x", "2", None)]
@@ -111,12 +111,12 @@ class ThreadImport:
     """Brings one thread in.
 
     Args:
-        repository: the repository to import into.
-        source: the source to read from.
-        thread_id: the id of the thread.
-        session_name: the name of the session.
-        on_step: told how many graph checkpoints were read, and of how many.
-        channels: those of the graph that the thread was made with, if it is known.
+        repository: The repository to import into.
+        source: The source to read from.
+        thread_id: The id of the thread.
+        session_name: The name of the session.
+        on_step: Told how many graph checkpoints were read, and of how many.
+        channels: Those of the graph that the thread was made with, if it is known.
     """
 
     repository: Repository
@@ -144,12 +144,12 @@ class ThreadImport:
         """Bring it in, or what is new of it.
 
         Raises:
-            NotFound: there is no such thread.
-            InvalidInput: a session cannot be called so, or the values need the program's own serializer.
-            Conflict: the session exists with other content, or has gone on here while the thread went on there, or
+            NotFound: There is no such thread.
+            InvalidInput: A session cannot be called so, or the values need the program's own serializer.
+            Conflict: The session exists with other content, or has gone on here while the thread went on there, or
                 another import of the thread is at work.
-            Corrupt: the thread is damaged, or what was stored differs from it; nothing of it is visible.
-            Unavailable: the source or the database does not answer; the next import goes on from there.
+            Corrupt: The thread is damaged, or what was stored differs from it; nothing of it is visible.
+            Unavailable: The source or the database does not answer; the next import goes on from there.
         """
         newest = self.source.newest(self.thread_id)
         if newest is None:
@@ -191,7 +191,7 @@ class ThreadImport:
         """Return whether there is nothing new.
 
         Raises:
-            Conflict: the thread went on in its own database, and the session went on here.
+            Conflict: The thread went on in its own database, and the session went on here.
         """
         if arrival.newest == newest_id:
             place = GraphKey(arrival.thread, "", newest_id)
@@ -309,8 +309,8 @@ class ThreadImport:
         """Compare what is here with the source.
 
         Raises:
-            Conflict: there are not as many graph checkpoints as were read, or they went while they were compared.
-            Corrupt: the newest state is another one.
+            Conflict: There are not as many graph checkpoints as were read, or they went while they were compared.
+            Corrupt: The newest state is another one.
         """
         staged = self._held(self.staged)
         known = {**(self._held(arrival.thread) if arrival else {}), **staged}

@@ -48,7 +48,7 @@ class KeptTypes(SerializerProtocol):
         """Read a value.
 
         Raises:
-            InvalidInput: it was written with a serializer that is not LangGraph's own.
+            InvalidInput: It was written with a serializer that is not LangGraph's own.
         """
         kind, body = data
         if kind not in READABLE:

@@ -25,7 +25,7 @@ class Bases:
     """Finds what the sides of a merge have in common.
 
     Args:
-        store: the store of the database.
+        store: The store of the database.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,9 +36,9 @@ class Bases:
         """Find the newest checkpoints that are behind both, the newest first; none if they are of two sessions.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            ours: the row of one side.
-            theirs: the row of the other.
+            connection: An open connection; the transaction may be read-only.
+            ours: The row of one side.
+            theirs: The row of the other.
         """
         one, other = (self._behind(connection, row) for row in (ours, theirs))
         common = [

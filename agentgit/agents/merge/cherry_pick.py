@@ -26,10 +26,10 @@ class Picked:
     """The messages that a cherry-pick selects.
 
     Args:
-        label: the text that names the selection for a person.
-        side: the side that it is on.
-        places: the positions of the messages there.
-        call_id: the tool call that comes alone, without the calls beside it; None for all calls.
+        label: The text that names the selection for a person.
+        side: The side that it is on.
+        places: The positions of the messages there.
+        call_id: The tool call that comes alone, without the calls beside it; None for all calls.
     """
 
     label: str
@@ -41,7 +41,7 @@ class Picked:
         """Let it come behind what is there.
 
         Raises:
-            InvalidInput: where it comes to has no conversation of its own.
+            InvalidInput: Where it comes to has no conversation of its own.
         """
         key = self.side.conversation
         if key is None or key not in coming.ours.graph.channels or coming.ours.conversation not in (None, key):
@@ -68,7 +68,7 @@ class Picking:
     """Finds what is to be picked.
 
     Args:
-        agent: the agent whose session it is in.
+        agent: The agent whose session it is in.
     """
 
     def __init__(self, agent: RollbackAgent) -> None:
@@ -79,8 +79,8 @@ class Picking:
         """Find what somebody means.
 
         Raises:
-            NotFound: there is no such message or place; or the tool call has no result in its conversation.
-            InvalidInput: it is nothing that can be picked; or the checkpoint did not only add messages.
+            NotFound: There is no such message or place; or the tool call has no result in its conversation.
+            InvalidInput: It is nothing that can be picked; or the checkpoint did not only add messages.
         """
         if isinstance(what, ToolInvocation):
             return self._call(what)
@@ -158,7 +158,7 @@ class Picking:
         """Return where the branch of a call stands.
 
         Raises:
-            NotFound: it is of another session.
+            NotFound: It is of another session.
         """
         with self.store.database.reading() as connection:
             rows = self.store.sessions.branches(connection, self.agent._session_id)

@@ -42,7 +42,7 @@ class Arriving:
     """The arrival of a merge or a cherry-pick on a branch.
 
     Args:
-        agent: an agent on the branch.
+        agent: An agent on the branch.
     """
 
     def __init__(self, agent: RollbackAgent) -> None:
@@ -53,7 +53,7 @@ class Arriving:
         """Return the row of the branch and the moment where it stands.
 
         Raises:
-            Conflict: the branch is running, has moved, or is in the middle of a turn.
+            Conflict: The branch is running, has moved, or is in the middle of a turn.
         """
         row = self.store.sessions.branch(connection, self.agent.branch_id)
         expect_whole(row)
@@ -77,13 +77,13 @@ class Arriving:
         """Write what comes, and make a checkpoint of it; return its id, and the graph checkpoint it stands at.
 
         Args:
-            coming: the changes that come.
-            label: the label of the checkpoint.
-            kind: the kind of event that the audit trail records.
-            facts: the details that the audit trail records.
+            coming: The changes that come.
+            label: The label of the checkpoint.
+            kind: The kind of event that the audit trail records.
+            facts: The details that the audit trail records.
 
         Raises:
-            Conflict: the branch moved meanwhile, or is in the middle of a turn; nothing was changed.
+            Conflict: The branch moved meanwhile, or is in the middle of a turn; nothing was changed.
         """
         values = {key: value() for key, value in coming.updates.items()}
         place = coming.ours.place

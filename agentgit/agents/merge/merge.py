@@ -47,10 +47,10 @@ class Coming:
     """The changes that one side receives from others.
 
     Args:
-        ours: the side that receives them.
-        plan: the plan that people see.
-        common: identifies the first messages of ours, which are not new to it.
-        updates: for each channel a function that returns the value to write; it is called only for the actual write.
+        ours: The side that receives them.
+        plan: The plan that people see.
+        common: Identifies the first messages of ours, which are not new to it.
+        updates: For each channel a function that returns the value to write; it is called only for the actual write.
     """
 
     ours: Side
@@ -90,9 +90,9 @@ class Coming:
         """Let messages come, unless they are here already; tool calls only with their results.
 
         Args:
-            key: the channel that is the conversation.
-            side: the side that they come from.
-            places: the places that they have there.
+            key: The channel that is the conversation.
+            side: The side that they come from.
+            places: The places that they have there.
         """
         shown = side.messages(places)
         known = {message["tool_call_id"] for message in shown if message["id"] in self.here} - {None}
@@ -112,11 +112,11 @@ class Merge:
     """A merge in the making.
 
     Args:
-        bases: where the branches parted, or were last merged; if there are several, what they do not agree about is a
+        bases: Where the branches parted, or were last merged; if there are several, what they do not agree about is a
             conflict.
-        theirs: the side that comes.
-        coming: the changes that were found to come; it is filled.
-        resolve: the resolution of conflicts.
+        theirs: The side that comes.
+        coming: The changes that were found to come; it is filled.
+        resolve: The resolution of conflicts.
     """
 
     bases: Sequence[Side]
@@ -237,7 +237,7 @@ class Merge:
         """Ask a function for a value.
 
         Raises:
-            InvalidInput: it gives a conversation that no provider takes.
+            InvalidInput: It gives a conversation that no provider takes.
         """
         value = ask(self._conflict(key, lambda side: side.live(key)))
         if talk:
@@ -249,7 +249,7 @@ def expect_whole_talk(key: str, value: Any) -> None:
     """Check that a value is a conversation in which each tool call has its result.
 
     Raises:
-        InvalidInput: it is not.
+        InvalidInput: It is not.
     """
     if not isinstance(value, list) or not all(isinstance(message, BaseMessage) for message in value):
         raise InvalidInput(f"resolve for {key!r} must give a list of messages.")
@@ -290,8 +290,8 @@ def narrowed(message: BaseMessage, shown: Mapping[str, Any]) -> BaseMessage:
     """Return a message as it is shown: if that asks only for some of its tool calls, a new one with these.
 
     Args:
-        message: stays as it is.
-        shown: itself, or as `alone` gave it.
+        message: Stays as it is.
+        shown: Itself, or as `alone` gave it.
     """
     if message.id == shown["id"] or not isinstance(message, AIMessage):
         return message

@@ -24,10 +24,10 @@ class Side:
     """The state at a graph checkpoint.
 
     Args:
-        saver: the saver that reads it.
-        graph: the graph whose channels it has.
-        thread: the thread that has it.
-        checkpoint_id: the id of the graph checkpoint; None is before the first.
+        saver: The saver that reads it.
+        graph: The graph whose channels it has.
+        thread: The thread that has it.
+        checkpoint_id: The id of the graph checkpoint; None is before the first.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ class Interval:
 
     Args:
         before_turns: True for a checkpoint before each user message.
-        turns: the number of turns between checkpoints; 0 for none.
-        calls: the number of tool calls between checkpoints, each made where its batch ends; 0 for none.
+        turns: The number of turns between checkpoints; 0 for none.
+        calls: The number of tool calls between checkpoints, each made where its batch ends; 0 for none.
     """
 
     before_turns: bool
@@ -30,7 +30,7 @@ class Interval:
         """Read what `wrap(auto_checkpoint=...)` was given.
 
         Raises:
-            InvalidInput: it means nothing.
+            InvalidInput: It means nothing.
 
         Example:
             >>> Interval.read("tool:10")

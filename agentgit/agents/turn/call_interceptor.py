@@ -69,11 +69,11 @@ class RequestedCall:
     """A call that is about to begin.
 
     Args:
-        intent: the record of it; the gate makes its idempotency key.
-        task: the task of the graph that makes it.
-        place: the place where it is made, the same each time: its AI message, or else the task.
-        run: the run of the task or of the tool that makes it.
-        same: the hash of what it has in common with its repetitions.
+        intent: The record of it; the gate makes its idempotency key.
+        task: The task of the graph that makes it.
+        place: The place where it is made, the same each time: its AI message, or else the task.
+        run: The run of the task or of the tool that makes it.
+        same: The hash of what it has in common with its repetitions.
         is_named: True if its id is the same each time: an AI message asked for it.
         is_in_batch: True if a ToolNode makes it, beside others.
         once: True if its tool happens at most once in a session.
@@ -111,13 +111,13 @@ class AdmittedCall:
     """A call that was let in.
 
     Args:
-        intent: the record of it.
-        id: the id of its row, once that is on disk.
-        answer: the answer that it gets instead of running; the row is then a replay, if there is one.
-        attempt: the attempt by which it is recognised, if LangGraph runs it once more in this turn.
-        used: if it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
-        name: the name that tells it from the other calls of its place, the same each time.
-        scope: the name of what is called in it, the same each time.
+        intent: The record of it.
+        id: The id of its row, once that is on disk.
+        answer: The answer that it gets instead of running; the row is then a replay, if there is one.
+        attempt: The attempt by which it is recognised, if LangGraph runs it once more in this turn.
+        used: If it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
+        name: The name that tells it from the other calls of its place, the same each time.
+        scope: The name of what is called in it, the same each time.
     """
 
     intent: Intent
@@ -133,8 +133,8 @@ class Gate:
     """Stands before the calls of one turn.
 
     Args:
-        turn: the turn.
-        outcomes: the outcomes to write down before the next call begins.
+        turn: The turn.
+        outcomes: The outcomes to write down before the next call begins.
     """
 
     def __init__(self, turn: Turn, outcomes: Outcomes) -> None:
@@ -151,9 +151,9 @@ class Gate:
         """Let a call begin, or answer it.
 
         Raises:
-            Fenced: it is done already, and cannot be answered here or was not to be.
-            Conflict: nobody knows whether it is done; or this turn was taken over.
-            WorldDiverged: another branch has changed the world while this turn ran.
+            Fenced: It is done already, and cannot be answered here or was not to be.
+            Conflict: Nobody knows whether it is done; or this turn was taken over.
+            WorldDiverged: Another branch has changed the world while this turn ran.
         """
         with self._lock:
             slots = self._slots[asked.run, asked.place, asked.call_id, asked.intent.tool_name]
@@ -198,7 +198,7 @@ class Gate:
         """Return whether a call that is done is answered; False if it runs again.
 
         Raises:
-            Fenced: it can be neither answered nor run again.
+            Fenced: It can be neither answered nor run again.
         """
         if slot.name == asked.call_id:
             expect_same(asked.intent, args)
@@ -231,7 +231,7 @@ class Gate:
         """Check that a call with arguments other than before is really a different call.
 
         Raises:
-            Fenced: that cannot be decided, because a call that it may repeat has happened or may have happened.
+            Fenced: That cannot be decided, because a call that it may repeat has happened or may have happened.
         """
         if asked.is_named:
             raised = {key for slot in slots.all if slot.is_free for key in slot.keys}

@@ -41,9 +41,9 @@ class Saves:
         """Take note that a graph looks for its checkpoint in the saver: so it also saves there.
 
         Args:
-            thread: the thread of the graph.
-            ns: the namespace of the graph; empty for the outermost.
-            found: the checkpoint that it goes on from; None if there is none.
+            thread: The thread of the graph.
+            ns: The namespace of the graph; empty for the outermost.
+            found: The checkpoint that it goes on from; None if there is none.
         """
         with self._lock:
             self._read.add((thread, ns))
@@ -93,7 +93,7 @@ class Saves:
         """Visit the numbers of the graphs that a task has called, as far as these are saved.
 
         Args:
-            task: its name in LangGraph.
+            task: Its name in LangGraph.
         """
         with self._lock:
             names = [ns for _, ns in self._read if ns == task or ns.startswith(f"{task}|")]
@@ -119,7 +119,7 @@ class Saves:
         """Wait until these are saved.
 
         Raises:
-            Unavailable: one is not, and will not be.
+            Unavailable: One is not, and will not be.
         """
         for place in places:
             try:
@@ -158,8 +158,8 @@ class Settling(BaseCallbackHandler):
     A tool that is called without `await` blocks the event loop, on which that save may have to run.
 
     Args:
-        saves: the saves of the turn.
-        loop: the event loop on which the turn runs.
+        saves: The saves of the turn.
+        loop: The event loop on which the turn runs.
     """
 
     run_inline = True

@@ -22,7 +22,7 @@ def expect_same(intent: Intent, args: Any) -> None:
     """Check that a call has the same arguments as before.
 
     Raises:
-        Fenced: its arguments are different.
+        Fenced: Its arguments are different.
     """
     if args != intent.args:
         raise Fenced(
@@ -43,8 +43,8 @@ def unmatched(call: ToolInvocation, intent: Intent) -> Fenced:
     """Refuse a call of a task that runs again, because one that it made before has not come again.
 
     Args:
-        call: the earlier call.
-        intent: the call that is refused.
+        call: The earlier call.
+        intent: The call that is refused.
     """
     settle = (
         f"repo.resolve({call.id}, 'happened') or repo.resolve({call.id}, 'did_not_happen')"
@@ -96,8 +96,8 @@ def refusal(call: ToolInvocation, what: str) -> Fenced:
     """Refuse a call because of one of which nobody can tell what it left in the world.
 
     Args:
-        call: the earlier call.
-        what: its relation to the call that was refused.
+        call: The earlier call.
+        what: Its relation to the call that was refused.
     """
     left = f"It raised {call.error_message}, and" if call.has_raised else "It was broken off, and"
     todo = {

@@ -29,9 +29,9 @@ class TurnFiles:
     Snapshots are taken while no transaction is open; `see` only writes down which one it was.
 
     Args:
-        store: the store that records it.
-        keeper: the workspace; None if none is attached.
-        branch_id: the branch of the turn.
+        store: The store that records it.
+        keeper: The workspace; None if none is attached.
+        branch_id: The branch of the turn.
     """
 
     def __init__(self, store: Store, keeper: Keeper | None, branch_id: int) -> None:
@@ -48,7 +48,7 @@ class TurnFiles:
         """Keep the files as the turn finds them, and look whether another branch has changed them.
 
         Raises:
-            AgentGitError: they cannot be kept; nothing was run.
+            AgentGitError: They cannot be kept; nothing was run.
         """
         if self.keeper is None:
             return
@@ -75,10 +75,10 @@ class TurnFiles:
         """Return what would bring the world back to a branch, files and all; None if it is as the branch left it.
 
         Args:
-            connection: an open connection; the transaction may be read-only.
-            branch: the row of the branch.
-            planner: the planner of its session.
-            last: the length of the world log.
+            connection: An open connection; the transaction may be read-only.
+            branch: The row of the branch.
+            planner: The planner of its session.
+            last: The length of the world log.
         """
         # Most turns find the log as their branch left it, and need not look who made it longer.
         plan = planner.divergence(connection, branch) if last != branch.world_seen else None
@@ -97,9 +97,9 @@ class TurnFiles:
         """Write down which files the branch has; give the id of the row.
 
         Args:
-            connection: a connection in a transaction that writes.
-            branch: the row of the turn's branch.
-            batch: the files are those that its calls left; None for those that were kept last.
+            connection: A connection in a transaction that writes.
+            branch: The row of the turn's branch.
+            batch: The files are those that its calls left; None for those that were kept last.
         """
         files = self.now if batch is None else self._after.get(batch, self.now)
         return None if files is None else self.store.snapshots.see(connection, branch, files)
@@ -108,7 +108,7 @@ class TurnFiles:
         """Keep what a tool call is about to change, so that it alone can be undone.
 
         Raises:
-            AgentGitError: it cannot be kept; the tool is not run.
+            AgentGitError: It cannot be kept; the tool is not run.
         """
         if self.keeper is not None:
             self.keeper.before(tool_name, args)

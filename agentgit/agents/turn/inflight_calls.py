@@ -18,7 +18,7 @@ class InflightResult:
     """A result that is returned instead of running a tool, perhaps only after another run of the same call ends.
 
     Args:
-        future: yields the value that the tool returned, or raises what the tool raised.
+        future: Yields the value that the tool returned, or raises what the tool raised.
     """
 
     future: Future[Any]
@@ -43,7 +43,7 @@ class Attempt:
     """A call of this turn that runs or has ended.
 
     Args:
-        intent: the record of it.
+        intent: The record of it.
     """
 
     def __init__(self, intent: Intent) -> None:
@@ -91,10 +91,10 @@ class Slot:
     """One call among those of one run of a task.
 
     Args:
-        name: the name that tells it from the others, the same each time that the task runs.
-        identity: the value that it shares with its repetitions.
-        keys: the idempotency keys that it has, or had when it was made.
-        attempt: the newest attempt at it.
+        name: The name that tells it from the others, the same each time that the task runs.
+        identity: The value that it shares with its repetitions.
+        keys: The idempotency keys that it has, or had when it was made.
+        attempt: The newest attempt at it.
     """
 
     name: str
@@ -122,8 +122,8 @@ class Slots:
         """Assign a call to its slot, and return that.
 
         Args:
-            call_id: its id in the AI message that asked for it; None if none did.
-            identity: the value that it shares with its repetitions.
+            call_id: Its id in the AI message that asked for it; None if none did.
+            identity: The value that it shares with its repetitions.
         """
         equal = [slot for slot in self.all if slot.identity == identity]
         slot = next((slot for slot in equal if slot.is_free), None)

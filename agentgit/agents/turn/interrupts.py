@@ -44,11 +44,11 @@ class TaskShare:
     """The share of one call in the answers of its task.
 
     Args:
-        place: the position of the call in its AI message.
-        taken: the numbers of the answers that it took, in the order in which it asked.
-        graphs: the numbers of the graphs that it ran, under which these find their state again.
-        question: the hash of the question that it waits on, as LangGraph stores it; None if it does not wait.
-        calls: the numbers of the `@task`s that it called.
+        place: The position of the call in its AI message.
+        taken: The numbers of the answers that it took, in the order in which it asked.
+        graphs: The numbers of the graphs that it ran, under which these find their state again.
+        question: The hash of the question that it waits on, as LangGraph stores it; None if it does not wait.
+        calls: The numbers of the `@task`s that it called.
     """
 
     place: int
@@ -67,7 +67,7 @@ def in_batch(config: RunnableConfig) -> Iterator[None]:
     """Mark this block as the run of a batch of calls by a ToolNode.
 
     Args:
-        config: the config that the node received.
+        config: The config that the node received.
     """
     token = _batch.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
     try:
@@ -85,9 +85,9 @@ class TaskAnswers:
     """The answers that one task has got.
 
     Args:
-        shares: the share of each call that asked before, by its id.
-        count: the number of answers that the task had when this turn began; a new one gets this number.
-        shown: the hash of the question that was shown to the person; None if there was none.
+        shares: The share of each call that asked before, by its id.
+        count: The number of answers that the task had when this turn began; a new one gets this number.
+        shown: The hash of the question that was shown to the person; None if there was none.
     """
 
     def __init__(self, shares: Mapping[str, TaskShare], count: int, shown: str | None) -> None:
@@ -106,9 +106,9 @@ class TaskAnswers:
         """Return which answer of the task is for a question.
 
         Args:
-            call_id: the id of the call that asks.
-            share: the share of the call.
-            asked: the number of questions that the call has asked before in this attempt.
+            call_id: The id of the call that asks.
+            share: The share of the call.
+            asked: The number of questions that the call has asked before in this attempt.
             pad: LangGraph's own view of the answers.
         """
         with self._lock:
@@ -139,8 +139,8 @@ class TaskAnswers:
         """Return the number of a graph that a call runs: as in an earlier attempt, else the next that is free.
 
         Args:
-            share: the share of the call.
-            run: the number of graphs that the call has run before in this attempt.
+            share: The share of the call.
+            run: The number of graphs that the call has run before in this attempt.
         """
         with self._lock:
             if run == len(share.graphs):
@@ -163,7 +163,7 @@ def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the config with the call's own view, for a tool that may hand the config to a graph.
 
     Args:
-        kwargs: the arguments of the tool, inside of `Questions.asking`.
+        kwargs: The arguments of the tool, inside of `Questions.asking`.
     """
     given, current = kwargs.get("config"), var_child_runnable_config.get()
     if not isinstance(given, dict) or current is None:
@@ -177,9 +177,9 @@ class Questions:
     """The questions that the tool calls of one turn ask.
 
     Args:
-        store: the store that records them.
-        branch: the row of the branch that runs.
-        codec: the codec with which the saver stores values.
+        store: The store that records them.
+        branch: The row of the branch that runs.
+        codec: The codec with which the saver stores values.
     """
 
     def __init__(self, store: Store, branch: Found, codec: Codec) -> None:
@@ -196,9 +196,9 @@ class Questions:
         """Let a call see its own answers, until the block ends.
 
         Args:
-            run_id: the run of its tool.
-            call_id: the id that tells it from the others of its task.
-            place: its place in the AI message; None if a node's own code makes it.
+            run_id: The run of its tool.
+            call_id: The id that tells it from the others of its task.
+            place: Its place in the AI message; None if a node's own code makes it.
         """
         config = var_child_runnable_config.get()
         view = None
@@ -241,7 +241,7 @@ class Questions:
         """Use up the numbers that a call of a node's own code had, which the record answers now.
 
         Args:
-            used: the numbers that were recorded for it; None if it used none.
+            used: The numbers that were recorded for it; None if it used none.
         """
         conf = (var_child_runnable_config.get() or {}).get("configurable", {})
         pad = conf.get(CONFIG_KEY_SCRATCHPAD)
@@ -317,8 +317,8 @@ class Questions:
         """Return what is recorded of the answers of a call that ends; None if it asked nothing.
 
         Args:
-            run_id: the run of its tool.
-            error: the exception that it raised; an interrupt has its question.
+            run_id: The run of its tool.
+            error: The exception that it raised; an interrupt has its question.
         """
         own = self._own.pop(run_id, None)
         if own is not None:

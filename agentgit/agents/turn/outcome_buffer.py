@@ -28,8 +28,8 @@ class TakenOutcomes(NamedTuple):
     """Outcomes that somebody writes down.
 
     Args:
-        number: the number of outcomes.
-        write: a function that writes them in a transaction.
+        number: The number of outcomes.
+        write: A function that writes them in a transaction.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Outcomes:
     """The outcomes of the calls of one turn that are not written yet.
 
     Args:
-        turn: the turn.
+        turn: The turn.
     """
 
     def __init__(self, turn: Turn) -> None:

@@ -32,7 +32,7 @@ def as_recorded(value: Any) -> Any:
     """Return the form in which the journal keeps what a tool returned.
 
     Args:
-        value: the value that the tool returned.
+        value: The value that the tool returned.
 
     Example:
         >>> as_recorded({"order": 7})
@@ -53,7 +53,7 @@ def handed_over(error: ParentCommand) -> Any:
     What it says is kept. It cannot be given back: it was raised, and for that very run.
 
     Args:
-        error: with the command; which graph it is for has another name in each run.
+        error: With the command; which graph it is for has another name in each run.
     """
     return {**portable(replace(error.args[0], graph=None)), PACKED: None}
 
@@ -62,11 +62,11 @@ def given_back(result: Any, tool_call_id: str | None) -> Any:
     """Return what a tool returned, as the answer to one call.
 
     Args:
-        result: the result as it was recorded.
-        tool_call_id: the call that it answers now.
+        result: The result as it was recorded.
+        tool_call_id: The call that it answers now.
 
     Raises:
-        Unreadable: it held objects that cannot be built again from the record.
+        Unreadable: It held objects that cannot be built again from the record.
     """
     if not isinstance(result, dict) or PACKED not in result:
         return result

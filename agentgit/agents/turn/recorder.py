@@ -50,9 +50,9 @@ class Calling:
     """A call that is about to be made by a copy of its tool, which can be answered for.
 
     Args:
-        parent: the run that it is made in.
+        parent: The run that it is made in.
         conf: LangGraph's configuration of the task that makes it.
-        effect: the effect of its tool; None if it is undeclared.
+        effect: The effect of its tool; None if it is undeclared.
         acts: True if its tool may change the world.
         is_in_batch: True if a ToolNode makes it, beside others.
     """
@@ -73,10 +73,10 @@ class Recorder(BaseCallbackHandler):
     """Records the tool calls of one turn.
 
     Args:
-        turn: the turn.
-        owner: the name under which it has taken the branch.
-        batch: the number of the next batch.
-        unfinished: if the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
+        turn: The turn.
+        owner: The name under which it has taken the branch.
+        batch: The number of the next batch.
+        unfinished: If the turn goes on with calls that were never all answered, their AI message, its batch, their ids.
     """
 
     raise_error = True  # a call that cannot be recorded must not run
@@ -165,9 +165,9 @@ class Recorder(BaseCallbackHandler):
         """Take note of a call that a copy of its tool is about to make.
 
         Args:
-            run_id: the run of the tool.
-            tool: the tool.
-            parent: the run that it is made in.
+            run_id: The run of the tool.
+            tool: The tool.
+            parent: The run that it is made in.
             conf: LangGraph's configuration of the task that makes it.
         """
         is_recorded = tool.name not in self.unrecorded
@@ -180,7 +180,7 @@ class Recorder(BaseCallbackHandler):
         """Wait until what the task of an expected call comes from is on disk, if the call acts on the world.
 
         Raises:
-            Unavailable: it will not be.
+            Unavailable: It will not be.
         """
         calling = self._expected[run_id]
         if calling.acts:

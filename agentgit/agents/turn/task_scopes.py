@@ -22,12 +22,12 @@ class Frame:
     """One run of a task or of a tool: what is called in it is counted from its beginning.
 
     Args:
-        scope: the name of the scope, the same each time.
-        run_id: this run.
+        scope: The name of the scope, the same each time.
+        run_id: This run.
         task: LangGraph's name of the task.
-        first_graph: the number that the first graph called in this run has.
-        first_call: the number that the first `@task` called in this run has.
-        graphs: for a tool, the numbers of the graphs that it has called.
+        first_graph: The number that the first graph called in this run has.
+        first_call: The number that the first `@task` called in this run has.
+        graphs: For a tool, the numbers of the graphs that it has called.
     """
 
     scope: str
@@ -49,7 +49,7 @@ class Scopes:
     """The runs of tasks and tools of one turn.
 
     Args:
-        saved: a function that returns the numbers of the graphs that a task has called before, as far as these
+        saved: A function that returns the numbers of the graphs that a task has called before, as far as these
             are saved.
     """
 

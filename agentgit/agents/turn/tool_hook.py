@@ -35,9 +35,9 @@ class _Made(NamedTuple):
     """A call as it is made in a turn.
 
     Args:
-        recorder: the recorder of the turn.
-        run_id: the run of the tool.
-        options: the arguments of `run` besides its input.
+        recorder: The recorder of the turn.
+        run_id: The run of the tool.
+        options: The arguments of `run` besides its input.
     """
 
     recorder: Recorder
@@ -116,9 +116,9 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
     """Copy a tool, with other functions; the tool stays as it is.
 
     Args:
-        tool: the tool.
-        run: the function of the copy.
-        arun: its async function.
+        tool: The tool.
+        run: The function of the copy.
+        arun: Its async function.
     """
     clone = copy.copy(tool)
     # On the instance, past pydantic: the class is the user's, or shared by all tools.
@@ -131,8 +131,8 @@ def telling(tool: BaseTool, tell: Callable[[Any], None]) -> BaseTool:
     """Copy a tool; the copy tells what it really returned, before a message is made of that.
 
     Args:
-        tool: stays as it is.
-        tell: gets each value.
+        tool: Stays as it is.
+        tell: Gets each value.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:

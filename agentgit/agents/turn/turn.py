@@ -51,12 +51,12 @@ class TurnSettings:
     """Settings that apply to every turn of an agent.
 
     Args:
-        user_id: the user who runs it.
-        effects: the effects of the tools on the outside world.
-        unrecorded: names of tools that are not part of the track.
-        auto: the times at which automatic checkpoints are made.
-        fence: the treatment of a call whose effect stands already: `replay`, `raise` or `off`.
-        keeper: the workspace whose files belong to the session; None if there is none.
+        user_id: The user who runs it.
+        effects: The effects of the tools on the outside world.
+        unrecorded: Names of tools that are not part of the track.
+        auto: The times at which automatic checkpoints are made.
+        fence: The treatment of a call whose effect stands already: `replay`, `raise` or `off`.
+        keeper: The workspace whose files belong to the session; None if there is none.
     """
 
     user_id: int
@@ -71,11 +71,11 @@ class _Begun(NamedTuple):
     """The findings of the transaction that begins a turn; an attempt that was rolled back leaves nothing.
 
     Args:
-        branch: the row of the branch, as the turn holds it.
-        given: the input, preceded by the notes for the model.
-        owner_id: the owner of the session.
-        batch: the number of the first batch of calls.
-        unfinished: the batch that the turn goes on with, as `Recorder` takes it.
+        branch: The row of the branch, as the turn holds it.
+        given: The input, preceded by the notes for the model.
+        owner_id: The owner of the session.
+        batch: The number of the first batch of calls.
+        unfinished: The batch that the turn goes on with, as `Recorder` takes it.
     """
 
     branch: Found
@@ -89,10 +89,10 @@ class _Ended(NamedTuple):
     """The findings of the transaction that ends a turn.
 
     Args:
-        latest: the newest graph checkpoint.
+        latest: The newest graph checkpoint.
         settled: True if nothing waits.
-        head_id: the head of the branch, if the turn was broken off.
-        thinned: the number of checkpoints that were removed because the session's retention keeps no more.
+        head_id: The head of the branch, if the turn was broken off.
+        thinned: The number of checkpoints that were removed because the session's retention keeps no more.
     """
 
     latest: str | None
@@ -106,9 +106,9 @@ class Turn:
     """One run.
 
     Args:
-        agent: the agent that runs.
-        given: the input.
-        span: the span that traces it.
+        agent: The agent that runs.
+        given: The input.
+        span: The span that traces it.
     """
 
     agent: RollbackAgent
@@ -137,7 +137,7 @@ class Turn:
         """Take the branch.
 
         Raises:
-            Conflict: somebody else runs it, or has moved it since the agent last saw it.
+            Conflict: Somebody else runs it, or has moved it since the agent last saw it.
         """
         self.branch_id = self.agent.branch_id  # the agent may be led elsewhere, a turn stays where it began
         self._held = ExitStack()
@@ -197,12 +197,12 @@ class Turn:
         """Check that the outside world is as this branch left it.
 
         Args:
-            connection: a connection in a transaction that writes.
-            branch: the row of the branch as it is now.
-            last: the length of the world log before this turn.
+            connection: A connection in a transaction that writes.
+            branch: The row of the branch as it is now.
+            last: The length of the world log before this turn.
 
         Raises:
-            WorldDiverged: another branch has changed it since.
+            WorldDiverged: Another branch has changed it since.
         """
         plan = self.files.divergence(connection, branch, self.agent.planner, last)
         if plan is not None:
@@ -228,12 +228,12 @@ class Turn:
         """Let a call begin, in the transaction that records its intent.
 
         Args:
-            connection: a connection in a transaction that writes.
-            effect: the effect of the tool on the outside world.
+            connection: A connection in a transaction that writes.
+            effect: The effect of the tool on the outside world.
 
         Raises:
-            Conflict: this turn was taken over.
-            WorldDiverged: another branch has changed the world while this turn ran.
+            Conflict: This turn was taken over.
+            WorldDiverged: Another branch has changed the world while this turn ran.
         """
         store = self.agent.store
         store.sessions.hold(connection, self.branch)

@@ -33,7 +33,7 @@ def refuse_gone(place: GraphKey) -> NoReturn:
     """Refuse to build on a graph checkpoint that was stored and is there no more.
 
     Raises:
-        Conflict: always.
+        Conflict: Always.
     """
     raise Conflict(
         f"Thread {place.thread!r} was deleted while a run was writing to it (checkpoint {place.checkpoint_id!r} is "

@@ -41,7 +41,7 @@ def bearer_of(request: Request, bearer: Bearer) -> str:
     """Return the credential of a request: of its header; where nothing is changed, also of a browser's cookie.
 
     Raises:
-        Unknown: it has none.
+        Unknown: It has none.
     """
     if bearer is not None:
         return bearer.credentials
@@ -58,7 +58,7 @@ def caller_of(request: Request, credential: Credential) -> Repository:
     """Return the repository of whoever asks.
 
     Raises:
-        Unknown: the credential is nobody's.
+        Unknown: The credential is nobody's.
     """
     try:
         found = site_of(request).entrance.repository(credential)

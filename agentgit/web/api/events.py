@@ -64,7 +64,7 @@ def live(
     """Open a feed; its place is freed when the last byte was sent, or the other side went away.
 
     Raises:
-        HTTPException: the user has as many feeds open as allowed.
+        HTTPException: The user has as many feeds open as allowed.
     """
     if session_id is not None:
         repo.session(session_id)
@@ -83,8 +83,8 @@ class Feed(StreamingResponse):
     """Server-sent events.
 
     Args:
-        content: gives their bytes.
-        ended: called once, however it ends.
+        content: Gives their bytes.
+        ended: Called once, however it ends.
     """
 
     def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:

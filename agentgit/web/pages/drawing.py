@@ -125,11 +125,11 @@ def draw(
     """Write a page.
 
     Args:
-        request: the request for the page.
-        name: the template, without its ending.
-        context: the values that it shows.
-        status: the HTTP status.
-        fresh: a new cookie of somebody who is not in.
+        request: The request for the page.
+        name: The template, without its ending.
+        context: The values that it shows.
+        status: The HTTP status.
+        fresh: A new cookie of somebody who is not in.
     """
     shared = {"root": request.scope.get("root_path", ""), "path": request.url.path, "csrf": mark_of(request, fresh)}
     text = templates().get_template(f"{name}.html").render({"visitor": None, **shared, **context})

@@ -26,8 +26,8 @@ class Visitor:
     """Somebody who looks at a page.
 
     Args:
-        request: the request of the user.
-        repo: the repository as the user sees it.
+        request: The request of the user.
+        repo: The repository as the user sees it.
         by_password: True if they came in with a password, and so have accounts.
     """
 
@@ -48,7 +48,7 @@ def visitor_of(request: Request) -> Visitor:
     """Return the principal that looks at a page.
 
     Raises:
-        Unknown: they are not in.
+        Unknown: They are not in.
     """
     entrance, credential = site_of(request).entrance, request.cookies.get(cookie_name(request))
     if credential is None:
@@ -75,8 +75,8 @@ def inside(path: str, root: str = "") -> str:
     """Return a path to go to after logging in; what leads elsewhere leads to the beginning.
 
     Args:
-        path: the path that somebody wanted to open.
-        root: the path at which the application is mounted.
+        path: The path that somebody wanted to open.
+        root: The path at which the application is mounted.
 
     Example:
         >>> inside("/sessions?name=a"), inside("//evil.example"), inside("https://evil.example")

@@ -79,7 +79,7 @@ def _expect_seen(seen: str, plan: RollbackPlan) -> None:
     """Check that the plan is still the one that the user has looked at.
 
     Raises:
-        Conflict: something happened since, and something else would be done.
+        Conflict: Something happened since, and something else would be done.
     """
     if seen != _seen(plan):
         raise Conflict(
@@ -203,7 +203,7 @@ def _json(text: str) -> Any:
     """Read a result that somebody wrote into a form.
 
     Raises:
-        InvalidInput: it is no JSON.
+        InvalidInput: It is no JSON.
     """
     try:
         return json.loads(text) if text.strip() else None
