@@ -93,7 +93,7 @@ def _layer(names: list[str], y: int, colour: str) -> Iterator[str]:
         text = y + 20 + line * LINE
         shown = name if _file(name).stem == name else f"{name}/"
         yield f'<text x="54" y="{text}" font-family="monospace" font-weight="bold" fill="#222">{shown}</text>'
-        yield f'<text x="180" y="{text}" font-size="13" fill="#333">{escape(_what(name))}</text>'
+        yield f'<text x="236" y="{text}" font-size="13" fill="#333">{escape(_what(name))}</text>'
 
 
 def _file(name: str) -> Path:
@@ -106,7 +106,7 @@ def _what(name: str) -> str:
     """Say what a room is: the first sentence of its docstring."""
     said = " ".join((ast.get_docstring(ast.parse(_file(name).read_text())) or "").split())
     first = re.split(r"\.(?:\s|$)", said.replace("`", ""), maxsplit=1)[0]
-    return first if len(first) <= 92 else first[:91].rsplit(" ", 1)[0] + " …"
+    return first if len(first) <= 86 else first[:85].rsplit(" ", 1)[0] + " …"
 
 
 def _picture(shapes: str, height: int) -> str:

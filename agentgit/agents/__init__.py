@@ -1,1 +1,1 @@
-"""The only door to LangGraph: the saver, the recorder, the agent, the checkpoint tools."""
+"""The agent: a LangGraph graph on one branch, with its turns, merges, explorations and imports."""

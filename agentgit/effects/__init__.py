@@ -1,4 +1,4 @@
-"""Tools: what they do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
+"""Effects: what tools do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
 
 from agentgit.effects.current_call import idempotency_key
 from agentgit.effects.effects import Effect, compensable, effect, reversible

@@ -1,4 +1,4 @@
-"""Rollback and switch: plan, work the plan off step by step, publish. See docs/decisions, page 11."""
+"""Rollback and switch: plan, work the plan off step by step, publish. See record 11 in docs/decisions."""
 
 from agentgit.rollback.awaiting import Settle, on_this_loop, wait
 from agentgit.rollback.engine import Rollback
