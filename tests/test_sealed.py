@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 from sqlalchemy import and_, create_engine, delete, insert, select, text, true, update
 from sqlalchemy.exc import IntegrityError
 from test_encryption import ONE, TWO, shown, story
@@ -436,6 +437,17 @@ def test_q1_nobody_reads_a_value_of_another_through_a_pending_write(url):
             with pytest.raises(Corrupt, match="without the key"):
                 read()
         assert [one.row for one in repo.fsck(2).findings if one.row.startswith("graph_write ")]
+
+
+def test_q1_a_thread_without_pending_writes_is_copied(url):
+    """Q1: in an encrypted database a thread is copied that has no pending writes, and one that has nothing at all."""
+    config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    with SQLModelSaver.from_conn_string(url, keyring=RINGS[0]) as saver:
+        saver.copy_thread("empty", "nothing")
+        saver.put(config, empty_checkpoint(), {}, {})
+        saver.copy_thread("t", "copy")
+        assert saver.get_tuple({"configurable": {"thread_id": "copy"}}) is not None
+        assert saver.get_tuple({"configurable": {"thread_id": "nothing"}}) is None
 
 
 def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):

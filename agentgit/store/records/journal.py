@@ -282,7 +282,7 @@ class Journal:
         if seal is not None:
             for found in _LOCKED.all(connection, this):
                 after = {**values, "status": status}
-                values["mac"] = row_codes.code_after(connection, seal, TOOL_INVOCATION, found, after)
+                values["mac"] = row_codes.code_after(seal, TOOL_INVOCATION, found, after)
         new = {f"new_{name}": value for name, value in values.items()}
         row = _moving(status, tuple(values)).first(connection, this | new)
         if row is None:

@@ -51,8 +51,9 @@ def signed(connection: Connection, table: Table, row: Mapping[str, Any]) -> dict
 
 
 def add(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
-    """Store new rows."""
-    connection.execute(insert(table), [signed(connection, table, row) for row in rows])
+    """Store new rows; there may be none."""
+    if rows:  # without any, the statement would store a row of defaults
+        connection.execute(insert(table), [signed(connection, table, row) for row in rows])
 
 
 def change(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
@@ -72,7 +73,7 @@ def change(connection: Connection, table: Table, *conditions: Any, **values: Any
         return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
     query = select(table).where(*conditions).order_by(*table.primary_key).with_for_update(key_share=True)
     rows = connection.execute(query).all()
-    for row, mac in [(row, code_after(connection, seal, table, row, values)) for row in rows]:
+    for row, mac in [(row, code_after(seal, table, row, values)) for row in rows]:
         connection.execute(
             update(table)
             .where(and_(*(key == getattr(row, key.name) for key in table.primary_key)))
@@ -181,7 +182,7 @@ class SignedUpdate:
             self._plain.run(connection, this | new)
             return
         for row in self._row.all(connection, this):
-            mac = code_after(connection, seal, self._table, row, values)
+            mac = code_after(seal, self._table, row, values)
             self._signed.run(connection, this | new | {"new_mac": mac})
 
 
@@ -237,13 +238,13 @@ def code(seal: Seal, table: Table, row: Mapping[str, Any]) -> bytes:
     return seal.code(table.name, _message(table, row))
 
 
-def code_after(connection: Connection, seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
+def code_after(seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) -> bytes:
     """Make the code that a row has after a change.
 
     Raises:
         Corrupt: Somebody without the key has changed the row before.
     """
-    authentic(connection, table, [row])
+    _expect_authentic(seal, table, row)
     return code(seal, table, {**row._asdict(), **values})
 
 
