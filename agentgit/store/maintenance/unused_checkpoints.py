@@ -73,11 +73,11 @@ def find(
 def drop(connection: Connection, tenant_id: int, spare: Spare) -> None:
     """Delete steps with their writes, and let those that came after one of them follow an earlier one."""
     if spare.gone:
-        keys = [dict(zip(KEY, (tenant_id, *place), strict=True)) for place in spare.gone]
+        keys = [place.columns(tenant_id) for place in spare.gone]
         DROP_WRITES.run(connection, *keys)
         _DROP.run(connection, *keys)
     for place, parent in spare.parents.items():
-        _FOLLOW.run(connection, dict(zip(KEY, (tenant_id, *place), strict=True)), parent_id=parent)
+        _FOLLOW.run(connection, place.columns(tenant_id), parent_id=parent)
 
 
 def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Collection[str]) -> Spare:
@@ -89,7 +89,7 @@ def _of_thread(connection: Connection, tenant_id: int, thread: str, named: Colle
     kept = needed(steps, named, asking)
     for step in steps:
         if step.spreads and (step.ns, step.checkpoint_id) in kept:
-            at = {"tenant_id": tenant_id, "thread_id": thread, "ns": step.ns, "checkpoint_id": step.checkpoint_id}
+            at = GraphKey(thread, step.ns, step.checkpoint_id).columns(tenant_id)
             chain = delta_chain(connection, tenant_id, found(ONE.all(connection, at)[0]))
             kept.update((each.place.ns, each.place.checkpoint_id) for each in chain)
     gone = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept]

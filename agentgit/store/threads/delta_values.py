@@ -125,8 +125,7 @@ class SpreadValues:
             return []
         # On the new thread, also where the parent is on another: a write that came late is only here.
         at = GraphKey(place.thread, place.ns, parent.place.checkpoint_id)
-        key = {"tenant_id": self.tenant_id, "thread_id": at.thread, "ns": at.ns, "checkpoint_id": at.checkpoint_id}
-        return pending(WRITES.all(connection, key))
+        return pending(WRITES.all(connection, at.columns(self.tenant_id)))
 
     def _earlier(
         self, connection: Connection, parent: Found | None, name: str

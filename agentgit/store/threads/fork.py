@@ -29,7 +29,7 @@ from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, KEY, ONE, RESUME, SPACE, WRITES, GraphKey, found, where
+from agentgit.store.threads.graph_rows import ERROR, INTERRUPT, ONE, RESUME, SPACE, WRITES, GraphKey, found, where
 from agentgit.store.threads.lifecycle import delta_chain, must_be_new
 from agentgit.store.threads.pending_writes import PendingAt
 
@@ -204,7 +204,7 @@ class _Fork:
         return and_(GRAPH_CHECKPOINT.c.tenant_id == self.tenant_id, GRAPH_CHECKPOINT.c.thread_id == self.place.thread)
 
     def _row(self, place: GraphKey) -> Row[Any]:
-        row: Row[Any] | None = ONE.first(self.connection, self._key(ns=place.ns, checkpoint_id=place.checkpoint_id))
+        row: Row[Any] | None = ONE.first(self.connection, place.columns(self.tenant_id))
         if row is None:
             raise missing_row("graph checkpoint", place.checkpoint_id)
         return row
@@ -213,8 +213,8 @@ class _Fork:
         return {"tenant_id": self.tenant_id, "thread_id": self.place.thread, **more}
 
     def _writes(self, row: Row[Any]) -> Rows:
-        key = dict(zip(KEY, (self.tenant_id, row.thread_id, row.ns, row.checkpoint_id), strict=True))
-        return [each._asdict() for each in WRITES.all(self.connection, key)]
+        key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
+        return [each._asdict() for each in WRITES.all(self.connection, key.columns(self.tenant_id))]
 
 
 def carried(rows: Rows, *, superseded: bool) -> Rows:

@@ -36,6 +36,14 @@ class GraphKey(NamedTuple):
     ns: str
     checkpoint_id: str
 
+    def columns(self, tenant_id: int) -> dict[str, Any]:
+        """Return the columns that name the graph checkpoint in its tables.
+
+        Args:
+            tenant_id: The tenant.
+        """
+        return dict(zip(KEY, (tenant_id, *self), strict=True))
+
 
 class Head(NamedTuple):
     """The part of a graph checkpoint that a checkpoint of agentgit keeps."""

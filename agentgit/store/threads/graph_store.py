@@ -430,7 +430,7 @@ class GraphStore:
         return {"tenant_id": self.tenant_id, "thread_id": thread, "ns": ns}
 
     def _key(self, place: GraphKey) -> dict[str, Any]:
-        return {**self._space(place.thread, place.ns), "checkpoint_id": place.checkpoint_id}
+        return place.columns(self.tenant_id)
 
 
 def _names(place: GraphKey, draft: Draft, parent: Found | None) -> Sequence[str]:

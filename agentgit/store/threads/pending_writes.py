@@ -50,7 +50,7 @@ class PendingAt(NamedTuple):
             tenant_id: The tenant.
             thread: The thread of the graph checkpoint.
         """
-        place = {"tenant_id": tenant_id, "thread_id": thread, "ns": self.ns, "checkpoint_id": self.checkpoint_id}
+        place = GraphKey(thread, self.ns, self.checkpoint_id).columns(tenant_id)
         return [{**place, **write} for write in self.writes]
 
 
@@ -62,11 +62,10 @@ def read(connection: Connection, tenant_id: int, place: GraphKey) -> bytes:
         tenant_id: The tenant.
         place: The key of the graph checkpoint.
     """
-    key = {"tenant_id": tenant_id, "thread_id": place.thread}
     found = []
     # In the order of their names, so that equal moments are equal bytes.
     for ns, checkpoint_id in sorted({"": place.checkpoint_id, **below(connection, tenant_id, place)}.items()):
-        rows = WRITES.all(connection, {**key, "ns": ns, "checkpoint_id": checkpoint_id})
+        rows = WRITES.all(connection, GraphKey(place.thread, ns, checkpoint_id).columns(tenant_id))
         writes = sorted((row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows)
         if ns or writes:
             found.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
