@@ -27,17 +27,19 @@ from agentgit.errors import (
     WorldDiverged,
 )
 from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.version import VERSION
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.not_done import NotDone
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository, open
     from agentgit.saver.saver import SQLModelSaver
     from agentgit.sessions.events import Event
     from agentgit.workspace.api import Workspace
     from agentgit.workspace.environment import Environment
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AgentGitError",
@@ -66,6 +68,7 @@ __all__ = [
     "RollbackReport",
     "SQLModelSaver",
     "SchemaMismatch",
+    "Session",
     "TooManyAttempts",
     "ToolInvocation",
     "Unavailable",
@@ -87,6 +90,7 @@ _LATE = {
     "Repository": "agentgit.repository",
     "RollbackAgent": "agentgit.agents.agent",
     "SQLModelSaver": "agentgit.saver.saver",
+    "Session": "agentgit.handles.session",
     "Workspace": "agentgit.workspace.api",
     "open": "agentgit.repository",
 }

@@ -1,22 +1,56 @@
-"""Async twins of methods."""
+"""Async twins of methods, and the event loop that they were called on."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Owner = TypeVar("Owner")
 
+LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop", default=None)
+"""The event loop of the async verb or turn that this code runs for, also in the threads that it uses."""
 
-def async_twin(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
+WAITING_LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_waiting_loop", default=None)
+"""The event loop that awaits this code, which runs in a thread: coroutine functions of users can run on it."""
+
+
+@contextmanager
+def on_loop() -> Iterator[None]:
+    """Run the coroutine functions that are called in this block, such as callbacks, on the loop that runs now."""
+    token = LOOP.set(asyncio.get_running_loop())
+    try:
+        yield
+    finally:
+        LOOP.reset(token)
+
+
+@contextmanager
+def awaiting() -> Iterator[None]:
+    """Let what runs in threads in this block, which is awaited here, call coroutine functions on this loop."""
+    token = WAITING_LOOP.set(asyncio.get_running_loop())
+    try:
+        with on_loop():
+            yield
+    finally:
+        WAITING_LOOP.reset(token)
+
+
+def async_twin(
+    method: Callable[Concatenate[Owner, P], T], first: Callable[[Owner], Coroutine[Any, Any, None]] | None = None
+) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
     """Make the async twin of a method: the same work in a thread, while the event loop goes on.
 
+    Coroutine functions that the method calls, such as undo functions, run on that loop.
+
     Args:
-        method: Of the same class.
+        method: A method of the same class.
+        first: A coroutine method of the same class that is awaited before; None for nothing.
 
     Returns:
         A coroutine function with the signature of the method.
@@ -33,7 +67,10 @@ def async_twin(method: Callable[Concatenate[Owner, P], T]) -> Callable[Concatena
 
     @functools.wraps(method)
     async def twin(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(method, self, *args, **kwargs)
+        if first is not None:
+            await first(self)
+        with awaiting():
+            return await asyncio.to_thread(method, self, *args, **kwargs)
 
     name = method.__name__
     twin.__name__, twin.__qualname__ = f"a{name}", twin.__qualname__.removesuffix(name) + f"a{name}"

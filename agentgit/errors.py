@@ -252,6 +252,10 @@ class KeyMissing(Unavailable):
         self.key_id = key_id
 
 
+class BranchMoved(UserWarning):
+    """The session was moved to another branch than the one that an agent runs on; the agent runs on it all the same."""
+
+
 def _with(error: AgentGitError, value: Any) -> str:
     """Show a failure in a notebook, and the plan or report that it carries."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"

@@ -18,7 +18,7 @@ LOADED = "agentgit.diff of two loaded values"
 
 NOTE = (
     "Milliseconds. Two branches that share a conversation and went on with one turn each; messages of 200 characters.\n"
-    "agentgit.diff is handed two Checkpoints, which load everything; repo.diff and repo.compare load what differs.\n"
+    "agentgit.diff is handed two Checkpoints, which load everything; session.diff and compare load what differs.\n"
     "The merge comes to a branch that was forked for it: its plan decides; LangGraph writes the rest, in full."
 )
 
@@ -43,19 +43,19 @@ class _Pair:
         agent = wrapped.agent()
         for number in range(messages // 2):
             _say(agent, CHAT, number)
-        self.repo, self.agent = agent.repository, agent
+        self.session, self.agent = agent.session, agent
         self.ends = [agent.fork() for _ in range(2)]
         for branch in self.ends:
             _say(branch, CHAT, messages)
-        self.times: Times = {LOADED: [], "repo.diff": [], "repo.compare": [], "plan_merge": [], "merge": []}
+        self.times: Times = {LOADED: [], "session.diff": [], "session.compare": [], "plan_merge": [], "merge": []}
 
     def measure(self, number: int) -> None:
         """Do everything once; the first time only warms up."""
         a, b = (branch.head for branch in self.ends)
         took = [
-            timed(lambda: agentgit.diff(self.repo.checkpoint(a.id), self.repo.checkpoint(b.id)))[0],
-            timed(partial(self.repo.diff, a, b))[0],
-            timed(partial(self.repo.compare, a, b))[0],
+            timed(lambda: agentgit.diff(self.session.get_checkpoint(a.id), self.session.get_checkpoint(b.id)))[0],
+            timed(partial(self.session.diff, a, b))[0],
+            timed(partial(self.session.compare, a, b))[0],
         ]
         into = self.ends[0].fork()
         took.append(timed(partial(into.plan_merge, b))[0])

@@ -43,7 +43,7 @@ NAMED = 100
 
 NOTE = (
     "Milliseconds, of one session whose path goes through ten branches, with a message for each checkpoint. A page is\n"
-    "50 checkpoints; a search gives the newest 20 with their snippets. `every checkpoint` is repo.checkpoints() and a\n"
+    "50 checkpoints; a search gives the newest 20, with snippets. `every checkpoint` is session.checkpoints() and a\n"
     "filter in Python; `every message` reads the conversation at the head and looks through it; LIKE is SQLite's over\n"
     "a plain table of the same texts, without a session or a branch. The turns are chats of 1 KB messages."
 )
@@ -67,27 +67,30 @@ class _Case:
 
     def runs(self) -> dict[str, Callable[[], Any]]:
         """Give what is measured, by name."""
-        log, when = self.repo.log("long"), self.repo.log("long").page(1).items[0].created_at or datetime.now(UTC)
+        log, when = (
+            self.repo.session("long").log(),
+            self.repo.session("long").log().page(1).items[0].created_at or datetime.now(UTC),
+        )
         middle, early = when - timedelta(seconds=self.count // 2), when - timedelta(seconds=self.count - 100)
-        deep = self.repo.log("long", until=middle).page(50).next
+        deep = self.repo.session("long").log(until=middle).page(50).next
         return {
-            EVERY: lambda: [p for p in self.repo.checkpoints("long") if p.checkpoint_name == "named 7"][-50:],
+            EVERY: lambda: [p for p in self.repo.session("long").checkpoints() if p.checkpoint_name == "named 7"][-50:],
             "first page": lambda: _full(log),
             "page in the middle": lambda: log.page(50, after=deep),
-            "page of the named": lambda: _full(self.repo.log("long", auto=False)),
-            "page of one name": lambda: self.repo.log("long", name="named 7").page(50),
+            "page of the named": lambda: _full(self.repo.session("long").log(auto=False)),
+            "page of one name": lambda: self.repo.session("long").log(name="named 7").page(50),
             "page until early": lambda: _full(log.between(early - timedelta(seconds=99), early)),
-            "page of an author": lambda: _full(self.repo.log("long", author=self.repo.user.name)),
-            "page of nothing": lambda: self.repo.log("long", auto=False, until=early).page(50),
-            "page of all branches": lambda: _full(self.repo.log("long", which="all")),
+            "page of an author": lambda: _full(self.repo.session("long").log(author=self.repo.user.name)),
+            "page of nothing": lambda: self.repo.session("long").log(auto=False, until=early).page(50),
+            "page of all branches": lambda: _full(self.repo.session("long").log(which="all")),
             "len": lambda: len(log),
-            "a place, main-5#7": lambda: self.repo.checkpoint("main-5#7", "long"),
+            "a place, main-5#7": lambda: self.repo.session("long").get_checkpoint("main-5#7"),
         }
 
     def searches(self) -> dict[str, Callable[[], Any]]:
         """Give what is measured of search."""
         run: dict[str, Callable[[], Any]] = {
-            MESSAGES: lambda: [m for m in self.repo.checkpoint("HEAD", "long").conversation_history
+            MESSAGES: lambda: [m for m in self.repo.session("long").get_checkpoint("HEAD").conversation_history
                                if "needle" in str(m["content"])],
             LIKE: lambda: self.plain.execute(
                 "SELECT * FROM text WHERE body LIKE '%needle%' ORDER BY id DESC LIMIT 20"
@@ -97,12 +100,12 @@ class _Case:
             "a rare word": "needle", "a word of every text": "order", "both": "order needle",
             "two words together": "order_two", "no such word": "haystack",
         }.items():  # fmt: skip
-            run[f"search, {name}"] = lambda wanted=wanted: self.repo.search(wanted, "long")
-            run[f"search, {name}, all branches"] = lambda wanted=wanted: self.repo.search(
-                wanted, "long", all_branches=True
+            run[f"search, {name}"] = lambda wanted=wanted: self.repo.session("long").search(wanted)
+            run[f"search, {name}, all branches"] = lambda wanted=wanted: self.repo.session("long").search(
+                wanted, all_branches=True
             )
-        run["search, a name"] = lambda: self.repo.search("named", "long")
-        run["search, a branch that left early"] = lambda: self.repo.search("order", "long", "early")
+        run["search, a name"] = lambda: self.repo.session("long").search("named")
+        run["search, a branch that left early"] = lambda: self.repo.session("long").search("order", branch="early")
         return run
 
 
@@ -157,8 +160,8 @@ def _plain() -> sqlite3.Connection:
 
 def _make(case: _Case) -> _Case:
     """Fill a session: each branch goes on where the one before ended."""
-    repo, store = case.repo, case.repo.store
-    session = repo.ensure_session("long")
+    repo, store = case.repo, case.repo.context.store
+    session = repo.session("long", create=True)
     began = datetime.now(UTC) - timedelta(seconds=case.count)
     held: list[Leaf] = []
     heads: dict[int, Any] = {}
@@ -183,24 +186,24 @@ def _make(case: _Case) -> _Case:
                 store.checkpoints.add(connection, branch.id, point, why)
         heads[branch.id] = last
 
-    branch_id = repo.branch("long").id
+    branch_id = repo.session("long").branch().id
     for number in range(BRANCHES):
         first = number * (case.count // BRANCHES)
         store.database.write(lambda c, b=branch_id, f=first: grow(c, store.sessions.branch(c, b), f))
         if number < BRANCHES - 1:
             branch_id = store.database.write(lambda c, b=branch_id, n=number: _branch(case, c, session.id, b, n + 2))
     store.database.write(lambda c: store.sessions.set_current(c, session.id, branch_id))
-    early = repo.checkpoint("main#50", "long")
+    early = repo.session("long").get_checkpoint("main#50")
     store.database.write(lambda c: store.sessions.create_branch(
         c, session.id, "early", parent_id=early.internal_session_id, branch_point_id=early.id or 0
     ))  # fmt: skip
-    repo.search("needle", "long")
+    repo.session("long").search("needle")
     _tidy(case)
     return case
 
 
 def _branch(case: _Case, connection: Connection, session_id: int, parent_id: int, number: int) -> int:
-    sessions = case.repo.store.sessions
+    sessions = case.repo.context.store.sessions
     head_id = sessions.branch(connection, parent_id).head_id
     return sessions.create_branch(
         connection, session_id, f"main-{number}", parent_id=parent_id, branch_point_id=head_id
@@ -224,8 +227,8 @@ def _draft(held: list[Leaf], parent_id: str | None, thread: str | None) -> Draft
 
 def _tidy(case: _Case) -> None:
     """Let PostgreSQL count what is in its tables, as it does by itself after a while."""
-    if not case.repo.store.database.is_sqlite:
-        case.repo.store.database.write(lambda c: c.execute(text("ANALYZE")))
+    if not case.repo.context.store.database.is_sqlite:
+        case.repo.context.store.database.write(lambda c: c.execute(text("ANALYZE")))
 
 
 # -- what it costs a turn

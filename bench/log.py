@@ -12,7 +12,7 @@ from bench.stage import Stage
 HISTORY = f"get_state_history, {SQLITE}"
 
 NOTE = (
-    "Milliseconds. repo.checkpoints and repo.tree read columns, and load a state when it is looked at;\n"
+    "Milliseconds. session.checkpoints and session.tree read columns, and load a state when it is looked at;\n"
     "get_state_history(limit=the same number) builds every state. Turns of 2 KB."
 )
 
@@ -21,7 +21,7 @@ def measure(stage: Stage) -> Subject:
     """Time the ways to list them."""
     contenders = long(stage).contenders
     repo = cast(Wrapped, contenders[WRAPPED]).repo
-    count = len(repo.checkpoints())
+    count = len(repo.session().checkpoints())
 
     def history(name: str) -> None:
         saved = cast(Saved, contenders[name])
@@ -32,8 +32,8 @@ def measure(stage: Stage) -> Subject:
     runs = {
         HISTORY: lambda: history(SQLITE),
         f"get_state_history, {OURS}": lambda: history(OURS),
-        "repo.checkpoints": repo.checkpoints,
-        "str(repo.tree)": lambda: str(repo.tree()),
+        "session.checkpoints": repo.session().checkpoints,
+        "str(session.tree)": lambda: str(repo.session().tree()),
     }
     times = interleaved(runs, stage.scale.looks)
     return Subject("Time to list the checkpoints", NOTE, lines(f"{count:,} checkpoints", times, [HISTORY]))

@@ -35,8 +35,11 @@ def measure(stage: Stage) -> Subject:
         found = _speeds(repo, rounds, stage.where / "upkeep.git")
         found += _turns(repo, rounds * 5)
         for number in range(10):
-            repo.clear(f"s{number}")
-        times = {"dry run": [timed(lambda: repo.gc(dry_run=True))[0]], "repo.gc": [timed(repo.gc)[0]]}
+            repo.session(f"s{number}").retention.clear()
+        times = {
+            "dry run": [timed(lambda: repo.maintenance.gc(dry_run=True))[0]],
+            "maintenance.gc": [timed(repo.maintenance.gc)[0]],
+        }
     return Subject("Time to keep a database in order", NOTE, [*found, *lines(SPACE, times, ["dry run"])])
 
 
@@ -48,12 +51,12 @@ def _talk(repo: Repository, session: str, turns: int) -> None:
 
 def _speeds(repo: Repository, rounds: int, folder: Path) -> list[Line]:
     """Check at each level, and with git; give CPU seconds for each object."""
-    objects = repo.fsck(1).objects
+    objects = repo.maintenance.fsck(1).objects
     git = _git(folder, objects)
     times: dict[str, list[float]] = {GIT: [], "level 1": [], "level 2": [], "level 3": []}
     for _ in range(max(3, rounds)):
         for level in (1, 2, 3):
-            times[f"level {level}"].append(_cpu(lambda level=level: repo.fsck(level)) / objects)  # type: ignore[misc]  # mypy cannot infer it
+            times[f"level {level}"].append(_cpu(lambda level=level: repo.maintenance.fsck(level)) / objects)  # type: ignore[misc]  # mypy cannot infer it
         times[GIT].append(_cpu(lambda: _run(folder, "fsck", "--full", "--no-progress")) / git)
     return lines(f"{SPEED}, {objects:,} objects", times, [GIT], unit="us", scale=1e6)
 
@@ -86,6 +89,6 @@ def _run(folder: Path, *words: str, given: bytes = b"") -> None:
 
 def _turns(repo: Repository, rounds: int) -> list[Line]:
     agents = {name: repo.wrap(build(1024), name) for name in (EVERYTHING, THINNED)}
-    repo.set_retention(Retention(), THINNED)
+    repo.session(THINNED).retention.set(Retention())
     runs = {name: lambda agent=agent: agent.run(text(1, 1024)) for name, agent in agents.items()}  # type: ignore[misc]  # mypy cannot infer it
     return lines(TURN, interleaved(runs, max(60, rounds)), [EVERYTHING])

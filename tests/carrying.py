@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from agentgit import Checkpoint, InternalSession
 from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.transfer.lines import Sealer
 
@@ -19,15 +20,18 @@ ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify"
 
 def carried(source: Any, ref: Any, target: Any, name: str | None = None, **how: Any) -> Any:
     """Export something from one repository, and import it into another."""
-    file = BytesIO()
-    source.export(ref, file, **how)
-    return target.import_(BytesIO(file.getvalue()), session=name)
+    return target.import_(BytesIO(written(source, ref, **how)), session=name)
 
 
 def written(repo: Any, ref: Any, **how: Any) -> bytes:
     """Give an export as bytes."""
     file = BytesIO()
-    repo.export(ref, file, **how)
+    if isinstance(ref, Checkpoint):
+        repo.session(checkpoint=ref).export(file, checkpoint=ref, **how)
+    elif isinstance(ref, InternalSession):
+        repo.session(ref.external_session_id).export(file, branch=ref, **how)
+    else:
+        repo.session(ref).export(file, **how)
     return file.getvalue()
 
 
@@ -47,15 +51,15 @@ def point(checkpoint: Any) -> dict[str, Any]:
 def path(repo: Any, session: Any, branch: str) -> list[dict[str, Any]]:
     """Give all that the checkpoints on a branch hold, and its tool track."""
     return [
-        *map(point, repo.checkpoints(session, branch)),
-        *(call(c.to_dict()) for c in repo.tool_track(session, branch)),
+        *map(point, repo.session(session).checkpoints(branch=branch)),
+        *(call(c.to_dict()) for c in repo.session(session).tool_track(branch=branch)),
     ]
 
 
 def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
     """Give the world log of a session, and each call that was ever made there."""
     session_id = repo.session(session).id
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         of = TOOL_INVOCATION.c.external_session_id == session_id
         names = {row.id: row.name for row in connection.execute(select(BRANCH.c.id, BRANCH.c.name))}
         rows = connection.execute(select(TOOL_INVOCATION).where(of).order_by(TOOL_INVOCATION.c.id)).all()
@@ -73,19 +77,19 @@ def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
 
 def everything(repo: Any, session: Any) -> dict[str, Any]:
     """Give all that people can see of a session."""
-    branches = repo.branches(session)
+    branches = repo.session(session).branches()
     return {
         "branches": [(b.name, b.is_current, b.status, b.session_state, b.conversation_history) for b in branches],
         "paths": {b.name: path(repo, session, b.name) for b in branches},
         "world": world(repo, session),
-        "tree": str(repo.tree(session)).partition(":")[2],
-        "operations": [(one.kind, one.status, one.request_id) for one in repo.operations(session)],
+        "tree": str(repo.session(session).tree()).partition(":")[2],
+        "operations": [(one.kind, one.status, one.request_id) for one in repo.session(session).operations()],
     }
 
 
 def rows(repo: Any) -> dict[str, int]:
     """Count the rows of each table."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return {
             name: connection.execute(select(func.count()).select_from(table)).scalar_one()
             for name, table in METADATA.tables.items()

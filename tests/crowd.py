@@ -107,9 +107,9 @@ def check(repo: Repository, turns: int, kill: bool) -> None:
             assert found == [*begun, *whole(who, turns)], who
     for place_of in dict.fromkeys(map(place, EVERYBODY)):
         _check_branch(repo, *place_of, turns, kill)
-    checked = repo.fsck(3)
+    checked = repo.maintenance.fsck(3)
     assert checked.is_sound, str(checked)
-    assert repo.audit_verify().is_sound
+    assert repo.events.verify().is_sound
 
 
 def _check_branch(repo: Repository, session: str, branch: str, turns: int, kill: bool) -> None:
@@ -126,10 +126,12 @@ def _check_branch(repo: Repository, session: str, branch: str, turns: int, kill:
     assert Counter(whole_turns) == Counter([*root, *(text for said_by_it in expected.values() for text in said_by_it)])
     for who, said_by_it in expected.items():
         assert [text for text in whole_turns if text.startswith(f"{who} ")] == said_by_it
-    track = repo.tool_track(session, branch)
+    track = repo.session(session).tool_track(branch=branch)
     assert [call.args["text"] for call in track if call.status == "done"] == whole_turns
     assert Counter(call.args["text"] for call in track if call.status != "done") == Counter(killed)
-    points = Counter(filter(None, (point.metadata["restore_point"] for point in repo.checkpoints(session, branch))))
+    points = Counter(
+        filter(None, (point.metadata["restore_point"] for point in repo.session(session).checkpoints(branch=branch)))
+    )
     asked = Counter(message["id"] for message in users)
     assert asked <= points
     assert (points - asked).total() <= len(killed)

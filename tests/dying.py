@@ -14,11 +14,12 @@ import shop
 from shop import Shop, wish
 
 import agentgit
-from agentgit.agents.turn.call_interceptor import Gate
+from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.recorder import Recorder
-from agentgit.rollback.engine import Rollback
-from agentgit.rollback.executor import Worker
-from agentgit.rollback.finish import Publishing
+from agentgit.repository import Repository
+from agentgit.rollback.engine import RollbackEngine
+from agentgit.rollback.executor import Executor
+from agentgit.rollback.finish import Finisher
 from agentgit.store.records.journal import Journal
 from agentgit.store.records.operations import OperationStore
 
@@ -74,22 +75,22 @@ CALLS: dict[str, Hook] = {
 """Points of a call, whether it is made for the first time or again."""
 
 TURN: dict[str, Hook] = CALLS | {
-    "after the intent": after(Gate, "admit"),
+    "after the intent": after(CallInterceptor, "authorize"),
     "after the record": after(Recorder, "_end"),
 }
 
 REVERSAL: dict[str, Hook] = {
     "before the operation": before(OperationStore, "begin"),
     "before the reversal": before(Journal, "move", _to("reversing")),
-    "after its intent": before(Worker, "_undo"),
+    "after its intent": before(Executor, "_undo"),
     "in the undo": before(Shop, "cancel"),
     "after the undo": after(Shop, "cancel"),
     "before its record": before(Journal, "move", _to("reversed")),
-    "before the publication": before(Publishing, "end"),
-    "after the publication": after(Rollback, "_proceed"),
+    "before the publication": before(Finisher, "end"),
+    "after the publication": after(RollbackEngine, "_proceed"),
 }
 
-AGAIN: dict[str, Hook] = CALLS | {"after the intent": before(Worker, "_run")}
+AGAIN: dict[str, Hook] = CALLS | {"after the intent": before(Executor, "_run")}
 
 FRESH = {point: AGAIN[point] for point in ("in the tool", "before the record")}
 FRESH |= {point: REVERSAL[point] for point in ("before the operation", "before the publication")}
@@ -100,7 +101,9 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "rollback": lambda agent: agent.rollback("start", request_id="r"),
     "switch": lambda agent: agent.switch("main", "world"),
     "execute": lambda agent: agent.rollback("end", replay="execute", on_drift="continue", request_id="r"),
-    "fresh": lambda agent: begun_afresh(agent.repository, verify=agent.rules.effects.tools["order"].verify is not None),
+    "fresh": lambda agent: begun_afresh(
+        Repository(agent.session.context), verify=agent._branch.settings.effects.tools["order"].verify is not None
+    ),
 }
 
 POINTS = {"run": TURN, "rollback": REVERSAL, "switch": REVERSAL | AGAIN, "execute": REVERSAL | AGAIN, "fresh": FRESH}

@@ -287,7 +287,7 @@ def _settle(repo: Any, ledger: Ledger) -> None:
     """Be the person who looks into the ledger, and says what became of the calls of which nobody knows."""
     if not repo.sessions():
         return
-    track = repo.tool_track("s")
+    track = repo.session("s").tool_track()
     paid = Counter(ledger.lines())
     done = Counter(call.args["name"] for call in track if call.status == "done" and call.tool_name == "pay")
     for lost in track:

@@ -47,3 +47,17 @@ def blob_bytes(database):
     """How many bytes all values take."""
     with database.reading() as connection:
         return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar()
+
+
+class PutTurn:
+    """A turn that takes part in each put of a saver.
+
+    Args:
+        on_put: Surrounds a put.
+    """
+
+    def __init__(self, on_put):
+        self.on_put = on_put
+
+    def on_read(self, thread, ns, found):
+        """What is read is of no interest here."""

@@ -84,7 +84,7 @@ def hostile(repo: Repository, folder: Path) -> None:
     (work / "a<b>.txt").write_text("one\n")
     agent.run(f"note {HOSTILE}")
     point = agent.checkpoint(HOSTILE, description=HOSTILE, data={HOSTILE: HOSTILE})
-    repo.tag(point, HOSTILE.removesuffix(" \x00"), agent.session)
+    agent.session.tag(point, HOSTILE.removesuffix(" \x00"))
     (work / "a<b>.txt").write_text(f"two\n{HOSTILE}\n")
     agent.run(f"note {HOSTILE} again")
     agent.fork(name="<i>b</i>")

@@ -391,10 +391,11 @@ async def test_every_verb_has_a_twin_that_does_not_block(repo, world):
     assert len([s async for s in agent.aget_state_history()]) == len(list(agent.get_state_history()))
     await agent.aupdate_state(None, {"messages": [AIMessage("psst")]}, as_node="model")
     back = await agent.arollback("x")
-    assert [b.name for b in await back.abranches()] == ["main", "main-2"]
+    assert [b.name for b in await back.session.abranches()] == ["main", "main-2"]
     other = await back.afork(name="other")
-    assert (await other.aswitch("main")).branch.name == "main"
-    assert (await other.aundo()).branch.name == "main-3"
+    main = await other.aswitch("main")
+    assert (main.branch.name, other.branch.name) == ("main", "other")
+    assert (await main.aundo()).branch.name == "main-3"
 
 
 async def test_cancelled_turns_say_that_nobody_knows(repo, world):
@@ -476,7 +477,7 @@ def test_bad_configs_and_names_are_refused(repo):
     with pytest.raises(InvalidInput, match="name"):
         agent.checkpoint("")
     with pytest.raises(NotFound, match="main"):
-        agent.switch("mian")
+        agent = agent.switch("mian")
     assert agent.checkpoints() == []
 
 
@@ -516,4 +517,4 @@ def test_hostile_text_comes_back_as_it_was(repo):
     assert (only.args, only.result) == ({"text": nasty}, nasty)
     assert agent.history()[0]["content"] == nasty
     assert agent.checkpoint("n\0\ud800").checkpoint_name == "n\0\ud800"
-    assert repo.session("s'; --\0").session_name == "s'; --\0"
+    assert repo.session("s'; --\0").name == "s'; --\0"

@@ -141,7 +141,7 @@ def test_d3_each_of_three_approvals_gets_its_answer(repo, shop, said, mode):
 @pytest.mark.parametrize("by_id", [True, False])
 def test_d3_answers_find_their_calls_after_a_restart(repo, shop, by_id):
     """D3: another process goes on with the batch before each answer, and each answer finds its call."""
-    url, said = repo.store.database.url, {"a": "yes", "b": "no", "c": "yes"}
+    url, said = repo.context.store.database.url, {"a": "yes", "b": "no", "c": "yes"}
     graph = shop.graph(*(call("buy", item=item) for item in ITEMS))
     result = repo.wrap(graph, "s", effects=EFFECTS).invoke(say())
     for _ in ITEMS:

@@ -51,20 +51,20 @@ def live(repo):
     agent.tag("named", "v1")
     agent.rollback("main#3").run("add x")
     repo.webhooks.add("https://example.com/hook")
-    repo.share("s", repo.users.add("ann"), "viewer")
-    repo.share_link("s", "viewer")
+    repo.session("s").sharing.share(repo.users.add("ann"), "viewer")
+    repo.session("s").sharing.create_link("viewer")
     repo.keys.create("k", user="ann")
-    repo.ensure_session("gone")
-    repo.delete_session("gone")
-    repo.search("i1")
-    assert repo.fsck(level=3).findings == ()
+    repo.session("gone", create=True)
+    repo.session("gone").delete()
+    repo.session().search("i1")
+    assert repo.maintenance.fsck(level=3).findings == ()
 
 
 @pytest.fixture
 def lived(lived_through):
     """A database where somebody lived, without what keeps a hand from writing."""
     repo = lived_through(live)
-    database = repo.store.database
+    database = repo.context.store.database
     if database.is_sqlite:
         with closing(sqlite3.connect(str(database.url.database))) as raw:
             raw.execute("PRAGMA writable_schema=ON")
@@ -97,7 +97,7 @@ class Hand:
     """Writes into cells, and puts back what was there."""
 
     def __init__(self, repo):
-        self.database = repo.store.database
+        self.database = repo.context.store.database
         self.place = "rowid" if self.database.is_sqlite else "ctid"
         self._undo = []
 
@@ -169,14 +169,14 @@ EVENT = METADATA.tables["audit_event"]
 def test_q7_any_edit_of_the_trail_is_named_and_the_rest_is_verified(lived, data):
     """Q7: whatever is written into any column of any event, its row is named, and a later edit is named too."""
     column = data.draw(st.sampled_from([c for c in EVENT.c if c.name != "tenant_id"]))
-    value = data.draw(st.sampled_from(values_for(column, lived.store.database)))
+    value = data.draw(st.sampled_from(values_for(column, lived.context.store.database)))
     with Hand(lived) as hand:
         rows = hand.rows(EVENT, "external_session_id, seq")
         number = data.draw(st.integers(0, len(rows) - 4))
         before, after = hand.key(EVENT, rows[number]), hand.key(EVENT, rows[number + 1])
         later = hand.key(EVENT, rows[number + 2])
         assume(before[0] == after[0] == later[0])
-        as_text = "" if lived.store.database.is_sqlite else "::text"
+        as_text = "" if lived.context.store.database.is_sqlite else "::text"
         raw = hand._run(
             f'SELECT "{column.name}"{as_text} FROM audit_event WHERE {hand.place} = {hand._at(rows[number])}'
         )
@@ -185,24 +185,24 @@ def test_q7_any_edit_of_the_trail_is_named_and_the_rest_is_verified(lived, data)
         now = hand._run(f'SELECT "{column.name}"{as_text} FROM audit_event WHERE {hand.place} = {hand._at(at)}')
         assume(repr(now) != repr(raw))
         hand.write(EVENT, rows[number + 2], "user_id", "77")
-        for found in (lived.audit_verify().findings, lived.fsck(level=2).findings):
+        for found in (lived.events.verify().findings, lived.maintenance.fsck(level=2).findings):
             named = {one.row for one in found if one.row.startswith("audit_event")}
             moved = column.name in ("external_session_id", "seq")
             assert f"audit_event {before[0]}/{before[1]}" in named or moved, (column.name, value, found)
             assert not moved or f"audit_event {after[0]}/{after[1]}" in named, (column.name, value, found)
             assert f"audit_event {later[0]}/{later[1]}" in named, (column.name, value, found)
-    assert lived.audit_verify().is_sound
+    assert lived.events.verify().is_sound
 
 
 def test_q7_an_edited_trail_has_its_exit_code(lived):
     """Q7: the command line names each row and ends with the code of findings, whatever the row holds."""
-    is_sqlite = lived.store.database.is_sqlite
+    is_sqlite = lived.context.store.database.is_sqlite
     column, wrong = ("kind", "CAST(x'ff1b41' AS TEXT)") if is_sqlite else ("created_at", "'infinity'")
     with Hand(lived) as hand:
         row = hand.rows(EVENT, "external_session_id, seq")[2]
         session_id, seq = hand.key(EVENT, row)
         hand.write(EVENT, row, column, wrong)
-        url = lived.store.database.url.render_as_string(hide_password=False)
+        url = lived.context.store.database.url.render_as_string(hide_password=False)
         done = [CliRunner().invoke(app, [*words, "--db", url]) for words in (["audit", "verify", "--json"], ["fsck"])]
     assert [one.exit_code for one in done] == [12, 12]
     assert json.loads(done[0].stdout)["is_sound"] is False
@@ -214,14 +214,14 @@ def test_q7_an_edited_trail_has_its_exit_code(lived):
 @pytest.mark.parametrize("value", ["'[1]'", "'{'", "x'ff'"])
 def test_q7_an_event_that_cannot_be_read_is_named_where_it_is_read(lived, value):
     """Q7: who lists the events of an edited trail is told which row it is, by a typed failure."""
-    is_sqlite = lived.store.database.is_sqlite
+    is_sqlite = lived.context.store.database.is_sqlite
     literal = value if not is_sqlite or value.startswith("x") else f"CAST({value} AS BLOB)"
     with Hand(lived) as hand:
         row = hand.rows(EVENT, "external_session_id, seq")[-2]
         session_id, seq = hand.key(EVENT, row)
         hand.write(EVENT, row, "detail", literal if is_sqlite else value.replace("x'ff'", "'\\xff'"))
         with pytest.raises(Corrupt, match=f"audit_event {session_id}/{seq}"):
-            list(lived.events("s"))
+            list(lived.events.list(session="s"))
 
 
 def expect_named(repo, hand, table, column, value, row):
@@ -230,8 +230,8 @@ def expect_named(repo, hand, table, column, value, row):
     if at is None:
         return
     for level in (1, 2, 3):
-        found = repo.fsck(level=level).findings
-    if is_misfit(repo.store.database, hand, table, column, at):
+        found = repo.maintenance.fsck(level=level).findings
+    if is_misfit(repo.context.store.database, hand, table, column, at):
         assert any(one.row.startswith(f"{table.name} ") for one in found), (table.name, column.name, value, found)
 
 
@@ -253,17 +253,17 @@ def test_q7_no_edit_of_any_table_stops_fsck(lived, data):
     with Hand(lived) as hand:
         table = data.draw(st.sampled_from([table for table in TABLES if hand.rows(table)]))
         column = data.draw(st.sampled_from(list(table.c)))
-        value = data.draw(st.sampled_from(values_for(column, lived.store.database)))
+        value = data.draw(st.sampled_from(values_for(column, lived.context.store.database)))
         expect_named(lived, hand, table, column, value, data.draw(st.sampled_from(hand.rows(table))))
 
 
 def test_q7_no_time_of_a_head_stops_fsck(lived):
     """Q7: a time that no driver can read is named at every checkpoint, also at those that the heads are checked by."""
     table = METADATA.tables["checkpoint"]
-    value = "'2026-13-45'" if lived.store.database.is_sqlite else "'-infinity'"
+    value = "'2026-13-45'" if lived.context.store.database.is_sqlite else "'-infinity'"
     with Hand(lived) as hand:
         written = [hand.write(table, row, "created_at", value) for row in hand.rows(table)]
-        named = {one.row for one in lived.fsck(level=3).findings if "created_at" in one.what}
+        named = {one.row for one in lived.maintenance.fsck(level=3).findings if "created_at" in one.what}
         assert len(named) == len(written) > 5
 
 
@@ -271,7 +271,7 @@ def test_q7_no_time_of_a_head_stops_fsck(lived):
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_q7_no_edit_of_this_table_stops_fsck(lived, table):
     """Q7: every value in every column, of the first row and the last in turn."""
-    pairs = [(column, value) for column in table.c for value in values_for(column, lived.store.database)]
+    pairs = [(column, value) for column in table.c for value in values_for(column, lived.context.store.database)]
     for number, (column, value) in enumerate(pairs):
         with Hand(lived) as hand:
             if rows := hand.rows(table):

@@ -14,11 +14,11 @@ from sqlalchemy import update
 from test_erasure import dumped
 
 import agentgit
-from agentgit.agents.importing.commit import Landing
+from agentgit.agents.importing.commit import ImportCommit
 from agentgit.agents.merge import commit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Conflict, NotAllowed, NotFound, SchemaMismatch
-from agentgit.repository.maintenance import Upkeep
+from agentgit.repository.maintenance import Maintenance
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.workspace_adapter import WorkspaceKeeper
 from agentgit.sessions.session import PARTIAL
@@ -106,13 +106,13 @@ def test_a_turn_between_the_look_and_the_last_step_of_an_import_is_not_left_behi
     repo.import_langgraph(origin.url, ["a"])
     origin.talk(shop(World()), "a", "hello")
     agent = repo.wrap(shop(World())(None), "a")
-    other = before(Landing, "_branch", Other(lambda: agent.invoke(said("hello again"))))
+    other = before(ImportCommit, "_branch", Other(lambda: agent.invoke(said("hello again"))))
     report = repo.import_langgraph(origin.url, ["a"], on_error="continue")
     refused = [type(one.error) for one in report.failed] + [type(error) for error in [other.ends()] if error]
     assert refused == [Conflict]
-    told = [one["content"] for one in repo.branch("a").conversation_history if one["role"] == "user"]
+    told = [one["content"] for one in repo.session("a").branch().conversation_history if one["role"] == "user"]
     assert told in (["order a chair", "hello"], ["order a chair", "hello again"])
-    assert repo.fsck(3).findings == ()
+    assert repo.maintenance.fsck(3).findings == ()
 
 
 @pytest.mark.parametrize("when", ["before it is written on", "before it is published"])
@@ -125,17 +125,17 @@ def test_a_merge_whose_copy_a_collection_took_away_changes_nothing(repo, monkeyp
     history, plain = agent.history(), staging.move_new
 
     def emptied(connection, tenant, source, target):
-        repo.store.graphs.delete_thread(connection, source)
+        repo.context.store.graphs.delete_thread(connection, source)
         return plain(connection, tenant, source, target)
 
     if when == "before it is written on":
-        before(commit, "PregelNode", Other(lambda: repo.gc(imports=True), patience=60))
+        before(commit, "PregelNode", Other(lambda: repo.maintenance.gc(imports=True), patience=60))
     else:  # on a server a collection may come until the first row is moved
         monkeypatch.setattr(staging, "move_new", emptied)
     with pytest.raises(Conflict, match="Nothing was changed"):
         agent.merge(other.branch.name)
     assert agent.history() == history
-    assert repo.fsck(3).findings == ()
+    assert repo.maintenance.fsck(3).findings == ()
 
 
 @on_postgresql
@@ -147,55 +147,55 @@ def test_a_switch_leads_to_no_branch_that_became_half_done_meanwhile(repo, befor
 
     def breaks_off():
         broken = update(BRANCH).where(BRANCH.c.id == left.branch.id).values(status=PARTIAL)
-        repo.store.database.write(lambda c: c.execute(broken))
+        repo.context.store.database.write(lambda c: c.execute(broken))
 
     other = before(SessionStore, "lock", Other(breaks_off, patience=60))
     with pytest.raises(Conflict, match="its rollback was not finished"):
-        repo.switch(left.branch.name, "s", sync="note")
+        repo.session("s").switch(left.branch.name, sync="note")
     assert other.ends() is None
-    assert [one.status for one in repo.branches("s")] == ["open", PARTIAL]
+    assert [one.status for one in repo.session("s").branches()] == ["open", PARTIAL]
 
 
 @on_postgresql
 def test_two_last_admins_do_not_erase_each_other(repo, before):
     """Of two admins who erase themselves at once, who comes second is the last one, and stays."""
     ann, bob = (repo.as_user(repo.users.add(name, is_admin=True)) for name in ("ann", "bob"))
-    repo.store.database.write(lambda c: repo.store.users.change(c, repo.user.id, {"is_admin": False}))
-    other = before(erasure, "_expect_alone", Other(lambda: bob.users.delete("bob")))
+    repo.context.store.database.write(lambda c: repo.context.store.users.change(c, repo.user.id, {"is_admin": False}))
+    other = before(erasure, "_require_alone", Other(lambda: bob.users.delete("bob")))
     ann.users.delete("ann")
     assert type(other.ends()) is Conflict
-    with repo.store.database.reading() as connection:
-        assert [user.name for user in repo.store.users.all(connection) if user.is_admin] == ["bob"]
+    with repo.context.store.database.reading() as connection:
+        assert [user.name for user in repo.context.store.users.all(connection) if user.is_admin] == ["bob"]
 
 
 @on_postgresql
 def test_a_webhook_of_a_session_that_is_erased_meanwhile_goes_with_it(repo, before):
     """No webhook of a session and no event of it stay when somebody erases that session at the same moment."""
-    repo.ensure_session("s")
-    other = before(trail, "_next", Other(lambda: repo.delete_session("s")))
+    repo.session("s", create=True)
+    other = before(trail, "_next", Other(lambda: repo.session("s").delete()))
     repo.webhooks.add("https://example.com/hook", session="s")
     assert other.ends() is None
     assert repo.webhooks.list() == []
-    assert repo.fsck(3).findings == ()
-    assert repo.audit_verify().is_sound
+    assert repo.maintenance.fsck(3).findings == ()
+    assert repo.events.verify().is_sound
 
 
 def test_a_user_who_was_erased_makes_nothing_by_an_open_handle(repo):
     """Who was erased is told so whatever they try to make: a session, a key, a webhook, a right by a link."""
     ada, bob = (repo.users.add(name) for name in ("ada", "bob"))
-    repo.as_user(bob).ensure_session("bobs")
-    link = repo.as_user(bob).share_link("bobs")
-    with agentgit.open(repo.store.database.url, user="ada") as handle:
+    repo.as_user(bob).session("bobs", create=True)
+    link = repo.as_user(bob).session("bobs").sharing.create_link()
+    with agentgit.open(repo.context.store.database.url, user="ada") as handle:
         repo.users.delete(ada)
         for make in (
-            lambda: handle.ensure_session("s"),
+            lambda: handle.session("s", create=True),
             lambda: handle.keys.create("a key"),
             lambda: handle.webhooks.add("https://example.com/hook"),
             lambda: handle.accept(link.token),
         ):
             with pytest.raises(NotAllowed, match="was deleted"):
                 make()
-    assert repo.fsck(3).findings == ()
+    assert repo.maintenance.fsck(3).findings == ()
 
 
 def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before):
@@ -203,12 +203,12 @@ def test_a_collection_goes_on_where_a_session_was_erased_meanwhile(repo, before)
     for name in ("one", "two"):
         wrap(repo, name).run("add chair")
         wrap(repo, name).checkpoint("more")
-        repo.set_retention(Retention(max_checkpoints=1), name)
-    other = before(Upkeep, "_thin_all", Other(lambda: repo.delete_session("one"), patience=60))
-    done = repo.gc()
+        repo.session(name).retention.set(Retention(max_checkpoints=1))
+    other = before(Maintenance, "_thin_all", Other(lambda: repo.session("one").delete(), patience=60))
+    done = repo.maintenance.gc()
     assert other.ends() is None
     assert [session.session_name for session in repo.sessions()] == ["two"]
-    assert repo.fsck(3).findings == ()
+    assert repo.maintenance.fsck(3).findings == ()
     assert done.disk_after > 0
 
 
@@ -217,29 +217,29 @@ def test_d4_a_dead_turn_is_taken_back_once(repo, before, owner, step):
     """D4: of two who find the same dead turn at once one takes it back, and tells of it; none gets a Conflict."""
     agent = wrap(repo)
     agent.run("add chair")
-    with repo.store.at_work() as dead:
-        repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, dead))
+    with repo.context.store.at_work() as dead:
+        repo.context.store.database.write(lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, dead))
         intent = Intent(
             session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
             tool_call_id="lost", effect="reversible", undo=None, args={"item": "table"}, idempotency_key="lost",
             owner=dead, started_at=datetime.now(UTC),
         )  # fmt: skip
-        lost = repo.store.database.write(lambda c: repo.store.journal.intend(c, intent))
-    other = before(owner, step, Other(lambda: repo.recover("s")))
+        lost = repo.context.store.database.write(lambda c: repo.context.store.journal.intend(c, intent))
+    other = before(owner, step, Other(lambda: repo.session("s").recover()))
     assert repo.resolve(lost, "did_not_happen").status == "failed"
     assert other.ends() is None
-    kinds = [event.kind for event in repo.events("s")]
+    kinds = [event.kind for event in repo.events.list(session="s")]
     assert (kinds.count("turn.abandoned"), kinds.count("call.unknown")) == (1, 1)
 
 
 READERS = {
-    "branch": lambda repo: repo.branch("s"),
-    "log": lambda repo: list(repo.log("s")),
-    "tree": lambda repo: repo.tree("s"),
-    "track": lambda repo: repo.tool_track("s", "main-2"),
-    "checkpoint": lambda repo: repo.checkpoint("HEAD", "s"),
-    "stats": lambda repo: repo.stats("s"),
-    "compare": lambda repo: repo.diff("main#1", "HEAD", "s"),
+    "branch": lambda repo: repo.session("s").branch(),
+    "log": lambda repo: list(repo.session("s").log()),
+    "tree": lambda repo: repo.session("s").tree(),
+    "track": lambda repo: repo.session("s").tool_track(branch="main-2"),
+    "checkpoint": lambda repo: repo.session("s").get_checkpoint("HEAD"),
+    "stats": lambda repo: repo.session("s").stats(),
+    "compare": lambda repo: repo.session("s").diff("main#1", "HEAD"),
 }
 
 
@@ -251,7 +251,7 @@ def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(re
     agent = wrap(repo)
     agent.run("add chair")
     agent.rollback("main#1").run("add table")
-    other = before(SessionStore, step, Other(lambda: repo.delete_session("s"), patience=60))
+    other = before(SessionStore, step, Other(lambda: repo.session("s").delete(), patience=60))
     with suppress(NotFound):
         READERS[reader](repo)
     assert other.raised is None
@@ -261,11 +261,11 @@ def test_who_reads_a_session_that_is_erased_meanwhile_is_told_that_it_is_gone(re
 def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(repo, before):
     """Who opens a session as a template, and it goes away at that moment, is told so."""
     for name in ("template", "s"):
-        repo.ensure_session(name)
-        repo.add_checkpoint("first", name)
-    other = before(templates, "expect_same", Other(lambda: repo.delete_session("s"), patience=60))
+        repo.session(name, create=True)
+        repo.session(name).checkpoint("first")
+    other = before(templates, "require_same", Other(lambda: repo.session("s").delete(), patience=60))
     with pytest.raises(NotFound, match="deleted meanwhile"):
-        repo.ensure_session("s", "template@HEAD")
+        repo.session("s", create=True, template="template@HEAD")
     assert other.ends() is None
 
 
@@ -273,13 +273,13 @@ def test_a_session_that_is_erased_while_it_is_held_against_its_template_is_gone(
 def test_d5_who_joins_while_they_are_taken_out_cannot_come_again_by_that_link(repo, before):
     """D5: taking somebody out ends the link by which they come in at that very moment, too."""
     ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
-    ada.ensure_session("s")
-    ada.share("s", "bob")
-    link = ada.share_link("s")
+    session = ada.session("s", create=True)
+    session.sharing.share("bob")
+    link = session.sharing.create_link()
     other = before(members, "delete", Other(lambda: bob.accept(link.token), patience=60))
-    ada.unshare("s", "bob")
+    session.sharing.unshare("bob")
     assert other.ends() is None
-    assert ada.members("s") == []
+    assert session.sharing.members() == []
     with pytest.raises(NotFound):
         bob.accept(link.token)
 
@@ -325,14 +325,14 @@ def test_a_database_that_a_newer_program_upgrades_meanwhile_is_refused(empty, be
 @pytest.mark.parametrize("step", [(templates, "begin"), (trail, "_next")])
 def test_d5_no_word_of_a_template_that_is_erased_meanwhile_stays(repo, before, step):
     """D5: a session that begins as a checkpoint of one that is erased at the same moment does not tell its name."""
-    repo.ensure_session("zebrafish")
-    repo.add_checkpoint("first", "zebrafish")
-    other = before(*step, Other(lambda: repo.delete_session("zebrafish")))
+    repo.session("zebrafish", create=True)
+    repo.session("zebrafish").checkpoint("first")
+    other = before(*step, Other(lambda: repo.session("zebrafish").delete()))
     with suppress(NotFound):
-        repo.ensure_session("s", "zebrafish@HEAD")
+        repo.session("s", create=True, template="zebrafish@HEAD")
     assert other.ends() is None
     assert "zebrafish" not in dumped(repo)
-    assert repo.fsck(3).findings == ()
+    assert repo.maintenance.fsck(3).findings == ()
 
 
 @pytest.fixture
@@ -346,19 +346,19 @@ def workspace(tmp_path):
 
 def test_d5_what_is_not_erased_after_all_keeps_its_files(repo, workspace, monkeypatch):
     """D5: where a turn begins while a session is erased, nothing was erased, and its snapshots are still held."""
-    agent, plain = wrap(repo, workspace=workspace), RollbackFiles.forsake
+    agent, plain = wrap(repo, workspace=workspace), RollbackFiles.release_all
     agent.run("hello")
 
     with process_owner.owner() as alive:
 
         def forsaken(*args):
             done = plain(*args)
-            repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, alive))
+            repo.context.store.database.write(lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, alive))
             return done
 
-        monkeypatch.setattr(RollbackFiles, "forsake", forsaken)
+        monkeypatch.setattr(RollbackFiles, "release_all", forsaken)
         with pytest.raises(Conflict, match="Nothing was erased"):
-            repo.delete_session("s")
+            repo.session("s").delete()
     assert [one.pinned for one in workspace.list()] == [True]
 
 
@@ -370,10 +370,10 @@ def test_b4_a_snapshot_that_is_taken_again_while_it_is_let_go_of_is_kept(repo, w
         agent.run("hello")
     workspace.restore(workspace.list()[-1].id)
     other = before(WorkspaceKeeper, "release", Other(lambda: agent.checkpoint("as at first"), patience=60))
-    repo.cleanup_auto_checkpoints("s", keep=0)
+    repo.session("s").cleanup_auto_checkpoints(keep=0)
     assert other.ends() is None
     assert workspace.list()[-1].pinned
-    assert repo.checkpoint("as at first").metadata["workspace_snapshot"] is not None
+    assert repo.session().get_checkpoint("as at first").metadata["workspace_snapshot"] is not None
 
 
 def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept(repo, workspace, before):
@@ -381,7 +381,7 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
     wrap(repo, "one", workspace=workspace).run("hello")
     agent = wrap(repo, "two", workspace=workspace)
     other = before(WorkspaceKeeper, "release", Other(lambda: agent.run("hello"), patience=60))
-    repo.delete_session("one")
+    repo.session("one").delete()
     assert other.ends() is None
     assert [one.pinned for one in workspace.list()] == [True]
 
@@ -389,12 +389,12 @@ def test_d5_a_snapshot_that_another_session_takes_up_while_one_is_erased_is_kept
 @on_postgresql
 def test_a_switch_in_a_session_that_is_erased_meanwhile_says_so(repo, before):
     """Who switches to a branch that goes away at that moment is told so, and the trail of nothing has no word of it."""
-    repo.ensure_session("s")
-    other = before(SessionStore, "set_current", Other(lambda: repo.delete_session("s"), patience=60))
+    repo.session("s", create=True)
+    other = before(SessionStore, "set_current", Other(lambda: repo.session("s").delete(), patience=60))
     with pytest.raises(NotFound, match="deleted"):
-        repo.switch("main", "s")
+        repo.session("s").switch("main")
     assert other.ends() is None
-    assert [event.kind for event in repo.audit()] == ["session.erased"]
+    assert [event.kind for event in repo.events.audit()] == ["session.erased"]
 
 
 @on_postgresql
@@ -404,18 +404,18 @@ def test_a_webhook_is_removed_once(repo, before):
     other = before(outbox, "delete", Other(lambda: repo.webhooks.remove(hook), patience=60))
     repo.webhooks.remove(hook)
     assert other.ends() is None
-    assert [event.kind for event in repo.audit()] == ["webhook.added", "webhook.removed"]
+    assert [event.kind for event in repo.events.audit()] == ["webhook.added", "webhook.removed"]
 
 
 def test_w12_what_is_to_be_sent_of_a_session_that_is_erased_meanwhile_is_not_given_up(repo, monkeypatch):
     """W12: an event that went with its session is no failure of the receiver, and holds no other event up."""
     repo.webhooks.add("https://example.com/hook", "session.created")
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     plain = Trail.at
 
     def late(*args):
         if repo.sessions():
-            repo.delete_session("s")
+            repo.session("s").delete()
         return plain(*args)
 
     monkeypatch.setattr(Trail, "at", late)
@@ -430,9 +430,9 @@ import agentgit
 from agentgit.store.sql import ids
 
 repo = agentgit.open("agentgit.db")
-heard = repo.on("*", print)
-lock = {"ids": lambda: ids._lock, "bus": lambda: repo.store.database.bus._lock,
-        "values": lambda: repo.store.graphs.content.blobs._leaves._lock}[sys.argv[1]]()
+heard = repo.events.on("*", print)
+lock = {"ids": lambda: ids._lock, "bus": lambda: repo.context.store.database.bus._lock,
+        "values": lambda: repo.context.store.graphs.content.blobs._leaves._lock}[sys.argv[1]]()
 held, done = threading.Event(), threading.Event()
 
 def hold():
@@ -446,8 +446,8 @@ warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any 
 child = os.fork()
 if child == 0:
     threading.Timer(20, lambda: os._exit(1)).start()
-    repo.ensure_session("s")
-    repo.store.graphs.content.blobs._leaves.add([])
+    repo.session("s", create=True)
+    repo.context.store.graphs.content.blobs._leaves.add([])
     os._exit(0)
 done.set()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

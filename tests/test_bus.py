@@ -34,16 +34,16 @@ def test_b7_each_checkpoint_is_told_after_its_commit(repo, agent):
 
     def callback(event):
         got.append(event)
-        seen.append(repo.checkpoint(event.detail["checkpoint"]).id)
+        seen.append(repo.session().get_checkpoint(event.detail["checkpoint"]).id)
 
-    with repo.on("checkpoint.created", callback) as subscription:
+    with repo.events.on("checkpoint.created", callback) as subscription:
         agent.run("add chair")
         agent.checkpoint("x")
         agent.undo()
         assert subscription.wait(TIME)
     assert told(got) == [("checkpoint.created", "main", n) for n in (1, 2, 3)] + [("checkpoint.created", "main-2", 1)]
     assert seen == [event.detail["checkpoint"] for event in got]
-    assert got == list(repo.events(kinds="checkpoint.created"))
+    assert got == list(repo.events.list(kinds="checkpoint.created"))
     agent.checkpoint("unheard")
     assert (subscription.handled, subscription.failed, len(got)) == (4, 0, 4)
 
@@ -55,7 +55,7 @@ def test_b7_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
         if event.detail["number"] == 1:
             raise RuntimeError("my own mistake")
 
-    with caplog.at_level(logging.ERROR, "agentgit.events"), repo.on("checkpoint.*", callback) as subscription:
+    with caplog.at_level(logging.ERROR, "agentgit.events"), repo.events.on("checkpoint.*", callback) as subscription:
         assert agent.run("add chair") == "done"
         assert subscription.wait(TIME)
     assert (subscription.handled, subscription.failed, str(subscription.last_error)) == (1, 1, "my own mistake")
@@ -73,8 +73,8 @@ def test_b7_a_callback_that_blocks_holds_nothing_up(repo, agent, monkeypatch):
         blocks.set()
         free.wait(TIME)
 
-    slow = repo.on("checkpoint.*", block)
-    quick = repo.on("checkpoint.*", got.append)
+    slow = repo.events.on("checkpoint.*", block)
+    quick = repo.events.on("checkpoint.*", got.append)
     for name in "abcd":
         agent.checkpoint(name)
         assert quick.wait(TIME)
@@ -89,15 +89,15 @@ def test_b7_a_callback_that_blocks_holds_nothing_up(repo, agent, monkeypatch):
 
 def test_b7_order_is_that_of_the_trail(repo):
     """B7: whatever thread commits, a callback is told each session's events in the order of its trail."""
-    sessions, got = [repo.ensure_session(f"s{n}") for n in range(2)], []
+    sessions, got = [repo.session(f"s{n}", create=True) for n in range(2)], []
 
     def write(session):
         for n in range(15):
-            repo.store.database.write(
-                lambda c, n=n: note(c, repo.store.tenant_id, "tag.created", session_id=session.id, name=str(n))
+            repo.context.store.database.write(
+                lambda c, n=n: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=str(n))
             )
 
-    with repo.on("tag.created", got.append) as subscription:
+    with repo.events.on("tag.created", got.append) as subscription:
         threads = [threading.Thread(target=write, args=(sessions[n % 2],)) for n in range(4)]
         for thread in threads:
             thread.start()
@@ -110,11 +110,13 @@ def test_b7_order_is_that_of_the_trail(repo):
 
 def test_b7_what_is_taken_back_is_not_told(repo):
     """B7: a transaction that fails after its events were written tells nobody, and holds up nobody behind it."""
-    session, got = repo.ensure_session("s"), []
-    with repo.on("*", got.append) as subscription:
-        line = repo.store.database.bus
-        line.settle(line.expect(list(repo.events())), committed=False)
-        repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=session.id))
+    session, got = repo.session("s", create=True), []
+    with repo.events.on("*", got.append) as subscription:
+        line = repo.context.store.database.bus
+        line.settle(line.expect(list(repo.events.list())), committed=False)
+        repo.context.store.database.write(
+            lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id)
+        )
         assert subscription.wait(TIME)
     assert [event.kind for event in got] == ["tag.created"]
     assert not line._lines
@@ -123,24 +125,27 @@ def test_b7_what_is_taken_back_is_not_told(repo):
 def test_b7_only_what_was_asked_for(database):
     """B7, W12: kinds, sessions and users choose; nobody is told of another user's sessions."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
-        bob.store.database.bus = ann.store.database.bus  # as if both had one handle
+        bob.context.store.database.bus = ann.context.store.database.bus  # as if both had one handle
         got, his = [], []
-        one, two = ann.ensure_session("one"), ann.ensure_session("two")
-        with ann.on(["tag.*", "session.created"], got.append, two) as first, bob.on("*", his.append) as second:
+        one, two = ann.session("one", create=True), ann.session("two", create=True)
+        with (
+            ann.events.on(["tag.*", "session.created"], got.append, session=two) as first,
+            bob.events.on("*", his.append) as second,
+        ):
             for session in (one, two):
-                ann.store.database.write(
-                    lambda c, s=session: note(c, ann.store.tenant_id, "tag.created", session_id=s.id)
+                ann.context.store.database.write(
+                    lambda c, s=session: note(c, ann.context.store.tenant_id, "tag.created", session_id=s.id)
                 )
-            bob.ensure_session("his")
+            bob.session("his", create=True)
             assert first.wait(TIME)
             assert second.wait(TIME)
         assert [event.session_name for event in got] == ["two"]
         assert [event.session_name for event in his] == ["his"]
         for wrong in ("chekpoint.*", [3]):
             with pytest.raises(InvalidInput):
-                ann.on(wrong, got.append)
+                ann.events.on(wrong, got.append)
         with pytest.raises(InvalidInput):
-            ann.on("*", "print")
+            ann.events.on("*", "print")
 
 
 async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
@@ -151,11 +156,11 @@ async def test_b7_async_callbacks_run_on_the_agents_loop(repo, agent):
         await asyncio.sleep(0)
         got.append((event.kind, asyncio.get_running_loop() is here))
 
-    subscription = repo.on("*", callback, "s")
+    subscription = repo.events.on("*", callback, session="s")
     await agent.ainvoke({"messages": [("user", "add chair")]})
     await agent.acheckpoint("x")
     assert await asyncio.to_thread(subscription.wait, TIME)
-    assert got == [(event.kind, True) for event in repo.events("s")][1:]
+    assert got == [(event.kind, True) for event in repo.events.list(session="s")][1:]
     subscription.close()
 
 
@@ -166,7 +171,7 @@ async def test_b7_closing_on_the_loop_does_not_wait_for_itself(repo, agent, monk
     async def callback(event):
         got.append(event.kind)
 
-    repo.on("turn.done", callback)
+    repo.events.on("turn.done", callback)
     monkeypatch.setattr(bus, "LAST_SECONDS", TIME)
     await agent.arun("hello")
     began = time.monotonic()
@@ -186,7 +191,7 @@ def test_b7_async_callbacks_of_sync_verbs_have_a_loop(repo, agent):
         await asyncio.sleep(0)
         got.append(asyncio.get_running_loop())
 
-    with repo.on("checkpoint.*", callback) as subscription:
+    with repo.events.on("checkpoint.*", callback) as subscription:
         agent.run("add chair")
         assert subscription.wait(TIME)
     assert len(got) == 2
@@ -200,22 +205,22 @@ def test_b7_a_loop_that_has_ended_loses_nothing(repo, agent):
     async def callback(event):
         got.append(event.kind)
 
-    with repo.on("turn.done", callback) as subscription:
+    with repo.events.on("turn.done", callback) as subscription:
         asyncio.run(agent.arun("hello"))
         assert subscription.wait(TIME)
     assert got == ["turn.done"] or subscription.failed == 1  # or the loop broke it off, which is counted
 
 
 def test_b7_an_agent_tells_of_its_own_session(repo, agent):
-    """B7: `agent.on` and `agent.events` are those of its session, on whatever branch."""
+    """B7: `events.on` and `events.list` can be those of one session, on whatever branch."""
     got = []
     other = repo.wrap(tool_node_graph(scripted("x"), []), "other")
-    with agent.on("checkpoint.*", got.append) as subscription:
+    with repo.events.on("checkpoint.*", got.append, session=agent.session) as subscription:
         other.checkpoint("theirs")
         agent.fork().checkpoint("mine")
         assert subscription.wait(TIME)
     assert [event.detail.get("name") for event in got] == [None, None, "mine"]
-    assert [event.session_name for event in agent.events(kinds="session.*")] == ["s"]
+    assert [event.session_name for event in repo.events.list(session=agent.session, kinds="session.*")] == ["s"]
 
 
 AT_EXIT = """
@@ -224,8 +229,8 @@ repo = agentgit.open("a.db")
 def callback(event):
     time.sleep(0.2)
     print(event.kind)
-repo.on("session.*", callback)
-repo.ensure_session("s")
+repo.events.on("session.*", callback)
+repo.session("s", create=True)
 """
 
 
@@ -240,16 +245,16 @@ def test_b7_a_callback_may_use_the_repository(repo, agent):
     got = []
 
     def callback(event):
-        got.append(repo.tag(event.detail["checkpoint"], f"t{event.number}").name)
+        got.append(repo.session().tag(event.detail["checkpoint"], f"t{event.number}").name)
         if len(got) == 2:
             subscription.close()
 
-    subscription = repo.on("checkpoint.created", callback)
+    subscription = repo.events.on("checkpoint.created", callback)
     for name in "abc":
         agent.checkpoint(name)
         assert subscription.wait(TIME)
     assert got == ["t2", "t4"]
-    assert [event.detail["name"] for event in repo.events(kinds="tag.*")] == got
+    assert [event.detail["name"] for event in repo.events.list(kinds="tag.*")] == got
 
 
 def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
@@ -260,12 +265,12 @@ def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
     class Handler(logging.Handler):
         def emit(self, record):
             said.append(record.getMessage())
-            repo.tag("HEAD", f"log-{len(said)}", "s")
+            repo.session("s").tag("HEAD", f"log-{len(said)}")
 
     log, handler = logging.getLogger("agentgit.events"), Handler()
     log.addHandler(handler)
     try:
-        slow = repo.on("checkpoint.*", lambda event: free.wait(TIME))
+        slow = repo.events.on("checkpoint.*", lambda event: free.wait(TIME))
         for name in "abcd":
             agent.checkpoint(name)
     finally:
@@ -278,7 +283,7 @@ def test_b7_a_handler_of_the_log_may_write(repo, agent, monkeypatch):
 def test_b7_a_callback_does_not_wait_for_itself(repo, agent):
     """B7: `wait` in the callback itself comes back at once."""
     waited = []
-    with repo.on("checkpoint.*", lambda event: waited.append(told.wait(None))) as told:
+    with repo.events.on("checkpoint.*", lambda event: waited.append(told.wait(None))) as told:
         agent.checkpoint("x")
         assert told.wait(TIME)
     assert waited == [False]

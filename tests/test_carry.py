@@ -333,8 +333,8 @@ def test_w7_nothing_is_destroyed(repo, pair):
     told(retry, "theirs")
     before, theirs = agent.head, retry.state
     agent.merge("retry")
-    assert repo.checkpoint(before).conversation_history == before.conversation_history
-    assert repo.branch("s", "retry").session_state == {k: v for k, v in theirs.items() if k != "messages"}
+    assert repo.session().get_checkpoint(before).conversation_history == before.conversation_history
+    assert repo.session("s").branch("retry").session_state == {k: v for k, v in theirs.items() if k != "messages"}
     back = agent.rollback(before)
     assert said(back) == ["start", "to start", "ours", "to ours"]
     told(agent, "on")
@@ -411,7 +411,7 @@ def test_w7_a_merged_tool_call_is_history_and_no_effect(repo, shop):
     with pytest.raises(WorldDiverged):
         agent.run("add table")
     assert [step.action for step in agent.plan_rollback("main#1").steps] == ["reverse", "reverse"]
-    agent.switch("main", sync="ignore")
+    agent = agent.switch("main", sync="ignore")
     agent.run("add table")
     agent.rollback("main#1")
     assert world.items == []
@@ -446,7 +446,7 @@ def test_w7_an_answer_given_twice_comes_without_its_call_nowhere(repo):
     agent.run("buy a safe")
     retry = agent.fork(agent.checkpoint("asking"), name="retry")
     agent.invoke(Command(resume="yes"))
-    retry.switch("retry", sync="ignore")
+    retry = retry.switch("retry", sync="ignore")
     retry.invoke(Command(resume="no"))
     plan = agent.plan_merge("retry")
     assert [one.why for one in plan.left_out] == ["the call that it answers does not come along"]
@@ -552,7 +552,7 @@ def test_w7_a_moved_or_running_branch_is_left_alone(repo, pair):
     told(second, "elsewhere")
     with pytest.raises(Conflict, match="has moved"):
         agent.merge("retry")
-    agent.switch("main")
+    agent = agent.switch("main")
     started, go_on = threading.Event(), threading.Event()
 
     def slow(state: State) -> Any:
@@ -591,7 +591,7 @@ def test_w7_two_merges_at_once_are_one(repo, pair):
         thread.start()
     for thread in threads:
         thread.join()
-    agent.switch("main")
+    agent = agent.switch("main")
     assert len(failed) == 3
     assert said(agent) == ["start", "to start", "theirs", "to theirs"]
     assert agent.state["cart"] == ["chair", "sofa"]
@@ -606,14 +606,14 @@ def test_w7_killed_in_the_middle_the_branch_is_as_before(repo, pair, monkeypatch
     def dies(*_):
         raise KeyboardInterrupt
 
-    for target, name in ((staging, "move_new"), (repo.store.checkpoints, "add")):
+    for target, name in ((staging, "move_new"), (repo.context.store.checkpoints, "add")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, dies)
             with pytest.raises(KeyboardInterrupt):
                 agent.merge("retry")
         assert (agent.get_state().config, agent.head.id) == before
-    with repo.store.database.reading() as connection:
-        assert staging.left(connection, repo.store.tenant_id) == []
+    with repo.context.store.database.reading() as connection:
+        assert staging.left(connection, repo.context.store.tenant_id) == []
     agent.merge("retry")
     assert agent.state["note"] == "b"
 
@@ -623,10 +623,10 @@ def test_w7_the_state_after_a_merge_is_stored_whole(repo, pair):
     agent, retry = pair
     told(retry, "theirs", note="b")
     made = agent.merge("retry")
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         again = later.wrap(state_graph(), "s", branch="main")
         assert again.state == agent.state
-        point = later.checkpoint(made.id)
+        point = later.session().get_checkpoint(made.id)
         assert point.session_state["note"] == "b"
         assert len(point.conversation_history) == made.metadata["message_count"] == 4
         told(again, "on")
@@ -649,15 +649,16 @@ def test_w7_a_repository_merges_with_the_graph_that_was_wrapped(repo, pair):
     """W7: without a graph the verbs say what they need; with one they do what the agent does."""
     agent, retry = pair
     told(retry, "theirs", note="b")
-    with agentgit.open(repo.store.database.url) as later:
-        for verb in (later.merge, later.plan_merge, later.cherry_pick, later.plan_cherry_pick):
+    with agentgit.open(repo.context.store.database.url) as later:
+        session = later.session("s")
+        for verb in (session.plan_merge, session.plan_cherry_pick, lambda source: session.agent("main").merge(source)):
             with pytest.raises(InvalidInput, match=r"First call repo\.wrap"):
-                verb("retry", "main", "s")
+                verb("retry")
         later.wrap(state_graph(), "s")
-        assert later.plan_merge("retry", "main", "s") == agent.plan_merge("retry")
-        assert later.plan_cherry_pick("retry", "main", "s").kind == "cherry_pick"
-        made = later.merge("retry", "main", "s", name="m")
-        assert later.cherry_pick("retry", "main", "s") == made
+        assert later.session("s").plan_merge("retry", into="main") == agent.plan_merge("retry")
+        assert later.session("s").plan_cherry_pick("retry", onto="main").kind == "cherry_pick"
+        made = later.session("s").agent("main").merge("retry", name="m")
+        assert later.session("s").agent("main").cherry_pick("retry") == made
 
 
 def test_w7_sessions_do_not_merge(repo, pair):
@@ -727,7 +728,7 @@ def test_w7_values_that_are_spread_are_merged(repo, full):
     log = agent.state["log"]
     assert len(log) == 2
     say(agent, "on", id="4")
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         again = later.wrap(graph, "s", branch="main")
         assert again.state == agent.state
         assert again.state["log"][:2] == log
@@ -739,14 +740,14 @@ def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch
     told(retry, "theirs")
     with monkeypatch.context() as patch:
         patch.setattr(staging, "move_new", lambda *_: 1 / 0)
-        patch.setattr(repo.store.graphs, "delete_thread", lambda *_: None)
+        patch.setattr(repo.context.store.graphs, "delete_thread", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
             agent.merge("retry")
-    with repo.store.database.reading() as connection:
-        assert len(staging.left(connection, repo.store.tenant_id)) == 1
-    repo.store.database.write(lambda c: collect(c, repo.store.graphs.content.blobs, imports=True))
-    with repo.store.database.reading() as connection:
-        assert staging.left(connection, repo.store.tenant_id) == []
+    with repo.context.store.database.reading() as connection:
+        assert len(staging.left(connection, repo.context.store.tenant_id)) == 1
+    repo.context.store.database.write(lambda c: collect(c, repo.context.store.graphs.content.blobs, imports=True))
+    with repo.context.store.database.reading() as connection:
+        assert staging.left(connection, repo.context.store.tenant_id) == []
     agent.merge("retry")
     assert said(agent)[2:] == ["theirs", "to theirs"]
 
@@ -754,7 +755,7 @@ def test_w7_what_a_killed_merge_left_behind_is_collected(repo, pair, monkeypatch
 DYING = """
 import os, signal, sys
 import agentgit
-from agentgit.agents.merge.commit import Arriving
+from agentgit.agents.merge.commit import MergeCommit
 from agentgit.store.threads import staging
 from agentgit.store.records.checkpoints import CheckpointStore
 from test_carry import state_graph
@@ -762,7 +763,7 @@ from test_carry import state_graph
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-points = {"written": (Arriving, "_publish"), "moved": (CheckpointStore, "add"), "staged": (staging, "move_new")}
+points = {"written": (MergeCommit, "_publish"), "moved": (CheckpointStore, "add"), "staged": (staging, "move_new")}
 setattr(*points[sys.argv[2]], die)
 agentgit.open(sys.argv[1]).wrap(state_graph(), "s", branch="main").merge("retry")
 """
@@ -774,7 +775,7 @@ def test_w7_a_killed_process_leaves_the_branch_as_it_was(repo, pair, point):
     agent, retry = pair
     told(retry, "theirs", note="b", cart=["sofa"])
     before = (agent.get_state().config, agent.head.id, agent.state)
-    url = repo.store.database.url.render_as_string(hide_password=False)
+    url = repo.context.store.database.url.render_as_string(hide_password=False)
     done = processes.run(DYING, url, point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (agent.get_state().config, agent.head.id, agent.state) == before
@@ -803,7 +804,7 @@ def test_w7_an_import_remembers_what_was_merged(repo, pair, tmp_path):
     for data in kept:
         agent.checkpoint("mine", data=data)
     told(retry, "more", cart=["lamp"])
-    repo.export("s", tmp_path / "s.jsonl")
+    repo.session("s").export(tmp_path / "s.jsonl")
     brought = repo.import_(tmp_path / "s.jsonl", session="there").session
     there = repo.wrap(state_graph(), brought.session_name, branch="main")
     assert [p.metadata["data"] for p in there.log(name="mine")] == kept[::-1]
@@ -811,6 +812,6 @@ def test_w7_an_import_remembers_what_was_merged(repo, pair, tmp_path):
     assert (plan.base, plan.conflicts, len(plan.messages)) == ("retry#3", [], 2)
     there.merge("retry")
     assert there.state["cart"] == ["chair", "sofa", "lamp"]
-    repo.export("there", tmp_path / "main.jsonl", branch="main")
+    repo.session("there").export(tmp_path / "main.jsonl", branch="main")
     alone = repo.import_(tmp_path / "main.jsonl", session="alone").session
     assert repo.wrap(state_graph(), alone.session_name).plan_merge("main#3").base == "main#3"

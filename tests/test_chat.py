@@ -36,6 +36,7 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
+from agentgit.handles.session import Session
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -283,7 +284,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
         effects = world.effects(add=agentgit.reversible(undo))
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
         out, err = io.StringIO(), io.StringIO()
-        with Chat(agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with Chat(repo, agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("add chair", "/undo", "/undo", "hello", "/track"):
                 chat.hear(line)
             found = re.search(r"\d{15,16}(?=  reversible  reverse_unknown)", out.getvalue())
@@ -296,7 +297,7 @@ def test_w1_what_became_of_a_call_is_told_in_the_chat():
     assert broken == "Broken off."
     assert "it is unknown whether an earlier rollback reversed it" in blocked
     assert diverged.startswith("error: The world has changed")
-    assert perhaps.startswith("error: outcome='perhaps' means nothing")
+    assert perhaps.startswith("error: outcome must be 'happened' or 'did_not_happen'")
 
 
 def test_a_question_of_the_graph_is_answered_by_the_next_line(folder):
@@ -446,7 +447,7 @@ def test_a_rollback_that_the_model_asks_for_is_told():
         plain = tool_node_graph(scripted(), world.tools())
         tools = [*world.tools(), *repo.wrap(plain, "s", effects=world.effects()).checkpoint_tools()]
         agent = repo.wrap(tool_node_graph(scripted(*replies), tools), "s", effects=world.effects())
-        with Chat(agent, carry_out) as chat, redirect_stdout(io.StringIO()) as out:
+        with Chat(repo, agent, carry_out) as chat, redirect_stdout(io.StringIO()) as out:
             chat.hear("add chair")
             chat.hear("go back")
         assert world.items == []
@@ -644,9 +645,7 @@ def test_w9_a_chat_pages_through_what_it_found(folder):
 
 def test_c7_the_newest_of_a_long_log_are_read_alone(folder, monkeypatch):
     """C7, B2: /log N reads a page, and not every checkpoint of the branch."""
-    from agentgit.handles.log import Finds
-
-    monkeypatch.setattr(Finds, "checkpoints", None)
+    monkeypatch.setattr(Session, "checkpoints", None)
     lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
     assert lines[2:4] == ["main#3  <time>  named  0 calls  here", "main#2  <time>  after  0 calls  hm"]
     assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]
@@ -658,7 +657,7 @@ def test_c7_tab_completes_commands_and_places(folder):
         agent = repo.wrap(folder.clerk.GRAPH, "s", effects=folder.clerk.EFFECTS)
         agent.run("add chair")
         agent.checkpoint("before payment")
-        with Chat(agent, carry_out) as talk:
+        with Chat(repo, agent, carry_out) as talk:
             assert talk.offer("", "/tre") == ["/tree"]
             assert talk.offer("", "hello") == talk.offer("say ", "/tr") == []
             assert talk.offer("/checkpoint ", "") == ["create", "list", "restore", "undo", "save"]

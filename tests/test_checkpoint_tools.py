@@ -32,19 +32,25 @@ def test_a7_the_tools_have_the_promised_names(repo, world):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a7_a_model_saves_a_point_and_goes_back_to_it(kind, repo, world):
-    """A7: the point lies after the whole batch; the rollback happens when the turn has ended, and the agent goes on."""
+    """A7: the point lies after the whole batch; the rollback happens when the turn has ended, and moves the session."""
     agent = managed(
-        repo, world,
-        calls(call("add", item="chair"), call("create_checkpoint", name="one chair")), "saved",
-        call("add", item="table"), call("rollback_to_checkpoint", checkpoint="one chair"), "going back",
+        repo,
+        world,
+        calls(call("add", item="chair"), call("create_checkpoint", name="one chair")),
+        "saved",
+        call("add", item="table"),
+        call("rollback_to_checkpoint", checkpoint="one chair"),
+        "going back",
         kind=kind,
-    )  # fmt: skip
+    )
     agent.invoke({"messages": [("user", "order a chair and remember")]})
     (point,) = [p for p in agent.checkpoints() if p.checkpoint_name == "one chair"]
     assert [m["role"] for m in point.conversation_history][:4] == ["user", "assistant", "tool", "tool"]
     assert point.get_tool_track_position() == 1
     agent.invoke({"messages": [("user", "a table; no, back")]})
     assert world.items == ["chair"]
+    assert agent.branch.name == "main"
+    agent = agent.at()
     assert agent.branch.name == "main-2"
     assert [item.invocation.args for item in agent.report.reversed] == [{"item": "table"}]
     assert agent.history() == point.conversation_history
@@ -62,9 +68,15 @@ def test_a7_these_tools_are_never_on_the_track(repo, world):
 def test_a7_listing_and_looking(repo, world):
     """A7: the model sees names, times, counts and the calls until there."""
     agent = managed(
-        repo, world, calls(call("add", item="x")), "ok", call("list_checkpoints"),
-        call("get_checkpoint_info", checkpoint="main#2"), call("get_checkpoint_info", checkpoint="nowhere"), "ok",
-    )  # fmt: skip
+        repo,
+        world,
+        calls(call("add", item="x")),
+        "ok",
+        call("list_checkpoints"),
+        call("get_checkpoint_info", checkpoint="main#2"),
+        call("get_checkpoint_info", checkpoint="nowhere"),
+        "ok",
+    )
     agent.run("one")
     agent.run("look")
     listed, info, missing = results(agent)[1:]
@@ -76,11 +88,16 @@ def test_a7_listing_and_looking(repo, world):
 def test_a7_deleting_and_cleaning_up(repo, world):
     """A7: a point can be deleted, old automatic ones too; what is needed stays, and the model is told."""
     agent = managed(
-        repo, world,
-        call("create_checkpoint", name="gone soon"), "ok",
-        call("delete_checkpoint", checkpoint="gone soon"), "ok",
-        call("delete_checkpoint", checkpoint="HEAD"), call("cleanup_auto_checkpoints", keep_latest=1), "ok",
-    )  # fmt: skip
+        repo,
+        world,
+        call("create_checkpoint", name="gone soon"),
+        "ok",
+        call("delete_checkpoint", checkpoint="gone soon"),
+        "ok",
+        call("delete_checkpoint", checkpoint="HEAD"),
+        call("cleanup_auto_checkpoints", keep_latest=1),
+        "ok",
+    )
     agent.run("one")
     assert "gone soon" in [p.checkpoint_name for p in agent.checkpoints()]
     agent.run("two")
@@ -95,11 +112,15 @@ def test_a7_deleting_and_cleaning_up(repo, world):
 def test_a7_what_was_asked_beside_a_question_happens_after_the_answer(kind, repo, world):
     """A7: a point, or a rollback, asked for in the same message as a call that waits, is not lost and not too early."""
     agent = managed(
-        repo, world, "hi",
-        calls(call("add_if_approved", item="x"), call("create_checkpoint", name="mine")), "ok",
-        calls(call("add_if_approved", item="y"), call("rollback_to_checkpoint", checkpoint="main#2")), "back",
+        repo,
+        world,
+        "hi",
+        calls(call("add_if_approved", item="x"), call("create_checkpoint", name="mine")),
+        "ok",
+        calls(call("add_if_approved", item="y"), call("rollback_to_checkpoint", checkpoint="main#2")),
+        "back",
         kind=kind,
-    )  # fmt: skip
+    )
     agent.run("hello")
     agent.invoke({"messages": [("user", "one")]})
     assert "mine" not in [p.checkpoint_name for p in agent.checkpoints()]
@@ -111,14 +132,19 @@ def test_a7_what_was_asked_beside_a_question_happens_after_the_answer(kind, repo
     answer = agent.invoke(Command(resume="yes"))
     assert answer["messages"][-1].content == "back"
     assert agent.refused is None
-    assert (agent.branch.name, world.items) == ("main-2", [])
+    assert (agent.at().branch.name, world.items) == ("main-2", [])
 
 
 def test_a7_a_blocked_rollback_is_told_to_the_model(repo, world):
     """A7: the model learns why it cannot go back, and nothing happens at the end of the turn."""
     agent = managed(
-        repo, world, "hi", calls(call("send", text="x")), call("rollback_to_checkpoint", checkpoint="main#2"), "well",
-    )  # fmt: skip
+        repo,
+        world,
+        "hi",
+        calls(call("send", text="x")),
+        call("rollback_to_checkpoint", checkpoint="main#2"),
+        "well",
+    )
     agent.run("hello")
     agent.run("send and go back")
     assert "cannot be undone" in results(agent)[-1]
@@ -135,4 +161,28 @@ def test_a7_outside_of_a_turn_they_act_on_their_own_agent(repo, world):
     agent.run("go")
     assert "Done" in tools["rollback_to_checkpoint"].invoke({"checkpoint": "empty"})
     assert world.items == []
-    assert agent.branch.name == "main-2"
+    assert agent.at().branch.name == "main-2"
+
+
+def test_a7_a_rollback_moves_the_session_from_whatever_branch_it_was_asked_for(repo, world):
+    """A7: the session continues on the new branch, also if the agent ran on one that was not the current one."""
+    agent = managed(
+        repo, world, "hi", call("add", item="x"), call("rollback_to_checkpoint", checkpoint="side#1"), "back"
+    )
+    agent.run("hello")
+    side = agent.fork(name="side")
+    side.invoke({"messages": [("user", "x; no, back")]})
+    assert side.refused is None
+    assert (agent.session.branch().name, world.items) == ("side-2", [])
+
+
+def test_a7_outside_of_a_turn_they_go_on_where_they_went_back_to(repo, world):
+    """A7: after their own rollback the tools list and save on the new branch."""
+    agent = repo.wrap(tool_node_graph(scripted("hi", "ho"), world.tools()), "s")
+    agent.run("one")
+    agent.run("two")
+    tools = {tool.name: tool for tool in agent.checkpoint_tools()}
+    tools["rollback_to_checkpoint"].invoke({"checkpoint": "main#2"})
+    assert "main-2#1" in tools["list_checkpoints"].invoke({})
+    tools["create_checkpoint"].invoke({"name": "after"})
+    assert agent.session.get_checkpoint("after").metadata["branch"] == "main-2"

@@ -20,7 +20,7 @@ from agentgit.cli import output
 from agentgit.demo import ScriptedModel
 from agentgit.errors import NotFound
 from agentgit.render.lines import Span
-from agentgit.repository import repository
+from agentgit.repository import open as open_repository
 from agentgit.store.schema.schema import REVISION
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -67,7 +67,7 @@ def rule(messages: list[BaseMessage]) -> AIMessage:
 def story(tmp_path_factory) -> Path:
     """A database with two sessions; in one, a rollback went to a named checkpoint, and one line is hostile."""
     path = tmp_path_factory.mktemp("story") / "agentgit.db"
-    with repository.open(path) as repo:
+    with open_repository(path) as repo:
         other = World()
         repo.wrap(tool_node_graph(ScriptedModel(rule=rule), other.tools()), "me@example.com").run("a lamp")
         world = World()

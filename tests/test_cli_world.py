@@ -260,11 +260,11 @@ def test_tools_are_found_in_a_module(folder, path):
     sys.modules.pop("more", None)
     folder.play(call("put", item="a book"))
     with agentgit.open(folder.path / "agentgit.db") as repo:
-        assert repo.plan_rollback("main#1", "s").blockers
+        assert repo.session("s").plan_rollback("main#1").blockers
         repo.trust(path)
-        repo.rollback("main#1", "s")
+        repo.session("s").rollback("main#1")
         assert folder.items == []
-        repo.switch("main", "s", sync="world")
+        repo.session("s").switch("main", sync="world")
     assert folder.items == ["a book"]
 
 
@@ -275,8 +275,8 @@ def test_w5_tools_of_trusted_modules_are_there_for_every_session_and_user(folder
         with pytest.raises(NotFound, match=said):
             agentgit.open(folder.path / "agentgit.db", trust=[wrong])
     with agentgit.open(folder.path / "agentgit.db", trust=["shelf"]) as repo:
-        repo.rollback("main#1", "s")
-        repo.as_user(repo.user).switch("main", "s", sync="world")
+        repo.session("s").rollback("main#1")
+        repo.as_user(repo.user).session("s").switch("main", sync="world")
     assert folder.items == ["a book"]
 
 
@@ -288,9 +288,9 @@ def test_a_decorated_function_is_a_tool_too(folder):
     )
     sys.modules.pop("plain", None)
     with agentgit.open(":memory:", trust=["plain"]) as repo:
-        session = repo.ensure_session("s")
+        session = repo.session("s", create=True)
         ring = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name="ring")
-        assert repo.registry.runner(session.id, ring)({"bell": "loud"}, "thread") == "loud"
+        assert repo.context.registry.runner(session.id, ring)({"bell": "loud"}, "thread") == "loud"
 
 
 def test_c4_undo_and_points_from_another_process(folder):
@@ -307,6 +307,13 @@ def test_c4_undo_and_points_from_another_process(folder):
     assert json.loads(folder.run("fork", "two", "--name", "side", "--json").stdout)["name"] == "side"
     assert folder.run("checkpoint", "delete", "two").returncode == 1
     assert json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").stdout) == {"deleted": 2}
+    assert json.loads(folder.run("rename", "@side", "aside", "--json").stdout)["name"] == "aside"
+    (session,) = json.loads(folder.run("sessions", "--json").stdout)
+    renamed = folder.run("rename", session["session_name"], "second")
+    assert renamed.stdout == f"{session['session_name']} is called second now\n"
+    assert json.loads(folder.run("status", "second", "--json").stdout)["session"]["id"] == session["id"]
+    erased = folder.run("delete", "second", "--yes")
+    assert (erased.returncode, "second" in erased.stdout) == (0, True)
 
 
 def test_t2_a_path_is_made_again_from_another_process(folder):

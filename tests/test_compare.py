@@ -13,8 +13,8 @@ from agentgit.checkpoints.checkpoint import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Change, Diff, Tokens, diff
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render import diff as drawn
 from agentgit.render.lines import plain
+from agentgit.render.views import diff as drawn
 from agentgit.store.threads.graph_store import GraphStore
 
 GRAPHS = GraphStore.messages_of
@@ -51,13 +51,15 @@ def agents(repo):
 
 
 def test_w6_a_folded_diff_is_the_diff_of_the_values(repo, agents):
-    """W6: what repo.diff finds by hashes and columns is exactly what agentgit.diff finds in the loaded values."""
+    """W6: what session.diff finds by hashes and columns is exactly what agentgit.diff finds in the loaded values."""
     agent, retry = agents
-    places = [point.id for branch in ("main", "retry") for point in repo.checkpoints("s", branch)]
+    places = [point.id for branch in ("main", "retry") for point in repo.session("s").checkpoints(branch=branch)]
     for a in places:
         for b in places:
-            assert repo.diff(a, b) == diff(repo.checkpoint(a), repo.checkpoint(b)), (a, b)
-    found = repo.diff(agent.head, retry.head)
+            assert repo.session().diff(a, b) == diff(
+                repo.session().get_checkpoint(a), repo.session().get_checkpoint(b)
+            ), (a, b)
+    found = repo.session().diff(agent.head, retry.head)
     assert (found.common_messages, found.common_calls) == (4, 1)
     assert [c["args"] for c in found.removed_calls + found.added_calls] == [{"text": "table"}, {"text": "sofa"}]
 
@@ -68,7 +70,7 @@ def test_w6_state_is_compared_by_its_channels(repo):
     agent.run("one")
     other = repo.wrap(noting(note="a", cart=["table", "sofa"]), "s")
     other.run("two")
-    assert repo.diff("main#2", "main#4").state == [Change("/cart/0", "chair", None, "removed")]
+    assert repo.session().diff("main#2", "main#4").state == [Change("/cart/0", "chair", None, "removed")]
 
 
 def test_w6_functional_graphs_and_empty_beginnings_are_compared_too(repo):
@@ -77,34 +79,34 @@ def test_w6_functional_graphs_and_empty_beginnings_are_compared_too(repo):
     agent = repo.wrap(functional_graph(scripted(call("add", item="chair"), "ok", "fine"), world.tools()), "s")
     agent.run("one")
     agent.run("two")
-    points = repo.checkpoints("s")
+    points = repo.session("s").checkpoints()
     for a in points:
         for b in points:
-            assert repo.diff(a, b) == diff(a, b)
+            assert repo.session().diff(a, b) == diff(a, b)
 
 
 def test_w6_checkpoints_of_two_sessions_are_compared(repo, agents):
     """W6: names are looked up in a session each; the references say which is which; ids and values need no session."""
     other = repo.wrap(noting(note="x"), "other")
     other.run("hello")
-    found = repo.diff("retry", "HEAD", "s", other="other")
+    found = repo.session("s").diff("retry", "HEAD", other="other")
     assert (found.from_reference, found.to_reference) == ("s@retry#3", "other@main#2")
     assert (found.common_messages, found.common_calls, len(found.removed_calls)) == (0, 0, 2)
-    assert repo.diff(agents[1].head, other.head) == found
-    assert repo.diff(agents[1].head.id, other.head.id) == found
+    assert repo.session().diff(agents[1].head, other.head) == found
+    assert repo.session().diff(agents[1].head.id, other.head.id) == found
     with pytest.raises(NotFound):
-        repo.diff("retry", "nowhere", "s", other="other")
+        repo.session("s").diff("retry", "nowhere", other="other")
 
 
 def test_w6_branches_are_aligned_at_their_fork(repo, agents):
     """W6: a comparison tells what each branch did since they parted, and what differs between them."""
     agent, retry = agents
-    found = repo.compare("main", "retry", "s")
+    found = repo.session("s").compare("main", "retry")
     assert isinstance(found, Comparison)
     assert (found.fork, found.messages, found.calls) == ("main#3", 4, 1)
-    assert found.left == repo.diff("main#3", "main")
-    assert found.right == repo.diff("main#3", "retry")
-    assert found.between == repo.diff("main", "retry")
+    assert found.left == repo.session().diff("main#3", "main")
+    assert found.right == repo.session().diff("main#3", "retry")
+    assert found.between == repo.session().diff("main", "retry")
     assert agent.compare("retry") == found
     assert retry.compare("main").left == found.right
     text = str(found).splitlines()
@@ -120,11 +122,11 @@ def test_w6_the_fork_of_branches_of_branches_is_found(repo, agents):
     deep = retry.fork(name="deep")
     deep.run("note lamp")
     early = agent.fork("main#1", name="early")
-    assert repo.compare("deep", "retry").fork == repo.compare("retry", "deep").fork == "retry#3"
-    assert repo.compare("deep", "main").fork == "main#3"
-    assert repo.compare("main#2", "deep").fork == "main#2"
-    assert repo.compare("early", "deep").fork == "main#1"
-    assert repo.compare("main", "main#4").fork == "main#4"
+    assert repo.session().compare("deep", "retry").fork == repo.session().compare("retry", "deep").fork == "retry#3"
+    assert repo.session().compare("deep", "main").fork == "main#3"
+    assert repo.session().compare("main#2", "deep").fork == "main#2"
+    assert repo.session().compare("early", "deep").fork == "main#1"
+    assert repo.session().compare("main", "main#4").fork == "main#4"
     assert early.compare("early").between.is_empty
 
 
@@ -132,7 +134,7 @@ def test_w6_two_sessions_never_parted(repo, agents):
     """W6: a comparison across sessions is refused, and says what is for that."""
     repo.wrap(noting(), "other").run("hi")
     with pytest.raises(InvalidInput, match="which never parted"):
-        repo.compare(agents[0].head, repo.checkpoint("HEAD", "other"))
+        repo.session().compare(agents[0].head, repo.session("other").get_checkpoint("HEAD"))
     with pytest.raises(NotFound, match="has no checkpoint yet"):
         repo.wrap(noting(), "empty").compare("main")
 
@@ -154,10 +156,10 @@ def test_w6_tokens_are_told_where_the_model_told_them(repo):
     agent = repo.wrap(graph, "s")
     agent.run("one")
     agent.run("two")
-    found = repo.diff("main#2", "main#4")
+    found = repo.session().diff("main#2", "main#4")
     assert (found.removed_tokens, found.added_tokens) == (Tokens(), Tokens(input=10, output=5, total=15))
     assert str(found).endswith("tokens\n+ 15 (10 in, 5 out)")
-    assert found == agentgit.diff(repo.checkpoint("main#2"), repo.checkpoint("main#4"))
+    assert found == agentgit.diff(repo.session().get_checkpoint("main#2"), repo.session().get_checkpoint("main#4"))
     strange = [{"usage_metadata": what} for what in (None, "many", {"input_tokens": "9"}, {"total_tokens": -1}, [])]
     assert Tokens.of(strange) == Tokens()
 
@@ -184,7 +186,7 @@ def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
     """W6: a diff of two branches reads as many messages and calls at message 400 as at message 20."""
     agent = repo.wrap(noting(), "s", auto_checkpoint="off")
     read = []
-    graphs = repo.store.graphs
+    graphs = repo.context.store.graphs
     monkeypatch.setattr(graphs, "messages_of", lambda c, hashes: read.extend(hashes) or GRAPHS(graphs, c, hashes))
     for messages in (20, 400):
         agent.update_state(None, {"messages": [HumanMessage(f"m{n}") for n in range(messages)]}, "node")
@@ -195,7 +197,7 @@ def test_w6_the_shared_beginning_is_not_loaded(repo, monkeypatch):
             branch.run("end")
             ends.append(branch.checkpoint())
         read.clear()
-        found = repo.diff(*ends)
+        found = repo.session().diff(*ends)
         assert len(read) == 4
         assert (len(found.removed_messages), len(found.added_messages)) == (2, 2)
 
@@ -243,10 +245,10 @@ def test_p3_files_are_compared_where_both_have_them(repo, tmp_path, monkeypatch)
     agent.run("write a.txt one; write b.txt keep")
     retry = agent.fork(name="retry")
     retry.run("write a.txt two; delete b.txt; write c.txt new")
-    found = repo.diff("main", "retry")
+    found = repo.session().diff("main", "retry")
     assert (found.added_files, found.modified_files, found.deleted_files) == (["c.txt"], ["a.txt"], ["b.txt"])
     assert "+two" in found.diff_content
-    both = repo.compare("main", "retry")
+    both = repo.session().compare("main", "retry")
     assert (both.left.is_empty, both.right.added_files) == (True, ["c.txt"])
     assert "+ c.txt" in str(both)
     assert "the files' difference" in both._repr_html_()

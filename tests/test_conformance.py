@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import bindparam, update
 
 import agentgit
-from agentgit.conformance import RULES, LeftOut, __main__, check
+from agentgit.conformance import RULES, NotCheckable, __main__, check
 from agentgit.store import database
 from agentgit.store.objects.blobs import Blobs, Leaf
 from agentgit.store.queries.lookup import Lookup
@@ -223,7 +223,7 @@ def test_d5_a_rule_that_cannot_be_checked_is_left_out(tmp_path, monkeypatch):
     report = check(lambda: agentgit.open(tmp_path / "a.db"), [BY_NAME["saver-is_a_whole_saver"]])
     assert report.is_kept
     assert "pip install langgraph-checkpoint-conformance" in str(report)
-    with pytest.raises(LeftOut):
+    with pytest.raises(NotCheckable):
         BY_NAME["saver-is_a_whole_saver"].check(lambda: agentgit.open(tmp_path / "a.db"))
 
 

@@ -20,6 +20,7 @@ from agentgit.auth import JWT, passwords
 from agentgit.auth.keys import key_parts, key_text
 from agentgit.auth.sharing import link_parts
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound, TooManyAttempts, Unavailable
+from agentgit.repository import Repository
 from agentgit.store import database
 from agentgit.store.records import login_attempts
 from agentgit.store.sql.tables import API_KEY, LOGIN_FAILURE, METADATA, SESSION_LINK, USER
@@ -44,12 +45,12 @@ def quick(monkeypatch):
 def ada(repo):
     """A user with a password and a session."""
     user = repo.users.add("ada", PASSWORD)
-    repo.as_user(user).ensure_session("s")
+    repo.as_user(user).session("s", create=True)
     return user
 
 
 def column(repo, what):
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return connection.execute(what).scalars().all()
 
 
@@ -63,16 +64,25 @@ def test_d5_a_password_lets_in_and_is_stored_as_argon2_only(repo, ada):
 
 @pytest.mark.parametrize(
     ("name", "password"),
-    [("ada", "wrong horse"), ("nobody", PASSWORD), ("local", ""), ("local", PASSWORD), ("ada", "x" * 1001),
-     ("ada", "\ud800" * 12), ("ada", None), ("a\0da", PASSWORD), (None, PASSWORD)],
-)  # fmt: skip
+    [
+        ("ada", "wrong horse"),
+        ("nobody", PASSWORD),
+        ("local", ""),
+        ("local", PASSWORD),
+        ("ada", "x" * 1001),
+        ("ada", "\ud800" * 12),
+        ("ada", None),
+        ("a\0da", PASSWORD),
+        (None, PASSWORD),
+    ],
+)
 def test_d5_all_that_is_wrong_is_refused_in_the_same_words(repo, ada, name, password):
     """D5: a wrong password, an unknown user and the local owner cannot be told apart, and the trail has the failure."""
     with pytest.raises(NotAllowed) as caught:
         repo.login(name, password)
     assert str(caught.value) == REFUSED
     known = {"ada": ada.id, "local": repo.user.id}
-    event = repo.audit()[-1]
+    event = repo.events.audit()[-1]
     assert (event.kind, event.user_id) == ("login.failed", known.get(name))
 
 
@@ -100,9 +110,9 @@ def test_bad_passwords_are_refused_and_not_repeated(repo, ada, password):
 def test_d5_a_new_password_and_disabling_end_open_handles_at_once(repo, ada):
     """D5: revocation holds for handles that are open: after a new password, and while a user is disabled."""
     old = repo.login("ada", PASSWORD)
-    events = old.events("s")
+    events = old.events.list(session="s")
     repo.users.set_password(ada, "another horse")
-    for use in (old.sessions, lambda: old.ensure_session("t"), lambda: next(events)):
+    for use in (old.sessions, lambda: old.session("t", create=True), lambda: next(events)):
         with pytest.raises(NotAllowed, match="holds no more"):
             use()
     new, acting = repo.login("ada", "another horse"), repo.as_user("ada")
@@ -114,7 +124,7 @@ def test_d5_a_new_password_and_disabling_end_open_handles_at_once(repo, ada):
         with pytest.raises(NotAllowed):
             again()
     assert repo.users.enable("ada").disabled_at is None
-    assert repo.login("ada", "another horse").session("s").is_own
+    assert repo.login("ada", "another horse").session("s").info.is_own
 
 
 def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
@@ -126,7 +136,7 @@ def test_q6_changing_ones_own_password_asks_for_the_current_one(repo, ada):
                 with pytest.raises(NotAllowed) as caught:
                     handle.users.set_password(user, "another horse", current=current)
                 if isinstance(caught.value, TooManyAttempts):
-                    repo.store.database.write(lambda c: repo.store.failures.forget(c, "ada"))
+                    repo.context.store.database.write(lambda c: repo.context.store.failures.forget(c, "ada"))
     assert repo.login("ada", PASSWORD).user == ada
     repo.login("ada", PASSWORD).users.set_password("ada", "another horse", current=PASSWORD)
     repo.users.set_password("ada", PASSWORD)
@@ -193,7 +203,7 @@ def test_q6_a_key_reads_only_and_ends_unless_asked_otherwise(repo, ada):
 @pytest.mark.parametrize("makes_users", [False, True])
 def test_q6_a_token_of_an_erased_user_is_not_the_next_users_of_that_name(repo, ada, makes_users):
     """Q6: a token from before a user was erased opens nothing of a new user of that name; a later one does."""
-    repo.jwt = replace(RULES, create_users=makes_users)
+    repo = Repository(repo.context, jwt=replace(RULES, create_users=makes_users), is_borrowed=True)
     early = token(), token(iat=None)
     handles = [repo.authenticate(one) for one in early]
     assert [handle.user for handle in handles] == [ada, ada]
@@ -214,7 +224,7 @@ def test_q6_a_token_of_an_erased_user_is_not_the_next_users_of_that_name(repo, a
 @pytest.mark.parametrize("said", [None, 7, "7", "", "x", [], {}, 1.5, "9" * 5000, True])
 def test_q6_a_token_may_have_to_carry_the_users_id(repo, ada, said):
     """Q6: with id_claim a token holds for the user of that name and that id, and for nobody without it."""
-    repo.jwt = replace(RULES, id_claim="uid")
+    repo = Repository(repo.context, jwt=replace(RULES, id_claim="uid"), is_borrowed=True)
     with pytest.raises(NotAllowed):
         repo.authenticate(token(uid=said))
     assert repo.authenticate(token(uid=ada.id)).user == repo.authenticate(token(uid=str(ada.id))).user == ada
@@ -227,15 +237,20 @@ def test_d5_a_key_reaches_no_further_than_its_scope(repo, ada):
     read, write, admin = (
         repo.authenticate(repo.keys.create(scope, scope, user="ada").secret) for scope in ("read", "write", "admin")
     )
-    assert read.session("s").session_name == "s"
+    assert read.session("s").name == "s"
     for refused in (
-        lambda: read.ensure_session("t"), lambda: read.recover("s"), lambda: write.share("s", "local"),
-        lambda: write.keys.create("more", "read"), lambda: write.users.set_password("ada", "another horse"),
-        lambda: admin.keys.create("other", "read", user="local"), lambda: admin.gc(), lambda: admin.as_user("local"),
-    ):  # fmt: skip
+        lambda: read.session("t", create=True),
+        lambda: read.session("s").recover(),
+        lambda: write.session("s").sharing.share("local"),
+        lambda: write.keys.create("more", "read"),
+        lambda: write.users.set_password("ada", "another horse"),
+        lambda: admin.keys.create("other", "read", user="local"),
+        lambda: admin.maintenance.gc(),
+        lambda: admin.as_user("local"),
+    ):
         with pytest.raises(NotAllowed):
             refused()
-    assert write.ensure_session("t").session_name == "t"
+    assert write.session("t", create=True).name == "t"
     assert admin.keys.create("another", "write").key.scopes == {"read", "fork", "write"}
 
 
@@ -243,10 +258,17 @@ def test_d5_a_revoked_key_ends_open_handles_and_only_its_hash_is_stored(repo, ad
     """D5: a key ends at once, also for handles that are open; text, repr, log and trail never have its secret."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     handle = repo.authenticate(made.secret)
-    assert key_parts(made.secret)[:2] == (repo.store.tenant_id, made.key.id)
+    assert key_parts(made.secret)[:2] == (repo.context.store.tenant_id, made.key.id)
     secret = key_parts(made.secret)[2]
     stored = column(repo, select(API_KEY.c.hash))
-    said = repr(made) + repr(made.key) + repr(handle) + repr(handle.principal) + repr(repo.audit()) + repr(stored)
+    said = (
+        repr(made)
+        + repr(made.key)
+        + repr(handle)
+        + repr(handle.context.principal)
+        + repr(repo.events.audit())
+        + repr(stored)
+    )
     assert secret not in said
     assert repo.keys.revoke(made.key).revoked_at is not None
     with pytest.raises(NotAllowed, match="holds no more"):
@@ -254,18 +276,18 @@ def test_d5_a_revoked_key_ends_open_handles_and_only_its_hash_is_stored(repo, ad
     with pytest.raises(NotAllowed) as caught:
         repo.authenticate(made.secret)
     assert str(caught.value) == REFUSED
-    assert [one.kind for one in repo.audit(kinds=["key.*"])] == ["key.created", "key.revoked"]
+    assert [one.kind for one in repo.events.audit(kinds=["key.*"])] == ["key.created", "key.revoked"]
 
 
 def everything(repo):
     """Give all rows of all tables as text."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
 
 
 def test_d5_of_a_secret_the_database_has_its_hash_only(repo, ada):
     """D5: no row has a password, key or link; of a key or link it is the SHA-256, and their texts say what they are."""
-    key, link = repo.keys.create("ci", user="ada"), repo.as_user(ada).share_link("s")
+    key, link = repo.keys.create("ci", user="ada"), repo.as_user(ada).session("s").sharing.create_link()
     repo.login("ada", PASSWORD)
     repo.authenticate(key.secret)
     assert (key.secret[:5], link.token[:9]) == ("agit_", "agitlink_")
@@ -285,11 +307,11 @@ CHANGES = {
     "users.delete": lambda repo: repo.users.delete("ada"),
     "keys.create": lambda repo: repo.keys.create("ci", user="ada"),
     "keys.revoke": lambda repo: repo.keys.revoke(repo.keys.all("ada")[0]),
-    "share": lambda repo: repo.as_user("ada").share("s", "bob", "editor"),
-    "unshare": lambda repo: repo.as_user("ada").unshare("s", "bob"),
-    "share_link": lambda repo: repo.as_user("ada").share_link("s"),
-    "revoke_link": lambda repo: repo.as_user("ada").revoke_link(repo.as_user("ada").links("s")[0]),
-    "delete_session": lambda repo: repo.as_user("ada").delete_session("s"),
+    "share": lambda repo: repo.as_user("ada").session("s").sharing.share("bob", "editor"),
+    "unshare": lambda repo: repo.as_user("ada").session("s").sharing.unshare("bob"),
+    "share_link": lambda repo: repo.as_user("ada").session("s").sharing.create_link(),
+    "revoke_link": lambda repo: repo.as_user("ada").revoke_link(repo.as_user("ada").session("s").sharing.links()[0]),
+    "delete_session": lambda repo: repo.as_user("ada").session("s").delete(),
 }
 
 
@@ -298,8 +320,8 @@ def test_w12_a_right_is_not_changed_without_being_written_down(repo, ada, monkey
     """W12: the trail is written in the transaction of the change: where that cannot be done, nothing has changed."""
     repo.users.add("bob")
     repo.keys.create("old", user="ada")
-    repo.as_user(ada).share("s", "bob")
-    repo.as_user(ada).share_link("s")
+    repo.as_user(ada).session("s").sharing.share("bob")
+    repo.as_user(ada).session("s").sharing.create_link()
     before = everything(repo)
 
     def broken(*_given):
@@ -318,7 +340,7 @@ def test_d5_what_is_no_key_is_refused_in_the_same_words(repo, ada):
     """D5: a wrong secret, another tenant's key, an ended one and hostile text are refused alike."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     tenant, key, secret = key_parts(made.secret)
-    repo.store.database.write(
+    repo.context.store.database.write(
         lambda c: c.execute(API_KEY.update().values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
     )
     other = key_text(tenant + 2, key, secret)
@@ -370,7 +392,9 @@ def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypat
     assert repo.login("ada", PASSWORD, source="10.0.0.2").user.name == "ada"
     repo.users.add("bob", PASSWORD)
     assert repo.login("bob", PASSWORD, source="10.0.0.1").user.name == "bob"
-    repo.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=datetime.now(UTC))))
+    repo.context.store.database.write(
+        lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=datetime.now(UTC)))
+    )
     assert repo.login("ada", PASSWORD, source="10.0.0.1").user.name == "ada"
     for _ in range(10):  # which has forgotten the failures
         with pytest.raises(NotAllowed) as again:
@@ -381,7 +405,7 @@ def test_d5_too_many_failures_wait_and_shut_out_nobody_else(repo, ada, monkeypat
 def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada, monkeypatch):
     """D5: failures are counted in the database, of keys by the address too, and go; no name and no address is there."""
     monkeypatch.setattr(login_attempts, "FIRST_PAUSE", timedelta(minutes=2))
-    with agentgit.open(repo.store.database.url) as other:
+    with agentgit.open(repo.context.store.database.url) as other:
         for _ in range(31):
             with pytest.raises(NotAllowed):
                 other.authenticate("agit_1_1_x", source="10.0.0.1")
@@ -389,7 +413,7 @@ def test_d5_failures_hold_over_processes_and_name_nobody(repo, ada, monkeypatch)
         repo.authenticate("agit_1_1_x", source="10.0.0.1")
     (subject,) = column(repo, select(LOGIN_FAILURE.c.subject))
     assert len(bytes(subject)) == 32
-    repo.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(forget_at=datetime.now(UTC))))
+    repo.context.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(forget_at=datetime.now(UTC))))
     repo.login("ada", PASSWORD)
     assert column(repo, select(LOGIN_FAILURE.c.subject)) == []
 
@@ -429,26 +453,41 @@ def confused():
 
 def test_d5_a_token_lets_in_by_key_and_by_key_set(repo, ada):
     """D5: a token whose signature holds lets in the user it names, by a key or by the set's key that it names."""
-    repo.jwt = RULES
-    assert repo.authenticate(token()).session("s").is_own
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
+    assert repo.authenticate(token()).session("s").info.is_own
     public = {**RSAAlgorithm.to_jwk(KEYS.public_key(), as_dict=True), "kid": "k1"}
-    repo.jwt = JWT(algorithms=["RS256"], jwks={"keys": [public]}, audience="agentgit")
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["RS256"], jwks={"keys": [public]}, audience="agentgit"), is_borrowed=True
+    )
     assert repo.authenticate(token(headers={"kid": "k1"})).user.name == "ada"
-    repo.jwt = JWT(algorithms=["HS256"], key=SECRET, audience="agentgit")
+    repo = Repository(repo.context, jwt=JWT(algorithms=["HS256"], key=SECRET, audience="agentgit"), is_borrowed=True)
     assert repo.authenticate(token(SECRET, "HS256")).user.name == "ada"
 
 
 def test_d5_a_token_that_does_not_hold_is_refused_in_the_same_words(repo, ada):
     """D5: unsigned, confused, expired, foreign and endless tokens are refused alike, and make no user."""
-    repo.jwt = RULES
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     past = datetime.now(UTC) - timedelta(hours=2)
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     bad = [
-        unsigned(), confused(), token(exp=past), token(exp=None), token(iss="https://evil.example"), token(aud="other"),
-        token(aud=None), token(stranger), token(sub=""), token(sub=None), token(sub="local"), token(sub="bob"),
-        token(nbf=datetime.now(UTC) + timedelta(hours=1)), token(iat=datetime.now(UTC) + timedelta(hours=1)),
-        token() + "x" * 9000, "a.b.c", "\ud800.a.b",
-    ]  # fmt: skip
+        unsigned(),
+        confused(),
+        token(exp=past),
+        token(exp=None),
+        token(iss="https://evil.example"),
+        token(aud="other"),
+        token(aud=None),
+        token(stranger),
+        token(sub=""),
+        token(sub=None),
+        token(sub="local"),
+        token(sub="bob"),
+        token(nbf=datetime.now(UTC) + timedelta(hours=1)),
+        token(iat=datetime.now(UTC) + timedelta(hours=1)),
+        token() + "x" * 9000,
+        "a.b.c",
+        "\ud800.a.b",
+    ]
     for text in bad:
         with pytest.raises(NotAllowed) as caught:
             repo.authenticate(text)
@@ -458,7 +497,7 @@ def test_d5_a_token_that_does_not_hold_is_refused_in_the_same_words(repo, ada):
 
 def test_d5_the_kill_switches_end_tokens(repo, ada, monkeypatch):
     """D5: tokens that were given before now end for one user or for all, and a switch refuses them altogether."""
-    repo.jwt = RULES
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     old = token(iat=datetime.now(UTC) - timedelta(seconds=5))
     handle = repo.authenticate(old)
     repo.users.revoke_tokens("ada")
@@ -466,25 +505,29 @@ def test_d5_the_kill_switches_end_tokens(repo, ada, monkeypatch):
         with pytest.raises(NotAllowed):
             use()
     assert repo.authenticate(token(iat=datetime.now(UTC) + timedelta(seconds=2))).user.name == "ada"
-    repo.store.database.write(lambda c: c.execute(USER.update().values(tokens_revoked_at=None)))
+    repo.context.store.database.write(lambda c: c.execute(USER.update().values(tokens_revoked_at=None)))
     monkeypatch.setenv("AGENTGIT_JWT", "off")
     with pytest.raises(NotAllowed):
         repo.authenticate(token())
     monkeypatch.delenv("AGENTGIT_JWT")
-    repo.jwt = JWT(algorithms=["RS256"], key=PEM, audience="agentgit", enabled=False)
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["RS256"], key=PEM, audience="agentgit", enabled=False), is_borrowed=True
+    )
     with pytest.raises(NotAllowed):
         repo.authenticate(token())
-    repo.jwt = RULES
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     handle = repo.authenticate(old)
     repo.users.revoke_tokens()
     with pytest.raises(NotAllowed):
         handle.sessions()
-    assert [one.kind for one in repo.audit(kinds="tokens.*")] == ["tokens.revoked"] * 2
+    assert [one.kind for one in repo.events.audit(kinds="tokens.*")] == ["tokens.revoked"] * 2
 
 
 def test_d5_users_are_made_of_tokens_only_if_that_is_said(repo):
     """D5: with create_users a token makes its user, if anybody can be called so."""
-    repo.jwt = JWT(algorithms=["RS256"], key=PEM, audience="agentgit", create_users=True)
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["RS256"], key=PEM, audience="agentgit", create_users=True), is_borrowed=True
+    )
     assert repo.authenticate(token(sub="new")).user.name == "new"
     with pytest.raises(NotAllowed):
         repo.authenticate(token(sub="a/b"))
@@ -494,12 +537,16 @@ def test_d5_users_are_made_of_tokens_only_if_that_is_said(repo):
 @pytest.mark.parametrize(
     "rules",
     [
-        {"algorithms": ["none"], "key": SECRET}, {"algorithms": [], "key": SECRET},
-        {"algorithms": ["HS256", "RS256"], "key": SECRET}, {"algorithms": ["HS256"], "key": PEM},
-        {"algorithms": ["HS256"], "key": "short"}, {"algorithms": ["RS256"]}, {"algorithms": ["HS256"], "jwks": {}},
+        {"algorithms": ["none"], "key": SECRET},
+        {"algorithms": [], "key": SECRET},
+        {"algorithms": ["HS256", "RS256"], "key": SECRET},
+        {"algorithms": ["HS256"], "key": PEM},
+        {"algorithms": ["HS256"], "key": "short"},
+        {"algorithms": ["RS256"]},
+        {"algorithms": ["HS256"], "jwks": {}},
         {"algorithms": ["RS256"], "key": PEM, "jwks": {}},
     ],
-)  # fmt: skip
+)
 def test_rules_that_verify_nothing_are_refused(rules):
     """Bad input: rules that would take unsigned tokens, or the public key for a secret, are a typed error."""
     with pytest.raises(InvalidInput) as caught:
@@ -515,7 +562,7 @@ def test_without_the_extra_the_command_is_told(repo, ada, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jwt", None)
     with pytest.raises(Unavailable, match=r'pip install "agentgit\[auth\]"'):
         repo.login("ada", PASSWORD)
-    repo.jwt = RULES
+    repo = Repository(repo.context, jwt=RULES, is_borrowed=True)
     with pytest.raises(Unavailable, match=r'pip install "agentgit\[auth\]"'):
         repo.authenticate("a.b.c")
 

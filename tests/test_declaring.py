@@ -36,7 +36,7 @@ def wrapped(repo, *tools, session="s", replies=("ok",), **more):
 def the_runner(agent, name: str):
     """Give what calls a tool of an agent again."""
     found = agentgit.ToolInvocation(id=1, internal_session_id=1, position=0, tool_name=name)
-    run = agent.repository.registry.runner(agent.session.id, found)
+    run = agent.session.context.registry.runner(agent.session.id, found)
     return lambda args: run(args, "thread")
 
 

@@ -169,11 +169,11 @@ def test_branches_of_a_delta_channel_go_on_rightly(repo, durability):
 def test_a_delta_channel_survives_a_new_process(repo):
     """An agent that has nothing in memory goes on with the right value."""
     for turn in range(5):
-        with agentgit.open(repo.store.database.url) as again:
+        with agentgit.open(repo.context.store.database.url) as again:
             agent = again.wrap(chat(delta(100)), "s")
             agent.invoke(said(f"q{turn}", f"h{turn}"))
             expect_true(agent)
-    assert len(repo.checkpoint("HEAD", "s").conversation_history) == 10
+    assert len(repo.session("s").get_checkpoint("HEAD").conversation_history) == 10
 
 
 def test_a_state_that_was_changed_by_hand(repo):
@@ -286,7 +286,7 @@ def test_large_values_of_a_dict_are_stored_once(repo):
     agent = repo.wrap(things(), "s")
     for _ in range(20):
         agent.invoke({"numbers": [1]})
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         (size,) = connection.exec_driver_sql("SELECT sum(size) FROM blob WHERE type = 'json'").one()
     assert size < 40_000
     assert len(agent.head.session_state["files"]) == 20
@@ -441,8 +441,8 @@ def test_the_store_reads_the_end_of_a_spread_conversation(repo):
     """`messages(last=…)` gives the newest ones, at any graph checkpoint."""
     agent = repo.wrap(chat(delta(100)), "s")
     agent.invoke(said("q", "h"))
-    with repo.store.database.reading() as connection:
-        graphs = repo.store.graphs
+    with repo.context.store.database.reading() as connection:
+        graphs = repo.context.store.graphs
         head = graphs.head(connection, agent.branch.langgraph_session_id)
         at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
         assert "messages" in at.folded

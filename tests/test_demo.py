@@ -204,13 +204,15 @@ def test_d2_the_story_leaves_both_branches_readable(told: Told):
     """D2: another process finds the session with both branches, each with its own conversation and track."""
     with agentgit.open(told.database, create=False) as repo:
         assert [session.session_name for session in repo.sessions()] == ["demo"]
-        branches = {branch.name: branch for branch in repo.branches("demo")}
+        branches = {branch.name: branch for branch in repo.session("demo").branches()}
         assert {name: branch.is_current for name, branch in branches.items()} == {"main": False, "main-2": True}
         said = {
             name: [m["content"] for m in branch.conversation_history if m["role"] == "user"]
             for name, branch in branches.items()
         }
-        tracks = {name: [(c.tool_name, c.status) for c in repo.tool_track("demo", name)] for name in branches}
+        tracks = {
+            name: [(c.tool_name, c.status) for c in repo.session("demo").tool_track(branch=name)] for name in branches
+        }
     assert said == {
         "main": ["order two chairs", "a table and two lamps, please"],
         "main-2": ["order two chairs", "rather a sofa", "pay, and mail the receipt"],

@@ -203,7 +203,7 @@ def test_t1_after_an_error_the_turn_goes_on_and_pays_nobody_twice(repo, bank, sh
     bank.faults = [ValueError()]
     with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
         run(agent, shape, say())
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         again = wrapped(later, SHAPES[shape](bank))
         assert run(again, shape, None)["messages"][-1].content == "[1, 2, 3]"
         assert bank.paid == ["Ann", "Ann", "Bob"]
@@ -403,7 +403,7 @@ def test_t1_a_payment_waits_for_the_step_that_it_comes_from(repo, bank, is_async
     @tool
     def pay(to: str) -> str:
         """Look from another program where the turn stands, and pay."""
-        with agentgit.open(repo.store.database.url) as other:
+        with agentgit.open(repo.context.store.database.url) as other:
             found.append(wrapped(other, graph).get_state().next)
         bank.ledger.append((to, 5))
         return "paid"
@@ -431,7 +431,7 @@ def test_t1_an_idempotent_call_waits_too_so_that_it_keeps_its_key(repo, monkeypa
     @tool
     def pay(to: str) -> str:
         """Look from another program where the turn stands, and pay."""
-        with agentgit.open(repo.store.database.url) as other:
+        with agentgit.open(repo.context.store.database.url) as other:
             found.append(wrapped(other, graph, effects).get_state().next)
         return idempotency_key()
 

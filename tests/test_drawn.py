@@ -12,9 +12,10 @@ from agentgit import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
-from agentgit.render import html, rollback
+from agentgit.render import html
 from agentgit.render.lines import STYLES, Span, plain
 from agentgit.render.text import cells, wrap
+from agentgit.render.views import rollback
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td><img src=x onerror='x'>" + "日本" * 40
@@ -224,7 +225,7 @@ def test_hostile_text_is_only_text_on_a_page():
 
 def test_a_notebook_gets_text_and_html():
     """Both kinds of repr agree; below its picture a tree is shown as it is printed."""
-    for value in (FULL, PARTIAL, agentgit.open(":memory:").ensure_session("s") and tree()):
+    for value in (FULL, PARTIAL, agentgit.open(":memory:").session("s", create=True) and tree()):
         assert value._repr_mimebundle_() == {"text/plain": str(value), "text/html": value._repr_html_()}
     assert Page(tree()._repr_html_()).text == f"as text{tree()}"
 

@@ -48,7 +48,7 @@ def syntax(connection):
 @pytest.fixture
 def session(repo):
     """A repository with a session."""
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     return repo
 
 
@@ -62,19 +62,19 @@ def test_t_what_fails_each_time_is_no_conflict(session, work):
         work(connection)
 
     with pytest.raises(AgentGitError, match="Trying again does not help") as raised:
-        session.store.database.write(once)
+        session.context.store.database.write(once)
     assert not isinstance(raised.value, Unavailable | Conflict | NotFound)
     assert "in the way" not in str(raised.value)
     assert type(raised.value.__cause__).__module__.startswith(("sqlalchemy", "sqlite3", "psycopg"))
     # Another transaction may have come before a key: that is looked at once more, and no oftener.
-    may_race = work is unique or (work is foreign_key and not session.store.database.is_sqlite)
+    may_race = work is unique or (work is foreign_key and not session.context.store.database.is_sqlite)
     assert len(runs) == (2 if may_race else 1)
 
 
 def test_t_two_writers_of_one_name_are_a_race_that_is_run_again(postgres_url):
     """A unique key that another transaction took first is seen by the next attempt, which goes another way."""
     with agentgit.open(postgres_url) as repo, closing(Database(postgres_url)) as other:
-        repo.ensure_session("s")
+        repo.session("s", create=True)
         holding, go = threading.Event(), threading.Event()
 
         def first(connection):
@@ -95,7 +95,7 @@ def test_t_two_writers_of_one_name_are_a_race_that_is_run_again(postgres_url):
         thread = threading.Thread(target=other.write, args=(first,))
         thread.start()
         assert holding.wait(TIME)
-        assert repo.store.database.write(second) == 1
+        assert repo.context.store.database.write(second) == 1
         thread.join(TIME)
         assert len(runs) == 2
 
@@ -103,7 +103,7 @@ def test_t_two_writers_of_one_name_are_a_race_that_is_run_again(postgres_url):
 def test_t_a_row_that_is_refused_after_another_one_is_tried_again(postgres_url):
     """Two rows that were refused one after the other are two races, though the failures read the same."""
     with agentgit.open(postgres_url) as repo:
-        taken = [repo.ensure_session(name).session_name for name in ("s1", "s2", "s3")]
+        taken = [repo.session(name, create=True).name for name in ("s1", "s2", "s3")]
         names = iter([*taken, "free"])
 
         def next_one(connection):
@@ -111,43 +111,51 @@ def test_t_a_row_that_is_refused_after_another_one_is_tried_again(postgres_url):
             connection.execute(insert(SESSION), found)
             return found["session_name"]
 
-        assert repo.store.database.write(next_one) == "free"
+        assert repo.context.store.database.write(next_one) == "free"
 
 
 def test_t_a_value_that_cannot_be_stored_is_a_wrong_input(session):
     """What the database has no room for is the caller's to change."""
-    if session.store.database.is_sqlite:
+    if session.context.store.database.is_sqlite:
         statement, value = text("SELECT zeroblob(:n)"), 2**31
     else:
         statement, value = text("SELECT CAST(:n AS integer)"), "many"
     with pytest.raises(InvalidInput, match="cannot store a value"):
-        session.store.database.write(lambda c: c.execute(statement.bindparams(bindparam("n", value))))
+        session.context.store.database.write(lambda c: c.execute(statement.bindparams(bindparam("n", value))))
 
 
 @pytest.mark.parametrize("statement", ["SELECT * FROM nowhere", "SELECT no_such_column FROM external_session"])
 def test_t_what_the_schema_lacks_is_a_schema_mismatch(session, statement):
     """A table or a column that is not there is no database out of reach."""
-    for run in (session.store.database.write, lambda work: work_in(session, work)):
+    for run in (session.context.store.database.write, lambda work: work_in(session, work)):
         with pytest.raises(SchemaMismatch, match="agentgit db check"):
             run(lambda c: c.execute(text(statement)))
 
 
 def work_in(repo, work):
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         work(connection)
 
 
 @pytest.mark.parametrize(
     ("state", "kind", "said"),
     [
-        ("40001", Again, "in the way"), ("40P01", Again, "in the way"), ("55P03", Again, "in the way"),
-        ("23502", AgentGitError, "Trying again does not help"), ("23514", AgentGitError, "does not help"),
-        ("22P05", InvalidInput, "cannot store"), ("54000", InvalidInput, "cannot store"),
-        ("42501", NotAllowed, "grant"), ("42P01", SchemaMismatch, "db check"), ("XX001", Corrupt, "damaged"),
-        ("53100", Unavailable, "Free some space"), ("25006", Unavailable, "cannot be written"),
-        ("57014", Unavailable, "statement_timeout"), ("P0001", AgentGitError, "does not help"),
+        ("40001", Again, "in the way"),
+        ("40P01", Again, "in the way"),
+        ("55P03", Again, "in the way"),
+        ("23502", AgentGitError, "Trying again does not help"),
+        ("23514", AgentGitError, "does not help"),
+        ("22P05", InvalidInput, "cannot store"),
+        ("54000", InvalidInput, "cannot store"),
+        ("42501", NotAllowed, "grant"),
+        ("42P01", SchemaMismatch, "db check"),
+        ("XX001", Corrupt, "damaged"),
+        ("53100", Unavailable, "Free some space"),
+        ("25006", Unavailable, "cannot be written"),
+        ("57014", Unavailable, "statement_timeout"),
+        ("P0001", AgentGitError, "does not help"),
     ],
-)  # fmt: skip
+)
 def test_t_each_state_of_a_server_has_its_meaning(postgres_url, state, kind, said):
     """The state that the server gives, not its words, tells what a failure is."""
 
@@ -162,7 +170,7 @@ def test_t_each_state_of_a_server_has_its_meaning(postgres_url, state, kind, sai
 
 def gone(repo, *tables):
     """Delete rows past all constraints."""
-    database = repo.store.database
+    database = repo.context.store.database
     if database.is_sqlite:
         with database.engine.connect() as connection:
             raw = connection.connection.dbapi_connection
@@ -182,17 +190,20 @@ def gone(repo, *tables):
 
 def test_t_a_row_that_is_lost_is_not_called_deleted(repo):
     """Which row is not there is said, and that fsck tells more; that somebody deleted it, nobody knows."""
-    session = repo.ensure_session("s")
-    repo.add_checkpoint("x", session)
-    branch_id = repo.branch(session).id
+    session = repo.session("s", create=True)
+    session.checkpoint("x")
+    branch_id = session.branch().id
     gone(repo, CHECKPOINT, BRANCH)
     for work in (
-        lambda c: repo.store.sessions.branch(c, branch_id), lambda c: repo.store.sessions.note(c, branch_id, {"a": 1}),
-        lambda c: repo.store.checkpoints.one(c, 7), lambda c: repo.store.operations.end(c, 7, "done", {}),
-        lambda c: repo.store.sessions.one(c, 7), lambda c: repo.store.sessions.touch(c, 7),
-        lambda c: repo.store.journal.move(c, 7, "reversed"),
-    ):  # fmt: skip
+        lambda c: repo.context.store.sessions.branch(c, branch_id),
+        lambda c: repo.context.store.sessions.note(c, branch_id, {"a": 1}),
+        lambda c: repo.context.store.checkpoints.one(c, 7),
+        lambda c: repo.context.store.operations.end(c, 7, "done", {}),
+        lambda c: repo.context.store.sessions.one(c, 7),
+        lambda c: repo.context.store.sessions.touch(c, 7),
+        lambda c: repo.context.store.journal.move(c, 7, "reversed"),
+    ):
         with pytest.raises(NotFound, match=r"There is no [a-z ]+ \d+ in this database\..*agentgit fsck") as raised:
-            repo.store.database.write(work)
+            repo.context.store.database.write(work)
         assert "somebody has deleted" not in str(raised.value)
-    assert not repo.fsck(level=1).is_sound
+    assert not repo.maintenance.fsck(level=1).is_sound

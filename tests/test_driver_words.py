@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import agentgit
 from agentgit import AgentGitError, Corrupt, SchemaMismatch, Unavailable
+from agentgit.handles.session import Session
 from agentgit.mcp.server import made
 from agentgit.mcp.write_tools import WriteTools
 from agentgit.store.database import Database
@@ -56,13 +57,13 @@ def bob(request, database):
     rules = ON_SQLITE if database.is_sqlite else ON_POSTGRESQL
     with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
         for repo in (ada, bob):
-            repo.ensure_session("s")
-            repo.add_checkpoint("x", "s")
-        ada.tag("HEAD", "v1", "s", description=HUSH)
-        bob.store.database.write(lambda c: c.execute(text(rules[request.param])))
+            repo.session("s", create=True)
+            repo.session("s").checkpoint("x")
+        ada.session("s").tag("HEAD", "v1", description=HUSH)
+        bob.context.store.database.write(lambda c: c.execute(text(rules[request.param])))
         yield bob
         if not database.is_sqlite:  # whose file is of this test alone
-            bob.store.database.write(lambda c: c.execute(text(AFTERWARDS[request.param])))
+            bob.context.store.database.write(lambda c: c.execute(text(AFTERWARDS[request.param])))
 
 
 def expect_silent(said):
@@ -73,7 +74,7 @@ def expect_silent(said):
 def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
     """Q8: in Python, the API and the pages a failure says that the database refused, and the log says what."""
     with pytest.raises(AgentGitError, match="Trying again does not help") as caught:
-        bob.tag("HEAD", "v1", "s", description=HUSH)
+        bob.session("s").tag("HEAD", "v1", description=HUSH)
     expect_silent(str(caught.value))
     assert isinstance(caught.value.__cause__, IntegrityError)
     key, session = bob.keys.create("k", scopes=("write",)).secret, bob.session("s")
@@ -88,7 +89,7 @@ def test_q8_a_refused_row_tells_a_user_nothing(bob, caplog):
         cookies={"__Host-agentgit": key},
         headers={"origin": "https://git.example"},
     )
-    page = browser.get(f"/sessions/{session.id}/checkpoints/{bob.checkpoint('HEAD', session).id}").text
+    page = browser.get(f"/sessions/{session.id}/checkpoints/{bob.session(session).get_checkpoint('HEAD').id}").text
     hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
     form = {**hidden, "ref": "HEAD", "name": "v1", "description": "mine"}
     answer = browser.post(f"/sessions/{session.id}/tags", data=form)
@@ -105,7 +106,7 @@ async def test_q8_a_client_of_mcp_is_told_nothing(bob, monkeypatch, caplog):
         raise kept
 
     def refused(*_, **__):
-        bob.tag("HEAD", "v1", "s", description=HUSH)
+        bob.session("s").tag("HEAD", "v1", description=HUSH)
 
     for work, word in ((foreign, "went wrong"), (refused, "refused a statement")):
         monkeypatch.setattr(WriteTools, "list_checkpoints", work)
@@ -126,7 +127,7 @@ def test_q8_an_error_that_nobody_translated_tells_a_web_user_nothing(bob, monkey
         raise kept
 
     key, session = bob.keys.create("k").secret, bob.session("s")
-    monkeypatch.setattr(type(bob), "tree", foreign)
+    monkeypatch.setattr(Session, "tree", foreign)
     site = app(bob)
     for path, more in (
         (f"/api/v1/sessions/{session.id}/tree", {"headers": {"authorization": f"Bearer {key}"}}),
@@ -158,9 +159,9 @@ def test_q8_a_tool_that_a_database_refused_is_recorded_without_its_statement(tmp
         agent = repo.wrap(graph, "s", effects={"pay": "irreversible"})
         with pytest.raises(IntegrityError):
             agent.run("pay")
-        (failed,) = repo.tool_track("s")
+        (failed,) = repo.session("s").tool_track()
         assert failed.error_message == "IntegrityError: (sqlite3.IntegrityError) UNIQUE constraint failed: card.number"
-        expect_silent(str(repo.tool_track("s")))
+        expect_silent(str(repo.session("s").tool_track()))
     engine.dispose()
 
 

@@ -100,7 +100,7 @@ def test_one_can_leave_from_every_point_after_a_restart(database, way, durabilit
         run(agent, Command(resume="yes"), None, durability=durability)
         assert texts(agent.get_state().values) == YES
         before = len(world.happened("add"))
-        other.switch("other", sync="ignore")  # the other branch has put a table there meanwhile
+        other = other.switch("other", sync="ignore")  # the other branch has put a table there meanwhile
         run(other, Command(resume="no"), None, durability=durability)
         assert texts(other.get_state().values) == YES
         assert other.get_state().values["messages"][-2].content == "not approved"

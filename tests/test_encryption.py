@@ -41,7 +41,7 @@ def story(repo, tmp_path):
 def as_stored(repo):
     """Give everything that all tables hold as it lies there, as one text."""
     found = []
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         for table in METADATA.sorted_tables:
             for row in connection.execute(select(raw(table.name))).all():
                 found += [value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in row]
@@ -50,7 +50,9 @@ def as_stored(repo):
 
 def shown(repo):
     """Give what a user sees of the story."""
-    return [branch.conversation_history for branch in repo.branches("s")], repo.checkpoint("the place", "s").to_dict()
+    return [branch.conversation_history for branch in repo.session("s").branches()], repo.session("s").get_checkpoint(
+        "the place"
+    ).to_dict()
 
 
 def test_d5_a_dump_has_names_and_no_contents(url, tmp_path):
@@ -61,10 +63,10 @@ def test_d5_a_dump_has_names_and_no_contents(url, tmp_path):
         lies = as_stored(repo)
         assert MARK not in lies
         assert "the place" in lies
-        assert set(repo.encryption_keys()) == {"a"}
-        assert repo.fsck(3).findings == ()
-        assert repo.gc(dry_run=True).lists >= 0
-        named, content = repo.search("place"), repo.search(MARK)
+        assert set(repo.maintenance.encryption_keys()) == {"a"}
+        assert repo.maintenance.fsck(3).findings == ()
+        assert repo.maintenance.gc(dry_run=True).lists >= 0
+        named, content = repo.session().search("place"), repo.session().search(MARK)
         assert [hit.kind for hit in named] == ["checkpoint"]
         assert (list(content), content.names_only) == ([], True)
         assert "everything else is encrypted" in str(content)
@@ -73,7 +75,7 @@ def test_d5_a_dump_has_names_and_no_contents(url, tmp_path):
 def test_d5_only_the_right_keys_open_it(url, monkeypatch):
     """D5: without its key, or with another one of that name, nothing is opened; the failure says which key, and how."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
-        repo.ensure_session("s")
+        repo.session("s", create=True)
     with pytest.raises(KeyMissing, match="with the key a, which was not given") as failure:
         agentgit.open(url)
     assert failure.value.key_id == "a"
@@ -90,8 +92,8 @@ def test_d5_keys_come_and_go(url, tmp_path):
     """D5: a plain database is encrypted, its key replaced, and decrypted again; broken off, it goes on."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
-        before, plain = shown(repo), repo.encryption_keys()
-        assert len(repo.search("chairs")) > 0
+        before, plain = shown(repo), repo.maintenance.encryption_keys()
+        assert len(repo.session().search("chairs")) > 0
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         assert shown(repo) == before
 
@@ -100,23 +102,25 @@ def test_d5_keys_come_and_go(url, tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            repo.rotate_keys(progress=stop)
-        assert set(repo.encryption_keys()) == {"", "a"}
-        done = repo.rotate_keys()
+            repo.maintenance.rotate_keys(progress=stop)
+        assert set(repo.maintenance.encryption_keys()) == {"", "a"}
+        done = repo.maintenance.rotate_keys()
         assert (set(done.keys), done.problem) == ({"a"}, "")
         assert 0 < done.changed < plain[""]
         assert MARK not in as_stored(repo)
-        if repo.store.database.is_sqlite:
+        if repo.context.store.database.is_sqlite:
             assert MARK.encode() not in (tmp_path / "agentgit.db").read_bytes()
     with agentgit.open(url, keyring=Keyring({"b": TWO, "a": ONE})) as repo:
-        assert set(repo.rotate_keys().keys) == {"b"}
+        assert set(repo.maintenance.rotate_keys().keys) == {"b"}
     with agentgit.open(url, keyring=Keyring({"b": TWO})) as repo:  # the old one is needed no more
-        assert (shown(repo), repo.fsck(3).findings) == (before, ())
-        assert repo.rotate_keys(off=True).keys == plain | {"": sum(repo.encryption_keys().values())}
+        assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+        assert repo.maintenance.rotate_keys(off=True).keys == plain | {
+            "": sum(repo.maintenance.encryption_keys().values())
+        }
     with agentgit.open(url) as repo:
-        assert (shown(repo), repo.fsck(3).findings) == (before, ())
-        assert len(repo.search("chairs")) > 0
-        assert [event.kind for event in repo.events()].count("keys.rotated") == 3
+        assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+        assert len(repo.session().search("chairs")) > 0
+        assert [event.kind for event in repo.events.list()].count("keys.rotated") == 3
 
 
 @pytest.mark.parametrize("name", [name for name in sealed_columns() if name != "webhook_delivery"])
@@ -128,12 +132,12 @@ def test_d5_what_was_changed_is_named_and_never_shown(sqlite_template, tmp_path,
         story(repo, tmp_path)
         agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
         agent.checkpoint("one")
-        repo.tag("HEAD", "t", session="s", description=MARK)
+        repo.session("s").tag("HEAD", "t", description=MARK)
         table = raw(name)
         changed = 0
         for column in sealed_columns()[name]:
             query = select(table.c[column], *table.primary_key).where(table.c[column].is_not(None))
-            with repo.store.database.reading() as connection:
+            with repo.context.store.database.reading() as connection:
                 rows = [row for row in connection.execute(query) if name != "blob" or key_of(row.data) is not None]
             if not rows:
                 continue
@@ -145,10 +149,10 @@ def test_d5_what_was_changed_is_named_and_never_shown(sqlite_template, tmp_path,
                 else flipped(value)
             )
             this = [key == getattr(row, key.name) for key in table.primary_key]
-            repo.store.database.write(
+            repo.context.store.database.write(
                 lambda c, p=(this, column, bad): c.execute(update(table).where(*p[0]).values({p[1]: p[2]}))
             )
-            found = repo.fsck(2).findings
+            found = repo.maintenance.fsck(2).findings
             assert [one for one in found if one.row.startswith(f"{name} ")], column
         assert changed
 
@@ -163,7 +167,7 @@ def flipped(value):
 def test_d5_a_value_opens_only_where_it_was_sealed(url):
     """D5: a sealed value is Corrupt in another column or for another tenant; a changed message names its row."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
-        seal = repo.store.database.seal
+        seal = repo.context.store.database.seal
         closed = seal.seal("tool_invocation.args", b"{}")
         assert seal.open("tool_invocation.args", closed) == b"{}"
         with pytest.raises(Corrupt, match=r"tool_invocation\.result"):
@@ -172,16 +176,16 @@ def test_d5_a_value_opens_only_where_it_was_sealed(url):
         other.tenant_id = seal.tenant_id + 1
         with pytest.raises(Corrupt):
             other.open("tool_invocation.args", closed)
-        blobs, value = repo.store.graphs.content.blobs, leaf("json", b'"hello"')
-        write = repo.store.database.write
+        blobs, value = repo.context.store.graphs.content.blobs, leaf("json", b'"hello"')
+        write = repo.context.store.database.write
         write(lambda c: blobs.put_many(c, [value]))
         table = raw("blob")
         this = table.c.hash == value.hash
-        with repo.store.database.reading() as connection:
+        with repo.context.store.database.reading() as connection:
             bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())
         write(lambda c: c.execute(update(table).where(this).values(data=bad)))
-        with repo.store.database.reading() as connection, pytest.raises(Corrupt) as failure:
-            Blobs(repo.store.tenant_id).get_many(connection, [value.hash])
+        with repo.context.store.database.reading() as connection, pytest.raises(Corrupt) as failure:
+            Blobs(repo.context.store.tenant_id).get_many(connection, [value.hash])
         assert failure.value.row == f"blob {value.hash.hex()}"
 
 
@@ -193,18 +197,18 @@ def message(n):
 def test_d5_values_of_every_shape_survive(url, keys):
     """D5: what begins like a sealed value, large values in chunks; in clear and not."""
     with agentgit.open(url, keyring=keys) as repo:
-        blobs, write = repo.store.graphs.content.blobs, repo.store.database.write
+        blobs, write = repo.context.store.graphs.content.blobs, repo.context.store.database.write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
         values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
         values += [message(n) for n in range(120)]
         write(lambda c: blobs.put_many(c, values))
-        with repo.store.database.reading() as connection:
-            fresh = Blobs(repo.store.tenant_id)
+        with repo.context.store.database.reading() as connection:
+            fresh = Blobs(repo.context.store.tenant_id)
             assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
-        assert repo.fsck(2).findings == ()
+        assert repo.maintenance.fsck(2).findings == ()
         assert (MARK in as_stored(repo)) == (keys is None)
         if keys is not None:
-            assert set(Rotation(repo.store.database, repo.store.tenant_id).counts()) == {"a"}
+            assert set(Rotation(repo.context.store.database, repo.context.store.tenant_id).counts()) == {"a"}
 
 
 async def test_d5_a_saver_and_the_async_side_seal_too(url):
@@ -251,7 +255,7 @@ def test_d5_keys_and_erasing_on_the_command_line(tmp_path, monkeypatch):
     """D5: make a key, encrypt, count, erase a session: each from the command line, as text and as JSON."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("agentgit.db") as repo:
-        repo.ensure_session("s")
+        repo.session("s", create=True)
     run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731  # a short name for one line
     key = run("db", "keys", "--new").stdout.strip()
     assert len(base64.b64decode(key)) == 32

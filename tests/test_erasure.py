@@ -17,7 +17,7 @@ MARK = "zebrafish"
 def dumped(repo):
     """Give everything that all tables hold, as one text; the words of messages that FTS5 keeps apart are not in it."""
     found = []
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         for table in METADATA.sorted_tables:
             found += [f"{table.name}: {tuple(row)}" for row in connection.execute(select(table))]
     return "\n".join(found)
@@ -26,7 +26,7 @@ def dumped(repo):
 def files_hold(repo, words):
     """Tell whether the files of a SQLite database have these bytes anywhere."""
     found = b""
-    for path in repo.store.database.files:
+    for path in repo.context.store.database.files:
         try:
             with open(path, "rb") as file:
                 found += file.read()
@@ -38,20 +38,20 @@ def files_hold(repo, words):
 @pytest.fixture
 def two(repo, tmp_path):
     """Two sessions that share a message and a template; the first one has a mark everywhere that it can be."""
-    repo = agentgit.open(repo.store.database.url, compression="none")
+    repo = agentgit.open(repo.context.store.database.url, compression="none")
     shop = str(tmp_path / "shop.db")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text(MARK)
     first = repo.wrap(build(shop), session=MARK, effects=EFFECTS, workspace=tmp_path / "files")
     first.run("order two chairs")
     first.checkpoint(f"{MARK} place", description=f"{MARK} told", data={MARK: 1})
-    repo.tag("HEAD", f"{MARK}-tag", session=MARK)
+    repo.session(MARK).tag("HEAD", f"{MARK}-tag")
     first.run(f"note {MARK}")
     second = repo.wrap(build(shop), session="other", effects=EFFECTS)
     second.run("order two chairs")
     first.rollback(f"{MARK} place")
-    assert len(list(repo.search("chairs", MARK))) > 0
-    assert len(list(repo.search("chairs", "other"))) > 0
+    assert len(list(repo.session(MARK).search("chairs"))) > 0
+    assert len(list(repo.session("other").search("chairs"))) > 0
     repo.webhooks.add(f"https://{MARK}.example/hook", "*", session=MARK)
     first.checkpoint("one more")  # which waits to be sent
     yield repo
@@ -61,11 +61,11 @@ def two(repo, tmp_path):
 def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
     """D5: after erasing, no table and no file has anything of it; a session that shares messages is as it was."""
     session = two.session(MARK)
-    other = two.branch("other").conversation_history
-    head = two.checkpoint("HEAD", "other").to_dict()
+    other = two.session("other").branch().conversation_history
+    head = two.session("other").get_checkpoint("HEAD").to_dict()
     assert MARK in dumped(two)
-    before = two.audit_verify()
-    done = two.delete_session(MARK)
+    before = two.events.verify()
+    done = two.session(MARK).delete()
     assert done.rows["checkpoint"] > 3
     assert done.values > 0
     assert done.events == next(tip.number for tip in before.tips if tip.session_id == session.id)
@@ -75,13 +75,13 @@ def test_d5_a_session_goes_without_a_byte_and_its_neighbour_is_whole(two):
     assert not files_hold(two, MARK)
     with pytest.raises(NotFound):
         two.session(MARK)
-    assert two.branch("other").conversation_history == other
-    assert two.checkpoint("HEAD", "other").to_dict() == head
-    assert two.fsck(3).findings == ()
-    assert [hit.kind for hit in two.search("chairs", "other")] != []
-    assert two.audit_verify(before.tips).is_sound
-    assert two.audit_verify().erased == [session.id]
-    told = [event for event in two.events() if event.kind == "session.erased"]
+    assert two.session("other").branch().conversation_history == other
+    assert two.session("other").get_checkpoint("HEAD").to_dict() == head
+    assert two.maintenance.fsck(3).findings == ()
+    assert [hit.kind for hit in two.session("other").search("chairs")] != []
+    assert two.events.verify(before.tips).is_sound
+    assert two.events.verify().erased == [session.id]
+    told = [event for event in two.events.list() if event.kind == "session.erased"]
     assert [(event.detail["erased"], event.user_id) for event in told] == [(session.id, two.user.id)]
 
 
@@ -95,35 +95,35 @@ def test_d5_what_the_planner_knows_of_a_session_goes_with_it(repo, tmp_path):
     )
 
     def told():
-        with repo.store.database.reading() as connection:
+        with repo.context.store.database.reading() as connection:
             rows = connection.execute(known).scalars().all()
         return [row.partition(" ")[0] for row in rows if MARK in row or MARK.encode().hex() in row]
 
-    repo = agentgit.open(repo.store.database.url, compression="none")
+    repo = agentgit.open(repo.context.store.database.url, compression="none")
     for name in (MARK, "other"):
         agent = repo.wrap(build(str(tmp_path / "shop.db")), session=name, effects=EFFECTS)
         for number in range(3):
             agent.run(f"note {name} {number}")
             agent.checkpoint(f"{name} place {number}")
-            repo.tag("HEAD", f"{name}-{number}", session=name)
-        assert len(list(repo.search("note", name))) > 0
-    repo.store.database.shrink(wipe=True)
+            repo.session(name).tag("HEAD", f"{name}-{number}")
+        assert len(list(repo.session(name).search("note"))) > 0
+    repo.context.store.database.shrink(wipe=True)
     assert {"blob.data", "checkpoint.name", "search_text.words", "tag.name"} <= set(told())
-    assert repo.delete_session(MARK).left == []
+    assert repo.session(MARK).delete().left == []
     assert told() == []
     repo.close()
 
 
 def test_d5_the_trail_lets_only_erased_sessions_go(two):
     """D5: nobody deletes other events, edits what says that a session was erased, or makes it up."""
-    two.delete_session(MARK)
-    write = two.store.database.write
+    two.session(MARK).delete()
+    write = two.context.store.database.write
     for statement in (delete(AUDIT_EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
         with pytest.raises(NotAllowed):
             write(lambda c, s=statement: c.execute(s))
-    assert two.audit_verify().is_sound
+    assert two.events.verify().is_sound
     other = two.session("other").id
-    with two.store.database.reading() as connection:
+    with two.context.store.database.reading() as connection:
         row = dict(connection.execute(select(ERASURE)).mappings().one())
     for statement in (
         insert(ERASURE).values(**{**row, "external_session_id": other}),
@@ -131,18 +131,18 @@ def test_d5_the_trail_lets_only_erased_sessions_go(two):
     ):
         with pytest.raises(NotAllowed):
             write(lambda c, s=statement: c.execute(s))
-    assert two.audit_verify().is_sound
+    assert two.events.verify().is_sound
 
 
 def test_d5_a_session_that_somebody_runs_is_not_erased(two):
     """D5: erasing beside a turn is a Conflict, and nothing went; when the turn's process has died, it goes."""
-    sessions, branch = two.store.sessions, two.branch("other")
+    sessions, branch = two.context.store.sessions, two.session("other").branch()
     with process_owner.owner() as alive:
-        two.store.database.write(lambda c: sessions.acquire(c, branch.id, alive))
+        two.context.store.database.write(lambda c: sessions.acquire(c, branch.id, alive))
         with pytest.raises(Conflict, match="Nothing was erased"):
-            two.delete_session("other")
-    assert two.branch("other").checkpoint_count == branch.checkpoint_count
-    assert two.delete_session("other").sessions == 1
+            two.session("other").delete()
+    assert two.session("other").branch().checkpoint_count == branch.checkpoint_count
+    assert two.session("other").delete().sessions == 1
 
 
 def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
@@ -152,39 +152,39 @@ def test_d5_a_user_goes_with_all_sessions(two, tmp_path):
     (tmp_path / "hers" / "a.txt").write_text("hers")
     ann.wrap(build(str(tmp_path / "shop.db")), "hers", effects=EFFECTS, workspace=tmp_path / "hers").run("hello")
     ann.wrap(build(str(tmp_path / "shop.db")), "more", template="hers", workspace=tmp_path / "hers").checkpoint("same")
-    two.share("other", ann.user, "editor")
-    mine = ann.checkpoint("HEAD", "other")
-    ann.tag("HEAD", "good", "other")
-    ann.add_checkpoint("in another's", "other")
-    ann.share("hers", bob.user, "forker")
-    two.share("other", bob.user, "forker")
-    bob.ensure_session("copied", f"{MARK}/hers@HEAD")
-    assert MARK in bob.checkpoint("main#1", "copied").metadata["description"]
-    bob.ensure_session("bobs")
-    bob.share("bobs", ann.user, "editor")
+    two.session("other").sharing.share(ann.user, "editor")
+    mine = ann.session("other").get_checkpoint("HEAD")
+    ann.session("other").tag("HEAD", "good")
+    ann.session("other").checkpoint("in another's")
+    ann.session("hers").sharing.share(bob.user, "forker")
+    two.session("other").sharing.share(bob.user, "forker")
+    bob.session("copied", create=True, template=f"{MARK}/hers@HEAD")
+    assert MARK in bob.session("copied").get_checkpoint("main#1").metadata["description"]
+    bob.session("bobs", create=True)
+    bob.session("bobs").sharing.share(ann.user, "editor")
     key = two.keys.create("a key", user=ann.user)
-    by_key, by_name = two.authenticate(key.secret), agentgit.open(two.store.database.url, user=MARK)
+    by_key, by_name = two.authenticate(key.secret), agentgit.open(two.context.store.database.url, user=MARK)
     with pytest.raises(NotAllowed):
         two.login(MARK, "not it at all")
     done = two.users.delete(ann.user)
     assert (done.sessions, done.rows["user"], done.rows["session_member"], done.rows["api_key"]) == (2, 1, 3, 1)
     assert (done.snapshots > 0, done.left) == (True, [])
-    two.delete_session(MARK)
+    two.session(MARK).delete()
     assert MARK not in dumped(two)
     assert not files_hold(two, MARK)
     assert by_name.sessions() == []
-    for ended in (ann.sessions, by_key.sessions, lambda: by_name.ensure_session("again")):
+    for ended in (ann.sessions, by_key.sessions, lambda: by_name.session("again", create=True)):
         with pytest.raises(NotAllowed):
             ended()
     by_name.close()
     assert [session.session_name for session in bob.sessions()] == ["bobs", "copied", "other"]
-    assert bob.checkpoint("main#1", "copied").metadata["description"] == "from an erased session"
+    assert bob.session("copied").get_checkpoint("main#1").metadata["description"] == "from an erased session"
     with pytest.raises(Conflict, match="began from an erased session"):
-        bob.ensure_session("copied", "other@HEAD")
-    assert next(point.user_id for point in two.log("other")) == ann.user.id != mine.user_id
-    assert [event.user_id for event in two.last_events("other", kinds="tag.*")] == [ann.user.id]
-    assert two.fsck(3).findings == ()
-    assert two.audit_verify().is_sound
+        bob.session("copied", create=True, template="other@HEAD")
+    assert next(point.user_id for point in two.session("other").log()) == ann.user.id != mine.user_id
+    assert [event.user_id for event in two.events.newest(session="other", kinds="tag.*")] == [ann.user.id]
+    assert two.maintenance.fsck(3).findings == ()
+    assert two.events.verify().is_sound
 
 
 def test_d5_who_may_erase_a_user(two):
@@ -196,11 +196,13 @@ def test_d5_who_may_erase_a_user(two):
             who.users.delete(refused)
     with pytest.raises(InvalidInput, match="local owner"):
         two.users.delete("local")
-    bob.ensure_session("bobs")
+    bob.session("bobs", create=True)
     assert bob.users.delete("bob").sessions == 1
     with pytest.raises(NotFound):
         two.users.delete("bob")
-    two.store.database.write(lambda c: two.store.users.change(c, two.user.id, {"disabled_at": datetime.now(UTC)}))
+    two.context.store.database.write(
+        lambda c: two.context.store.users.change(c, two.user.id, {"disabled_at": datetime.now(UTC)})
+    )
     with pytest.raises(Conflict, match="last admin"):
         ann.users.delete("ann")
     assert [user.name for user in ann.users.all()] == ["ann", "local"]
@@ -208,13 +210,13 @@ def test_d5_who_may_erase_a_user(two):
 
 def test_d5_only_the_owner_erases(two):
     """D5: who has a session shared with them as an editor may not erase it; for others it is not there."""
-    store = two.store
+    store = two.context.store
     bob = two.as_user(store.database.write(lambda c: store.users.add(c, "bob")))
     with pytest.raises(NotFound):
-        bob.delete_session(two.session("other").id)
-    two.share("other", bob.user, "editor")
+        bob.session(two.session("other").id).delete()
+    two.session("other").sharing.share(bob.user, "editor")
     with pytest.raises(NotAllowed):
-        bob.delete_session("other")
+        bob.session("other").delete()
     with pytest.raises(NotAllowed):
-        bob.rotate_keys()
-    assert two.session("other").branch_count == 1
+        bob.maintenance.rotate_keys()
+    assert two.session("other").info.branch_count == 1

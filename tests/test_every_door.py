@@ -38,7 +38,7 @@ from agentgit.cli.app import app as every_command
 from agentgit.errors import AgentGitError
 from agentgit.mcp.tool_schemas import forms
 from agentgit.mcp.write_tools import WriteTools
-from agentgit.web import Link, app, server
+from agentgit.web import OwnerLink, app, server
 
 ADMIN = "admin"
 SELF = "self"
@@ -134,15 +134,17 @@ def prepared(tmp_path_factory):
     with story(folder, "ada") as ada:
         for name, role in PEOPLE.items():
             if role != "stranger" and name != "ada":
-                ada.share("support-42", name, role)
-        ada.tag("main#1", "v1", "support-42")
-        ada.checkpoint("before the table", "support-42")
+                ada.session("support-42").sharing.share(name, role)
+        ada.session("support-42").tag("main#1", "v1")
+        ada.session("support-42").get_checkpoint("before the table")
         ids = {
-            "session_id": ada.session("support-42").id, "checkpoint_id": ada.checkpoint("main#2", "support-42").id,
-            "operation_id": ada.operations("support-42")[0].id,
-            "invocation_id": ada.tool_track("support-42", "main")[0].id,
-            "link_id": ada.share_link("support-42").id, "key_id": ada.keys.all()[0].id,
-        }  # fmt: skip
+            "session_id": ada.session("support-42").id,
+            "checkpoint_id": ada.session("support-42").get_checkpoint("main#2").id,
+            "operation_id": ada.session("support-42").operations()[0].id,
+            "invocation_id": ada.session("support-42").tool_track(branch="main")[0].id,
+            "link_id": ada.session("support-42").sharing.create_link().id,
+            "key_id": ada.keys.all()[0].id,
+        }
     with agentgit.open(folder / "agentgit.db") as operator:
         ids["user_id"] = operator.users.find("gus").id
     with agentgit.open(folder / "agentgit.db", tenant="acme") as other:
@@ -290,12 +292,28 @@ OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (Static)"]
 """What stands before all of them, and the files of style and script, which anybody may have."""
 
 FORM = {
-    "to": "main#2", "ref": "main#2", "target": "main#2", "branch": "main", "name": "v1", "role": "editor",
-    "user": "gus", "what": "disable", "scope": "admin", "password": "a new password", "days": "1", "force": "true",
+    "to": "main#2",
+    "ref": "main#2",
+    "target": "main#2",
+    "branch": "main",
+    "name": "v1",
+    "role": "editor",
+    "user": "gus",
+    "what": "disable",
+    "scope": "admin",
+    "password": "a new password",
+    "days": "1",
+    "force": "true",
     "token": "x",
-    "outcome": "happened", "link": "1", "key": "1", "action": "switch", "text": "x", "url": "https://example.com/",
-    "seen": "x", "request_id": "web-x",
-}  # fmt: skip
+    "outcome": "happened",
+    "link": "1",
+    "key": "1",
+    "action": "switch",
+    "text": "x",
+    "url": "https://example.com/",
+    "seen": "x",
+    "request_id": "web-x",
+}
 
 
 def page(house, client, method, path, **form):
@@ -337,7 +355,7 @@ def test_d5_every_route_and_page_says_who_may(prepared, tmp_path, monkeypatch, w
             monkeypatch.setattr(server.signal, "signal", lambda *_: None)
             server.serve(repo, port=0, say=lambda _: None, access_log=False)
         else:
-            made.append(app(repo, link=Link(repo), public_url="https://git.example/below", metrics_token="x" * 40))
+            made.append(app(repo, link=OwnerLink(repo), public_url="https://git.example/below", metrics_token="x" * 40))
         found = Counter(doors(made[0]))
     assert (found - known(), known() - found) == ({}, {})
 
@@ -362,7 +380,8 @@ ADDED = {
     "a folder": (lambda made, _: made.mount("", StaticFiles(directory="/")), ["ANY /* (StaticFiles)"]),
     "a mounted function": (lambda made, _: made.mount("/x", evil), ["ANY /x/* (evil)"]),
     "a wrapped mount": (
-        lambda made, _: made.mount("/x", GZipMiddleware(PLAIN)), ["BEFORE /x/* (GZipMiddleware)", "GET /x/evil"],
+        lambda made, _: made.mount("/x", GZipMiddleware(PLAIN)),
+        ["BEFORE /x/* (GZipMiddleware)", "GET /x/evil"],
     ),
     "a mount in a wrapped mount": (
         lambda made, _: made.routes.append(
@@ -390,7 +409,7 @@ ADDED = {
         lambda _, inner: inner.frontend("/x", directory="/"),
         ["ELSE /far/x/* (_FrontendRoute)", "ELSE /api/x/* (_FrontendRoute)"],
     ),
-}  # fmt: skip
+}
 """Ways to add a door to an application, or to a router that is included in it and in what is mounted in it."""
 
 
@@ -563,6 +582,7 @@ COMMANDS = {
     "explore": (EDITOR, None),
     "export": (VIEWER, [AT_S, "out.jsonl"]),
     "fork": (EDITOR, [f"{AT_S}@main#1"]),
+    "rename": (EDITOR, [f"{AT_S}@main", "main"]),
     "fsck": (ADMIN, []),
     "gc": (ADMIN, ["--dry-run"]),
     "import": (ELSEWHERE, None),

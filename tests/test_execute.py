@@ -55,7 +55,7 @@ def test_t2_what_stands_is_reversed_before_the_path_runs_again(repo, shop, agent
     assert [item.invocation.result["order"] for item in fresh.report.drifted] == [4, 5]
     assert (agent.history(), ids(agent.tool_track())) == before
     assert [one.status for one in agent.tool_track()] == ["reversed"] * 3
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_with_default_arguments_a_standing_order_is_there_once(repo, shop, agent):
@@ -101,7 +101,7 @@ def test_t2_every_kind_of_graph_goes_on_with_the_new_results(repo, kind):
     numbers = [json.loads(m["content"])["number"] for m in fresh.history() if m["role"] == "tool"]
     assert numbers == [2, 3, 4]
     assert len(fresh.tool_track()) == 3
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_later_rollbacks_undo_the_new_effects(repo, shop, agent):
@@ -112,7 +112,7 @@ def test_t2_later_rollbacks_undo_the_new_effects(repo, shop, agent):
     assert shop.standing == {}
     assert shop.asked("cancelled") == {"a": 2, "b": 2, "c": 1, "d": 1}
     assert [item.invocation.result["order"] for item in start.report.reversed] == [6, 5, 4]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_switch_undo_and_redo_lead_between_the_old_and_the_new_branch(repo, shop, agent):
@@ -120,16 +120,16 @@ def test_t2_switch_undo_and_redo_lead_between_the_old_and_the_new_branch(repo, s
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
     with pytest.raises(agentgit.WorldDiverged):
         agent.invoke(wish([("order", "x")]))
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
     fresh = wrapped(repo, shop, branch=fresh.branch.name)
-    fresh.switch(fresh.branch.name, sync="world")
+    fresh = fresh.switch(fresh.branch.name, sync="world")
     assert shop.standing == {"a": 1, "b": 1}
     assert [one.status for one in fresh.tool_track()] == ["reversed", "reversed"]
     back = fresh.redo()
     assert back.branch.name == "main"
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_branch_whose_calls_ran_again_can_run_them_again(repo, shop, agent):
@@ -144,14 +144,14 @@ def test_t2_a_branch_whose_calls_ran_again_can_run_them_again(repo, shop, agent)
     part.invoke(wish([("order", "d")]))
     assert [one.result["order"] for one in part.tool_track()] == [6, 7, 8]
     assert [one.position for one in part.tool_track()] == [0, 1, 2]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_diff_tells_which_calls_came_out_otherwise(repo, shop, agent):
     """T2: the calls and messages that differ are in the diff with the branch that was left; both sides have all."""
     here = agent.checkpoints()[-2]
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
-    found = repo.diff("here", fresh.head, "s")
+    found = repo.session("s").diff("here", fresh.head)
     assert found.common_calls == 0
     assert [one["result"]["order"] for one in found.removed_calls] == [1, 2]
     assert [one["result"]["order"] for one in found.added_calls] == [4, 5]
@@ -175,14 +175,14 @@ def test_t2_a_path_that_came_out_alike_has_the_same_state(repo):
 def test_t2_exports_of_such_a_branch_are_whole(repo, shop, agent, tmp_path):
     """T2: a session whose calls ran again is carried, and so is the new branch alone, with the new results."""
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
-    repo.export("s", tmp_path / "all.jsonl")
-    repo.export("s", tmp_path / "one.jsonl", branch=fresh.branch.name)
+    repo.session("s").export(tmp_path / "all.jsonl")
+    repo.session("s").export(tmp_path / "one.jsonl", branch=fresh.branch.name)
     with agentgit.open(tmp_path / "other.db") as other:
         for name in ("all", "one"):
             other.import_(tmp_path / f"{name}.jsonl", session=name)
-            assert [one.result["order"] for one in other.tool_track(name)] == [4, 5]
-            assert other.checkpoint("HEAD", name).conversation_history == fresh.history()
-        assert other.fsck().is_sound
+            assert [one.result["order"] for one in other.session(name).tool_track()] == [4, 5]
+            assert other.session(name).get_checkpoint("HEAD").conversation_history == fresh.history()
+        assert other.maintenance.fsck().is_sound
 
 
 # -- what blocks
@@ -226,7 +226,7 @@ def test_t2_what_must_not_run_a_second_time_blocks_or_is_answered_from_the_recor
     assert fresh.tool_track()[0].replay_of == agent.tool_track()[0].id
     assert [m["content"] for m in fresh.history()] == [m["content"] for m in agent.history()]
     assert "answered" in str(fresh.report)
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_an_unknown_call_blocks_until_somebody_tells(repo):
@@ -262,7 +262,7 @@ def test_t2_an_undo_that_is_not_here_or_says_no_blocks(repo, database, shop, age
     assert [one.result["order"] for one in fresh.tool_track()] == [1, 4]
     assert [item.invocation.args["item"] for item in fresh.report.kept] == ["c"]
     assert [item.invocation.args["item"] for item in fresh.report.answered] == ["a"]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_reversal_that_fails_leaves_its_call_standing_once(repo, shop, agent):
@@ -279,7 +279,7 @@ def test_t2_a_reversal_that_fails_leaves_its_call_standing_once(repo, shop, agen
     fresh = wrapped(repo, shop)
     assert [one.result["order"] for one in fresh.tool_track()] == [1, 4]
     fresh.rollback("main#1", force=True)
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_tool_that_raises_when_it_runs_again_is_tried_again(repo, shop, agent):
@@ -288,12 +288,12 @@ def test_t2_a_tool_that_raises_when_it_runs_again_is_tried_again(repo, shop, age
     with pytest.raises(RollbackIncomplete, match="Broken") as caught:
         agent.rollback("here", replay="execute", on_drift="continue")
     assert not shop.standing
-    assert repo.branch("s").name == "main"
+    assert repo.session("s").branch().name == "main"
     repo.resume(caught.value.operation)
     assert shop.standing == {"a": 1, "b": 1}
     fresh = wrapped(repo, shop)
     assert [(one.args["item"], one.status) for one in fresh.tool_track()] == [("a", "done"), ("b", "done")]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_what_failed_is_not_made_to_fail_again(repo):
@@ -345,7 +345,7 @@ def test_t2_what_a_tool_called_in_its_turn_is_there_once(repo):
     assert [one.tool_name for one in fresh.tool_track()] == ["order", "add"]
     fresh.rollback("main#1")
     assert world.items == []
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_batch_that_waits_for_a_person_goes_on_as_it_is(repo):
@@ -360,12 +360,12 @@ def test_t2_a_batch_that_waits_for_a_person_goes_on_as_it_is(repo):
     fresh = agent.rollback("asking", replay="execute", force=True)
     fresh.invoke(Command(resume="yes"))
     assert world.items == ["a", "b"]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_it_takes_no_tools_keep_and_require_clean_refuses_what_stands(repo, shop, agent):
     """T2: tools='keep' would leave everything in the world twice; require_clean runs only where nothing stands."""
-    for ask in (agent.plan_rollback, agent.rollback, repo.plan_rollback):
+    for ask in (agent.plan_rollback, agent.rollback, agent.session.plan_rollback):
         with pytest.raises(InvalidInput, match="world twice"):
             ask("here", replay="execute", tools="keep")
     with pytest.raises(RollbackBlocked, match="a clean world is required"):
@@ -389,7 +389,7 @@ def test_t2_an_answer_that_the_fence_gave_runs_again_like_the_call_it_stands_for
     assert shop.asked("cancelled") == {"x": 1}
     assert [(one.kind, one.result["order"]) for one in fresh.tool_track()] == [("call", 2)]
     assert json.loads(fresh.history()[2]["content"])["order"] == 2
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_the_same_request_twice_gives_the_same_branch(repo, shop, agent):
@@ -454,7 +454,7 @@ def test_t2_a_fresh_world_is_a_new_session_from_a_template(repo, shop, agent, tm
     again.rollback("main#1")
     assert other.standing == {"of somebody else": 1}
     assert shop.standing == before[0]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_template_with_a_call_that_must_not_run_again_makes_no_session(repo, shop):
@@ -469,7 +469,7 @@ def test_t2_a_template_with_a_call_that_must_not_run_again_makes_no_session(repo
     assert (shop.asked("mail"), shop.asked("note"), shop.asked("order")) == ({"m": 1}, {"n": 1}, {"a": 2})
     assert [one.kind for one in fresh.tool_track()] == ["call", "replay", "replay"]
     assert [item.invocation.tool_name for item in fresh.report.answered] == ["mail", "note"]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t2_a_fresh_world_that_was_not_finished_is_gone_on_with(repo, shop, agent, tmp_path):

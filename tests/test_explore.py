@@ -135,7 +135,7 @@ def test_w10_each_way_is_gone_in_its_own_world_and_the_session_stays(repo):
     worlds: dict[str, list[str]] = {}
 
     def look(leaf) -> float:
-        current.add(agent.session.current_internal_session_id)
+        current.add(agent.session.info.current_internal_session_id)
         worlds[leaf.name] = list(world.items)
         return len(leaf.tool_calls)
 
@@ -160,7 +160,8 @@ def test_w10_promote_continues_on_a_leaf_and_brings_its_world(repo):
     world, counting = World(), Counting()
     agent = agent_on(repo, world, counting)
     found = agent.explore(["add chair", "add lamp"], 2)
-    assert agent.promote(found.leaves[1]) is agent
+    start, agent = agent, agent.promote(found.leaves[1])
+    assert start.branch.name == "main"
     assert (agent.branch.name, agent.branch.is_current) == ("explore/1/2", True)
     assert world.items == ["chair", "lamp"]
     assert [str(item.invocation) for item in agent.report.redone] == ["add(item='chair')", "add(item='lamp')"]
@@ -183,8 +184,8 @@ def test_w10_what_cannot_be_reversed_stops_it_and_nothing_is_lost(repo):
     assert counting.asked == ["send mail"] * 2
     assert agent.branch.is_current
 
-    agent.switch("explore/2", sync="world", force=True)
-    agent.switch("main", sync="world", force=True)
+    agent = agent.switch("explore/2", sync="world", force=True)
+    agent = agent.switch("main", sync="world", force=True)
     found = agent.explore(1, ways, name="explore")
     assert [(b.name, b.status) for b in found.branches] == [("explore/1", "done"), ("explore/2", "done")]
     assert counting.asked == ["send mail", "send mail", "hello"]
@@ -215,7 +216,7 @@ def test_w10_a_world_that_diverged_is_not_explored_in(repo):
     with pytest.raises(WorldDiverged, match="sync='world'"):
         agent.explore(["hello"])
     assert world.items == ["chair"]
-    assert [b.name for b in agent.branches()] == ["main", "other"]
+    assert [b.name for b in agent.session.branches()] == ["main", "other"]
     assert len(agent.switch("main", sync="world").explore(["hello"]).leaves) == 2
 
 
@@ -254,7 +255,7 @@ def test_w10_parallel_is_refused_where_a_tool_changes_the_world(repo):
     agent = agent_on(repo, World(), Counting(), effects={"look": "read_only", "send": "irreversible"})
     with pytest.raises(InvalidInput, match="change the world: send"):
         agent.explore(["hello"], parallel=True)
-    assert [b.name for b in agent.branches()] == ["main"]
+    assert [b.name for b in agent.session.branches()] == ["main"]
 
 
 async def test_w10_exploring_without_blocking_with_tools_and_undo_on_this_loop(repo):
@@ -337,7 +338,7 @@ def test_w10_what_was_broken_off_goes_on_and_no_finished_turn_runs_again(repo):
         agent.explore(["add chair", "add lamp"], 2, score=stop)
     assert len(counting.asked) == 2 * 3
     assert world.items == ["chair", "lamp"]
-    with agentgit.open(repo.store.database.url) as elsewhere:
+    with agentgit.open(repo.context.store.database.url) as elsewhere:
         again = agent_on(elsewhere, world, counting)
         assert [b.name for b in again.exploration("explore").branches] == ["explore/1", "explore/1/1", "explore/1/2"]
         found = again.explore(["add chair", "add lamp"], 2, name="explore", score=lambda leaf: len(world.items))
@@ -461,7 +462,7 @@ def test_w10_steps_and_choices_that_cannot_be_meant_are_refused(repo, steps, cho
     agent = agent_on(repo, World(), Counting())
     with pytest.raises(InvalidInput):
         agent.explore(steps, choices)
-    assert len(agent.branches()) == 1
+    assert len(agent.session.branches()) == 1
 
 
 def test_w10_other_wrong_arguments_are_refused(repo):
@@ -471,7 +472,7 @@ def test_w10_other_wrong_arguments_are_refused(repo):
         agent.explore(["a"], name="a#1")
     with pytest.raises(InvalidInput, match="parallel=-1"):
         agent.explore(["a"], parallel=-1, name="a")
-    assert len(agent.branches()) == 1
+    assert len(agent.session.branches()) == 1
     with pytest.raises(InvalidInput, match="not a number"):
         agent.explore(["a"], score=lambda leaf: float("nan"))
     with pytest.raises(NotFound):
@@ -582,7 +583,7 @@ def test_w10_the_leaves_are_compared(repo):
         "  explore/2/2  score 0    20 tokens           did hi",
     ])  # fmt: skip
     assert json.loads(json.dumps(found.to_dict()["branches"][0]["choices"])) == [1]
-    pair = repo.diff("explore/1/1", "explore/1/2")
+    pair = repo.session().diff("explore/1/1", "explore/1/2")
     assert (len(pair.removed_calls), len(pair.added_calls)) == (1, 0)
     with pytest.raises(NotFound, match="has a score"):
         _ = agent.explore(["hi"]).best

@@ -56,8 +56,10 @@ def test_b8_a_session_is_the_same_in_another_database_and_back(repo, other):
     assert everything(repo, "s") == everything(other, "s") == everything(repo, "s-2")
     assert (there.of, there.place, there.branches, there.tool_calls) == ("session", None, 2, 6)
     assert (back.checkpoints, back.graph_checkpoints, back.values) == (
-        there.checkpoints, there.graph_checkpoints, there.values
-    )  # fmt: skip
+        there.checkpoints,
+        there.graph_checkpoints,
+        there.values,
+    )
 
 
 def test_b8_an_export_of_an_import_is_the_same_export(repo, other):
@@ -73,10 +75,10 @@ def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
     """B8: each has ids, threads and a name of its own, and lives its own life."""
     lived(repo)
     file = tmp_path / "s.jsonl"
-    repo.export("s", file)
+    repo.session("s").export(file)
     one, two = repo.import_(file).session, repo.import_(str(file)).session
     assert (one.session_name, two.session_name) == ("s-2", "s-3")
-    threads = [{branch.langgraph_session_id for branch in repo.branches(s)} for s in ("s", one, two)]
+    threads = [{branch.langgraph_session_id for branch in repo.session(s).branches()} for s in ("s", one, two)]
     assert len(set.union(*threads)) == 6
     shop = World()
     repo.wrap(tool_node_graph(obedient(), shop.tools()), "s-2", effects=shop.effects()).run("add lamp")
@@ -86,11 +88,11 @@ def test_b8_two_imports_of_one_file_are_two_sessions(repo, tmp_path):
 @pytest.mark.parametrize("piped", [False, True])
 def test_b8_long_work_says_how_far_it_is(repo, tmp_path, monkeypatch, piped):
     """B8: export and import tell how many bytes are done, of how many; both end where all is done."""
-    monkeypatch.setattr("agentgit.repository.transfer.STEP", 100)
+    monkeypatch.setattr("agentgit.store.transfer.progress.STEP", 100)
     repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
     file = tmp_path / "s.jsonl"
     out, into = [], []
-    repo.export("s", file, progress=lambda *told: out.append(told))
+    repo.session("s").export(file, progress=lambda *told: out.append(told))
     repo.import_(BytesIO(file.read_bytes()) if piped else file, progress=lambda *told: into.append(told))
     size = file.stat().st_size
     assert out[-1] == (size, size)
@@ -114,25 +116,28 @@ def test_b8_a_branch_is_a_session_with_its_whole_path(repo, other):
     lived(repo)
     made = carried(repo, "s", other, branch="main-2")
     assert (made.of, made.place) == ("branch", "main-2")
-    assert [branch.name for branch in other.branches("s")] == ["main-2", "elsewhere"]
-    theirs, ours = repo.checkpoints("s", "main-2"), other.checkpoints("s", "main-2")
+    assert [branch.name for branch in other.session("s").branches()] == ["main-2", "elsewhere"]
+    theirs, ours = repo.session("s").checkpoints(branch="main-2"), other.session("s").checkpoints(branch="main-2")
     for one, same in zip(theirs, ours, strict=True):
         assert one.conversation_history == same.conversation_history
         assert one.session_state == same.session_state
         assert one.metadata["state_hash"] == same.metadata["state_hash"]
         assert [plain(c) for c in one.tool_invocations] == [plain(c) for c in same.tool_invocations]
-    assert other.checkpoint("before", "s").metadata["data"] == repo.checkpoint("before", "s").metadata["data"]
-    assert [c.args for c in other.tool_track("s", "elsewhere")] == [{"text": "hello"}, {"text": "it"}]
+    assert (
+        other.session("s").get_checkpoint("before").metadata["data"]
+        == repo.session("s").get_checkpoint("before").metadata["data"]
+    )
+    assert [c.args for c in other.session("s").tool_track(branch="elsewhere")] == [{"text": "hello"}, {"text": "it"}]
 
 
 def test_b8_a_checkpoint_is_a_session_up_to_there(repo, other):
     """B8: nothing that was said later is in it, and it goes on from there."""
     lived(repo)
-    place = repo.checkpoint("main#2", "s")
+    place = repo.session("s").get_checkpoint("main#2")
     made = carried(repo, place, other)
     assert (made.of, made.place) == ("checkpoint", "main#2")
-    assert [point(one) for one in other.checkpoints("s", "main")] == [
-        point(one) for one in repo.checkpoints("s", "main")[:2]
+    assert [point(one) for one in other.session("s").checkpoints(branch="main")] == [
+        point(one) for one in repo.session("s").checkpoints(branch="main")[:2]
     ]
     shop = World()
     agent = other.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
@@ -144,7 +149,7 @@ def test_b8_a_checkpoint_is_a_session_up_to_there(repo, other):
 
 def test_b8_an_empty_session_is_carried(repo, other):
     """B8: a session in which nothing was said yet is a session."""
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     made = carried(repo, "s", other)
     assert (made.branches, made.checkpoints, made.values) == (1, 0, 0)
     assert everything(repo, "s") == everything(other, "s")
@@ -181,7 +186,7 @@ def test_b8_every_kind_of_graph_goes_on_after_an_import(repo, other, kind):
     fork.run("add table")
     carried(repo, "s", other, "whole")
     carried(repo, "s", other, "branch", branch=fork.branch.name)
-    carried(repo, repo.checkpoint("main#2", "s"), other, "point")
+    carried(repo, repo.session("s").get_checkpoint("main#2"), other, "point")
     assert everything(repo, "s") == everything(other, "whole")
     for name, branch in (("whole", "main"), ("branch", fork.branch.name), ("point", "main")):
         agent = wrapped(other, name, branch)
@@ -220,8 +225,8 @@ def test_w4_no_world_diverges_because_of_an_import(repo, other):
     here = World()
     graph = tool_node_graph(obedient(), here.tools())
     other.wrap(graph, "s", effects=here.effects(), branch="main").run("look")
-    assert other.plan_switch("main-2", "s").redos == []
-    other.switch("main", "s", sync="world")
+    assert other.session("s").plan_switch("main-2").redos == []
+    other.session("s").switch("main", sync="world")
     other.wrap(graph, "s", effects=here.effects(), branch="main-2").run("look")
     assert [name for name, _ in here.log] == ["look", "look"]
 
@@ -256,10 +261,12 @@ def test_w4_what_was_consumed_stays_consumed_through_export_and_import(repo, oth
     bank = Bank()
     graph = tool_node_graph(says(ask("use", ticket="A"), "used"), bank.tools())
     repo.wrap(graph, "s", effects=bank.effects()).run("use it")
-    repo.rollback("main#1", "s", force=True)
+    repo.session("s").rollback("main#1", force=True)
     for name, ref, how in (
-        ("whole", "s", {}), ("branch", "s", {"branch": "main-2"}), ("point", repo.checkpoint("main#1", "s"), {}),
-    ):  # fmt: skip
+        ("whole", "s", {}),
+        ("branch", "s", {"branch": "main-2"}),
+        ("point", repo.session("s").get_checkpoint("main#1"), {}),
+    ):
         carried(repo, ref, other, name, **how)
         here = Bank()
         again = tool_node_graph(says(ask("use", ticket="A"), "used again"), here.tools())
@@ -284,8 +291,12 @@ def test_w4_a_payment_is_not_made_twice_after_an_import(repo, other):
     repo.wrap(
         tool_node_graph(says(ask("pay", **pay, reference="1"), "paid"), bank.tools()), "s", effects=bank.effects()
     ).run("pay")
-    repo.rollback("main#1", "s", force=True)
-    cuts = (("whole", "s", {}), ("branch", "s", {"branch": "main-2"}), ("point", repo.checkpoint("main#1", "s"), {}))
+    repo.session("s").rollback("main#1", force=True)
+    cuts = (
+        ("whole", "s", {}),
+        ("branch", "s", {"branch": "main-2"}),
+        ("point", repo.session("s").get_checkpoint("main#1"), {}),
+    )
     for name, ref, how in cuts:
         carried(repo, ref, other, name, **how)
         here = Bank()
@@ -341,10 +352,10 @@ def test_b8_one_way_of_an_exploration_is_carried_alone(repo, other, cut):
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
-    ref = repo.checkpoints("s", leaf.name)[-1] if cut == "point" else "s"
+    ref = repo.session("s").checkpoints(branch=leaf.name)[-1] if cut == "point" else "s"
     carried(repo, ref, other, **({"branch": leaf.name} if cut == "branch" else {}))
-    assert other.branch("s").conversation_history == repo.branch("s", leaf.name).conversation_history
-    assert "exploration" not in other.branch("s").metadata
+    assert other.session("s").branch().conversation_history == repo.session("s").branch(leaf.name).conversation_history
+    assert "exploration" not in other.session("s").branch().metadata
 
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
@@ -406,9 +417,9 @@ def test_b8_an_export_in_the_middle_of_a_turn_is_of_that_moment(repo, other):
     graph = tool_node_graph(scripted(ask("peep"), "fine"), [peep])
     repo.wrap(graph, "s", effects={"peep": effect("irreversible")}).run("go")
     other.import_(BytesIO(files[0]))
-    assert [c.status for c in other.tool_track("s")] == ["unknown"]
-    assert [branch.status for branch in other.branches("s")] == ["open"]
-    assert other.plan_rollback("main#1", "s").is_admissible
+    assert [c.status for c in other.session("s").tool_track()] == ["unknown"]
+    assert [branch.status for branch in other.session("s").branches()] == ["open"]
+    assert other.session("s").plan_rollback("main#1").is_admissible
 
 
 # -- what cannot be exported
@@ -430,16 +441,16 @@ def test_b8_a_rollback_that_is_half_done_is_finished_first(repo):
 def test_b8_what_is_not_there_is_told(repo, tmp_path):
     """B8: a session, a branch, a folder or a file that is not there is a typed error, and no file is left behind."""
     with pytest.raises(NotFound):
-        repo.export("nobody", tmp_path / "x")
+        repo.session("nobody").export(tmp_path / "x")
     lived(repo)
     with pytest.raises(NotFound):
-        repo.export("s", tmp_path / "x", branch="nobody")
+        repo.session("s").export(tmp_path / "x", branch="nobody")
     with pytest.raises(Unavailable, match="cannot be written"):
-        repo.export("s", tmp_path / "no" / "x")
+        repo.session("s").export(tmp_path / "no" / "x")
     with pytest.raises(NotFound, match="cannot be read"):
         repo.import_(tmp_path / "x")
     with pytest.raises(NotFound):
-        repo.export(agentgit.Checkpoint(id=7), tmp_path / "x")
+        repo.session(checkpoint=agentgit.Checkpoint(id=7)).export(tmp_path / "x")
     assert list(tmp_path.glob("x*")) == []
 
 
@@ -471,14 +482,14 @@ def test_b8_an_export_grows_with_what_was_said(repo):
 def test_b8_an_import_belongs_to_whoever_makes_it(repo, database):
     """B8: what is somebody else's is not found, and a file from him becomes one's own."""
     lived(repo)
-    place = repo.checkpoint("main#1", "s")
+    place = repo.session("s").get_checkpoint("main#1")
     with agentgit.open(database.url, user="ann") as ann:
-        for ref in ("s", place, repo.branch("s", "main")):
+        for ref in ("s", place, repo.session("s").branch("main")):
             with pytest.raises(NotFound):
                 written(ann, ref)
         made = carried(repo, "s", ann)
         assert (made.session.user_id, made.session.session_name) == (ann.user.id, "s")
-        assert {point.user_id for point in ann.checkpoints("s")} == {ann.user.id}
+        assert {point.user_id for point in ann.session("s").checkpoints()} == {ann.user.id}
         assert everything(ann, "s") == everything(repo, "s")
 
 
@@ -520,7 +531,7 @@ def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp
         agent.run("hi")
         for what, how in life:
             points = agent.checkpoints()
-            branches = repo.branches("s")
+            branches = repo.session("s").branches()
             if what == "run":
                 agent.run(how)
             elif what == "back":
@@ -531,23 +542,26 @@ def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp
                 agent = agent.switch(branches[how % len(branches)].name, sync="ignore")
         carried(repo, "s", other)
         assert everything(other, "s") == everything(repo, "s")
-        assert [c.status for c in other.tool_track("s")] == [c.status for c in repo.tool_track("s")]
-        for n, branch in enumerate(repo.branches("s")):
+        assert [c.status for c in other.session("s").tool_track()] == [c.status for c in repo.session("s").tool_track()]
+        for n, branch in enumerate(repo.session("s").branches()):
             carried(repo, branch, other, f"branch {n}")
-            ours, theirs = (r.branch(s, branch.name) for r, s in ((other, f"branch {n}"), (repo, "s")))
+            ours, theirs = (r.session(s).branch(branch.name) for r, s in ((other, f"branch {n}"), (repo, "s")))
             assert ours.conversation_history == theirs.conversation_history
-            assert [plain(c.to_dict()) for c in other.tool_track(ours.external_session_id, branch.name)] == [
-                plain(c.to_dict()) for c in repo.tool_track("s", branch.name)
-            ]
-        for n, place in enumerate(repo.checkpoints("s")[:: max(1, len(life) // 2)]):
+            assert [
+                plain(c.to_dict()) for c in other.session(ours.external_session_id).tool_track(branch=branch.name)
+            ] == [plain(c.to_dict()) for c in repo.session("s").tool_track(branch=branch.name)]
+        for n, place in enumerate(repo.session("s").checkpoints()[:: max(1, len(life) // 2)]):
             carried(repo, place, other, f"point {n}")
-            ours = other.checkpoints(f"point {n}", place.metadata["branch"])[-1]
+            ours = other.session(f"point {n}").checkpoints(branch=place.metadata["branch"])[-1]
             assert ours.conversation_history == place.conversation_history
             assert ours.metadata["state_hash"] == place.metadata["state_hash"]
             assert [plain(c) for c in ours.tool_invocations] == [plain(c) for c in place.tool_invocations]
-            assert {step.action for step in other.plan_rollback(ours, f"point {n}").steps} <= {"keep", "gone"}
+            assert {step.action for step in other.session(f"point {n}").plan_rollback(ours).steps} <= {"keep", "gone"}
         assert (
-            other.store.database.write(lambda c: collect(c, other.store.graphs.content.blobs, dry_run=True)).values == 0
+            other.context.store.database.write(
+                lambda c: collect(c, other.context.store.graphs.content.blobs, dry_run=True)
+            ).values
+            == 0
         )
 
 
@@ -555,17 +569,17 @@ def test_b8_every_life_is_the_same_after_a_round_trip(life, sqlite_template, tmp
 def test_b8_w9_tags_are_carried(repo, other, branch):
     """B8, W9: an import has the tags of the checkpoints that it has, also one that is called as a made-up branch is."""
     lived(repo)
-    repo.tag("main#2", "elsewhere", "s", description="the first")
-    repo.tag("main#2", "v1", "s")
-    repo.export("s", file := BytesIO(), branch=branch)
+    repo.session("s").tag("main#2", "elsewhere", description="the first")
+    repo.session("s").tag("main#2", "v1")
+    repo.session("s").export(file := BytesIO(), branch=branch)
     file.seek(0)
     other.import_(file)
-    assert [(one.name, one.reference, one.description) for one in other.tags("s")] == [
-        (one.name, one.reference, one.description) for one in repo.tags("s")
+    assert [(one.name, one.reference, one.description) for one in other.session("s").tags()] == [
+        (one.name, one.reference, one.description) for one in repo.session("s").tags()
     ]
     assert (
-        other.checkpoint("v1", "s").to_dict()["conversation_history"]
-        == (repo.checkpoint("v1", "s").to_dict()["conversation_history"])
+        other.session("s").get_checkpoint("v1").to_dict()["conversation_history"]
+        == (repo.session("s").get_checkpoint("v1").to_dict()["conversation_history"])
     )
     with pytest.raises(Conflict, match="the tag"):
-        other.delete_checkpoint("v1", "s")
+        other.session("s").delete_checkpoint("v1")

@@ -115,9 +115,9 @@ def test_b8_files_of_one_path_go_along(repo, agent, other, desk, tmp_path, cut):
     fork.run("write d.txt other")
     data = BytesIO()
     if cut == "branch":
-        repo.export("s", data, branch="main-2", files=True)
+        repo.session("s").export(data, branch="main-2", files=True)
     else:
-        repo.export(repo.checkpoint("before", "s"), data, files=True)
+        repo.session("s").export(data, checkpoint="before", files=True)
     made = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
     new = Desk(tmp_path / "there")
     there = wrapped(other, new)
@@ -131,7 +131,7 @@ def test_b8_files_of_one_path_go_along(repo, agent, other, desk, tmp_path, cut):
 def test_w6_files_of_imported_checkpoints_are_compared(repo, agent, other, tmp_path):
     """W6: a diff of two checkpoints tells of their files as it did where they come from."""
     moved(repo, other, tmp_path / "there")
-    ours, theirs = (r.diff("main#1", "HEAD", "s") for r in (repo, other))
+    ours, theirs = (r.session("s").diff("main#1", "HEAD") for r in (repo, other))
     assert (theirs.added_files, theirs.modified_files, theirs.deleted_files, theirs.diff_content) == (
         ours.added_files, ours.modified_files, ours.deleted_files, ours.diff_content
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_b8_without_a_workspace_files_are_left_out_and_counted(repo, agent, othe
     made = other.import_(BytesIO(data))
     assert (made.snapshots, made.left_out) == (0, {file_trees.NOT_WANTED: 3})
     assert everything(repo, "s") == everything(other, "s")
-    assert other.diff("main#1", "HEAD", "s").added_files == []
+    assert other.session("s").diff("main#1", "HEAD").added_files == []
     assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
     plain = json.loads(written(repo, "s").splitlines()[0])
     assert (plain["format"], json.loads(data.splitlines()[0])["format"]) == (1, 3)
@@ -235,7 +235,7 @@ def test_c5_what_only_its_environment_can_read_is_counted(repo, other, tmp_path)
     repo.wrap(desk.graph(), "s", check_effects=False, workspace=own).run("write a.txt one")
     data = BytesIO()
     left = {file_trees.OWN: 2}
-    assert repo.export("s", data, files=True).left_out == left
+    assert repo.session("s").export(data, files=True).left_out == left
     made = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
     assert (made.snapshots, made.left_out) == (0, left)
     with pytest.raises(InvalidInput, match="directory"):
@@ -245,16 +245,16 @@ def test_c5_what_only_its_environment_can_read_is_counted(repo, other, tmp_path)
 def test_b8_a_snapshot_that_is_gone_is_counted(repo, agent, other, desk, tmp_path):
     """B8: what is not stored any more does not stop an export, and nobody makes its storage anew."""
     store = Workspace(desk.root)
-    gone = repo.checkpoint("main#1", "s")
+    gone = repo.session("s").get_checkpoint("main#1")
     store.delete(store.list()[-1].id)
-    assert repo.export("s", tmp_path / "x", files=True).left_out == {file_trees.GONE: 1}
+    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.GONE: 1}
     made = other.import_(tmp_path / "x", workspace=tmp_path / "there")
     assert (made.snapshots, made.left_out) == (2, {file_trees.GONE: 1})
-    assert other.checkpoint("main#1", "s").metadata["workspace_snapshot"] is None
+    assert other.session("s").get_checkpoint("main#1").metadata["workspace_snapshot"] is None
     assert gone.metadata["workspace_snapshot"] is not None
     store.close()
     os.rename(store.storage_dir, tmp_path / "lost")
-    assert repo.export("s", tmp_path / "x", files=True).left_out == {file_trees.GONE: 3}
+    assert repo.session("s").export(tmp_path / "x", files=True).left_out == {file_trees.GONE: 3}
     assert not os.path.exists(store.storage_dir)
 
 
@@ -284,7 +284,7 @@ def test_f5_a_path_that_cannot_travel_is_left_out_alone_and_named(repo, desk, ot
     odd.unlink()
     agent.run("write c.txt three")
     data = BytesIO()
-    made = repo.export("s", data, files=True)
+    made = repo.session("s").export(data, files=True)
     assert (made.left_out, made.left_paths, made.snapshots) == ({}, {name: ODD[name]}, 6)
     records = [json.loads(line) for line in data.getvalue().splitlines()]
     named = [(one["path"], one["why"]) for one in records if one["record"] == "left"]
@@ -341,7 +341,7 @@ def test_f5_an_export_of_an_import_names_the_same_paths(repo, desk, other, tmp_p
     (desk.root / "aux.py").write_text("x")
     agent.run("write b.txt two")
     moved(repo, other, tmp_path / "there")
-    assert other.export("s", BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
+    assert other.session("s").export(BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
 
 
 def run(monkeypatch, capsys, *words):
@@ -579,7 +579,7 @@ def test_b8_an_export_with_files_that_is_cut_off_is_refused(export):
 def test_b8_an_import_that_fails_late_takes_its_files_back(export, target, monkeypatch):
     """B8: a name that is taken, or a database that fails, leaves no snapshot behind."""
     repo, workspace = target
-    repo.ensure_session("taken")
+    repo.session("taken", create=True)
     before = workspace.list()
     with pytest.raises(Conflict):
         repo.import_(BytesIO(export), session="taken", workspace=workspace)
@@ -616,8 +616,8 @@ def test_p7_imported_snapshots_stay_as_long_as_a_checkpoint_has_them(export, tmp
             (tmp_path / "there" / "x").write_text(str(n))
             small.save()
         assert len(small.list()) == 3 + 1
-        repo.clear(made.session)
-        repo.gc()
+        repo.session(made.session).retention.clear()
+        repo.maintenance.gc()
         small.save()
         assert len(small.list()) < 3 + 1
 
@@ -754,7 +754,7 @@ def test_b8_an_import_that_is_killed_changes_nothing_that_anybody_sees(export, d
     done = subprocess.run([sys.executable, "-c", KILLED, where, str(tmp_path / "x"), url, str(there)], check=False)  # noqa: S603  # our own
     assert done.returncode == -signal.SIGKILL
     with agentgit.open(database.url) as repo:
-        assert (repo.sessions(), repo.fsck(3).is_sound) == ([], True)
+        assert (repo.sessions(), repo.maintenance.fsck(3).is_sound) == ([], True)
         assert os.listdir(there) == ["mine.txt"]
         assert repo.import_(tmp_path / "x", workspace=there).snapshots == 3
         assert wrapped(repo, Desk(there)).rewind_files("HEAD", force=True).changes

@@ -92,7 +92,7 @@ def test_b8_every_line_that_is_changed_missing_doubled_or_moved_is_found(export,
 def test_b8_a_file_that_is_cut_off_anywhere_is_found(target):
     """B8: at every byte of a small file, and what is added behind its end too."""
     with agentgit.open(":memory:") as repo:
-        repo.ensure_session("s")
+        repo.session("s", create=True)
         whole = written(repo, "s")
     for end in range(len(whole)):
         refused(target, whole[:end])
@@ -187,14 +187,14 @@ def test_b8_text_that_a_database_refuses_is_no_failure_of_the_database(repo, exp
 def looked_at(repo, session):
     """Look at all that people can look at; of the plans, at those to both ends of each branch and to named points."""
     seen = everything(repo, session)
-    str(repo.tree(session))
-    for operation in repo.operations(session):
-        repo._engine().read_report(operation.id)
-    for branch in repo.branches(session):
-        first, *between, last = repo.checkpoints(session, branch.name)
+    str(repo.session(session).tree())
+    for operation in repo.session(session).operations():
+        repo.context.engine().read_report(operation.id)
+    for branch in repo.session(session).branches():
+        first, *between, last = repo.session(session).checkpoints(branch=branch.name)
         for point in (first, *(point for point in between if point.checkpoint_name), last):
-            str(repo.plan_rollback(point, session))
-        list(repo.trajectories(session, branch.name))
+            str(repo.session(session).plan_rollback(point))
+        list(repo.session(session).trajectories(branch=branch.name))
     return seen
 
 
@@ -400,7 +400,7 @@ def test_b8_an_import_that_dies_leaves_nothing(export, tmp_path, monkeypatch):
 def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
     """B8: what is stored was checked in the same breath."""
     with agentgit.open(":memory:") as repo:
-        repo.ensure_session("s")
+        repo.session("s", create=True)
         other = written(repo, "s")
 
     class Changing(BytesIO):
@@ -418,7 +418,7 @@ def test_b8_a_file_that_changes_while_it_is_read_leaves_nothing(export, target):
     changing = Changing(export)
     whole = import_.check(changing)
     with pytest.raises(Corrupt, match="changed while it was read"):
-        import_.Import(target.store, target.user.id, changing, None).run(whole)
+        import_.Import(target.context.store, target.user.id, changing, None).run(whole)
     assert rows(target) == before
 
 

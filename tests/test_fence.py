@@ -57,7 +57,7 @@ def test_w4_an_answer_from_the_record_has_its_own_place_on_the_track(repo, bank)
     """W4: it names what it stands for, holds its result, and stands for nothing in the world itself."""
     agent = paid_and_back(repo, bank, pay(), "paid")
     agent.run("pay Ann")
-    (made,), (taken,) = repo.tool_track("s", "main"), agent.tool_track()
+    (made,), (taken,) = repo.session("s").tool_track(branch="main"), agent.tool_track()
     assert (taken.kind, taken.replay_of, taken.status, taken.position) == ("replay", made.id, "done", 0)
     assert (taken.result, taken.effect, taken.identity) == (made.result, "irreversible", made.identity)
     assert taken.args["reference"] != made.args["reference"]
@@ -135,7 +135,7 @@ def test_w4_a_fork_is_another_try_on_purpose(repo, bank):
     start = agent.checkpoint("start")
     agent.run("pay Ann")
     other = agent.fork(start)
-    other.switch(other.branch, sync="ignore")
+    other = other.switch(other.branch, sync="ignore")
     other.run("pay Ann")
     assert len(bank.ledger) == 2
 
@@ -155,7 +155,7 @@ def test_w4_what_was_compensated_is_done_anew(repo, bank):
 def test_w4_a_restart_forgets_nothing(repo, bank):
     """W4: another repository object on the same database answers from the record too."""
     paid_and_back(repo, bank)
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         wrapped(later, bank, pay(), "paid").run("pay Ann")
     assert len(bank.ledger) == 1
 
@@ -165,7 +165,7 @@ def test_w4_fence_can_refuse_or_be_off(repo, bank):
     agent = paid_and_back(repo, bank, pay(), "paid", fence="raise")
     with pytest.raises(Fenced, match="stands already") as refused:
         agent.run("pay Ann")
-    assert refused.value.invocation == repo.tool_track("s", "main")[0].id
+    assert refused.value.invocation == repo.session("s").tool_track(branch="main")[0].id
     assert len(bank.ledger) == 1
     wrapped(repo, bank, pay(), "paid", fence="off").run("pay Ann")
     assert len(bank.ledger) == 2
@@ -194,9 +194,9 @@ def test_w4_a_token_is_used_once_wherever(repo, bank):
     agent.run("use it")
     options = {"fence": "off"}
     for other in (agent.fork(start), agent.rollback(start, force=True), agent):
-        other.switch(other.branch, sync="ignore")
+        other = other.switch(other.branch, sync="ignore")
         wrapped(repo, bank, call("use", ticket="t"), "used", branch=other.branch.name, **options).run("use it")
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         wrapped(later, bank, call("use", ticket="t"), call("use", ticket="u"), "used").run("use it")
     assert bank.used == ["t", "u"]
 
@@ -261,7 +261,7 @@ def test_w4_of_many_branches_at_once_one_pays(repo, bank):
     together, ended = threading.Barrier(4), []
 
     def run(name: str) -> None:
-        with agentgit.open(repo.store.database.url) as own:
+        with agentgit.open(repo.context.store.database.url) as own:
             other = wrapped(own, bank, pay("Bob"), "paid", branch=name)
             together.wait(60)
             try:

@@ -155,7 +155,7 @@ def test_s3_files_are_rewound_in_another_process_without_the_graph(tmp_path, des
         agent.run("write a.txt two")
         point = [message["id"] for message in agent.history() if message["role"] == "user"][1]
     with agentgit.open(tmp_path / "r.db") as repo:
-        repo.rewind_files(point, "s")
+        repo.session("s").rewind_files(point)
         assert desk.files == {"a.txt": "one"}
 
 
@@ -229,7 +229,7 @@ def test_files_a_rollback_says_when_somebody_else_has_changed_them(agent, desk):
     with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
         agent.rollback("before")
     assert desk.world.items == ["chair", "table"]
-    assert [branch.name for branch in agent.branches()] == ["main"]
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
     agent.rollback("before", force=True)
     assert desk.files == {"a.txt": "one"}
 
@@ -240,13 +240,13 @@ def test_w5_a_branch_whose_files_another_has_changed_says_so_and_gets_them_back(
     retry.run("write c.txt other")
     with pytest.raises(WorldDiverged, match=r"a\.txt"):
         agent.run("and now?")
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     assert desk.files == NOW
     assert sorted(desk.world.items) == ["chair", "table"]
     agent.run("write d.txt on")
     with pytest.raises(WorldDiverged):
         retry.run("and here?")
-    retry.switch(retry.branch.name, sync="ignore")
+    retry = retry.switch(retry.branch.name, sync="ignore")
     retry.run("and here?")
     assert desk.files == NOW | {"d.txt": "on"}
 
@@ -297,7 +297,7 @@ def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk, monke
     def fail(self, tool_name, args):
         raise Unavailable("no space")
 
-    monkeypatch.setattr(type(agent.rules.keeper), "before", fail)
+    monkeypatch.setattr(type(agent._branch.settings.keeper), "before", fail)
     with pytest.raises(Unavailable, match="no space"):
         agent.run("write a.txt one")
     assert desk.files == {}
@@ -308,7 +308,7 @@ def test_a_tool_does_not_run_if_what_it_changes_cannot_be_kept(repo, desk, monke
 
 def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, desk, repo, monkeypatch):
     """A restore that fails leaves the rollback partial, and resume finishes it."""
-    keeper = agent.rules.keeper
+    keeper = agent._branch.settings.keeper
     plain = type(keeper).bring
 
     def fail(self, at, known=None):
@@ -321,7 +321,7 @@ def test_files_that_cannot_come_back_leave_the_rollback_to_be_resumed(agent, des
     monkeypatch.setattr(type(keeper), "bring", plain)
     repo.resume(caught.value.operation)
     assert desk.files == {"a.txt": "one"}
-    assert repo.branch("s").name == "main-2"
+    assert repo.session("s").branch().name == "main-2"
 
 
 def test_files_of_a_workspace_that_is_gone_are_told(agent, desk, repo):
@@ -341,7 +341,7 @@ def test_exploration_gives_each_way_its_own_files(repo, desk):
     found = agent.explore(1, ["write a.txt left", "write b.txt right"])
     assert len(found.leaves) == 2
     assert desk.files == {"a.txt": "base"}
-    agent.promote(found.leaves[1].name)
+    agent = agent.promote(found.leaves[1].name)
     assert desk.files == {"a.txt": "base", "b.txt": "right"}
 
 
@@ -371,7 +371,7 @@ def test_a_session_without_a_workspace_is_as_before(repo, desk):
 KILLED = """
 import os, signal, sys
 import agentgit
-from agentgit.rollback.finish import Publishing
+from agentgit.rollback.finish import Finisher
 from agentgit.workspace.disk.disk import Disk
 from desk import Desk
 url, root, point = sys.argv[1:]
@@ -388,7 +388,7 @@ if point == "in the restore":  # one file is back, another one is not
 elif point == "before the restore":
     Disk.put = Disk.unlink = die
 else:
-    Publishing.end = die
+    Finisher.end = die
 agent.rollback("before")
 """
 
@@ -396,7 +396,7 @@ agent.rollback("before")
 @pytest.mark.parametrize("point", ["before the restore", "in the restore", "after the restore"])
 def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, point):
     """W1: kill -9 around and in the restore of files; the old branch is as before, and resume brings all of it back."""
-    url = repo.store.database.url.render_as_string(hide_password=False)
+    url = repo.context.store.database.url.render_as_string(hide_password=False)
     agent = wrapped(repo, desk)
     agent.run("write a.txt one; write b.txt one")
     agent.checkpoint("before")
@@ -405,16 +405,16 @@ def test_w1_a_rollback_killed_in_its_file_restore_is_finished_once(repo, desk, p
     done = processes.run(KILLED, url, desk.root, point)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert agent.history() == said
-    (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     assert repo.resume(stopped).status == "done"
     assert desk.files == {"a.txt": "one", "b.txt": "one"}
-    assert repo.branch("s").name == "main-2"
+    assert repo.session("s").branch().name == "main-2"
     repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write d.txt on")
 
 
 def test_w6_a_diff_of_two_checkpoints_tells_of_their_files(agent, repo):
     """W6, P3: added, modified and deleted files, and the text of their difference."""
-    found = repo.diff("before", "HEAD", "s")
+    found = repo.session("s").diff("before", "HEAD")
     assert (found.added_files, found.modified_files, found.deleted_files) == (["new/b.txt"], ["a.txt"], [])
     assert "-one" in found.diff_content
     assert "+two" in found.diff_content
@@ -427,8 +427,8 @@ def test_p7_snapshots_that_no_checkpoint_needs_are_let_go_of(agent, repo, desk):
     assert all(one.pinned for one in workspace.list())
     agent.run("write a.txt three")
     agent.run("write a.txt four")
-    repo.cleanup_auto_checkpoints("s", keep=0)
-    kept = repo.checkpoint("before", "s")
+    repo.session("s").cleanup_auto_checkpoints(keep=0)
+    kept = repo.session("s").get_checkpoint("before")
     assert 0 < sum(one.pinned for one in workspace.list()) < len(workspace.list())
     agent.rewind_files(kept)
     assert desk.files == {"a.txt": "one"}
@@ -547,10 +547,10 @@ def test_s6_files_that_cannot_come_back_stop_a_rollback_before_it_begins(agent, 
     with pytest.raises(Unavailable, match="files=False"):
         agent.rollback("before")
     assert desk.world.items == ["chair", "table"]
-    assert not repo.operations("s")
+    assert not repo.session("s").operations()
     agent.rollback("before", files=False)
     assert desk.world.items == ["chair"]
-    assert repo.branch("s").name == "main-2"
+    assert repo.session("s").branch().name == "main-2"
 
 
 def test_s6_a_branch_whose_files_are_lost_can_be_gone_on_with(repo, desk):
@@ -562,7 +562,7 @@ def test_s6_a_branch_whose_files_are_lost_can_be_gone_on_with(repo, desk):
     with pytest.raises(WorldDiverged, match="There is no snapshot"):
         agent.run("and now?")
     with pytest.raises(Unavailable, match="ignore"):
-        agent.switch("main", sync="world")
+        agent = agent.switch("main", sync="world")
     agent.switch("main", sync="ignore").run("write b.txt on")
     assert desk.files == {"a.txt": "two", "b.txt": "on"}
 
@@ -702,10 +702,10 @@ def test_p7_a_snapshot_is_kept_as_long_as_any_database_needs_it(agent, repo, des
         shared = second.checkpoint("theirs")
         second.run("write a.txt three")
         second.checkpoint("later")
-        other.delete_checkpoint(shared, "s")
-        other.cleanup_auto_checkpoints("s", keep=0)
-    held = repo.store.snapshots
-    with repo.store.database.reading() as connection:
+        other.session("s").delete_checkpoint(shared)
+        other.session("s").cleanup_auto_checkpoints(keep=0)
+    held = repo.context.store.snapshots
+    with repo.context.store.database.reading() as connection:
         at = held.last(connection, agent.session.id)
     assert Workspace(desk.root).get(at.snapshot).pinned
 

@@ -1,4 +1,4 @@
-"""`repo.fsck`: every kind of damage that a hand or a disk can do is found, at its level, and named (W13)."""
+"""`maintenance.fsck`: each kind of damage that a hand or a disk can do is found, at its level, and named (W13)."""
 
 import os
 import threading
@@ -27,10 +27,10 @@ def live(repo):
     agent.checkpoint("named", data={"a": 1})
     agent.tag("named", "v1")
     agent.rollback("main#3").run("add x")
-    saver = SQLModelSaver(repo.store.database)
+    saver = SQLModelSaver(repo.context.store.database)
     graph = GRAPHS["functional"](obedient(), world.tools(), checkpointer=saver)
     graph.invoke({"messages": [("user", "hm")], "n": os.urandom(600_000).hex()}, {"configurable": {"thread_id": "t"}})
-    assert repo.fsck(level=3).findings == ()
+    assert repo.maintenance.fsck(level=3).findings == ()
 
 
 @pytest.fixture
@@ -43,17 +43,17 @@ def damage(repo, *statements):
     """Do what no program of ours does: without any check of the database, as a disk or a hand would."""
 
     def work(connection):
-        if not repo.store.database.is_sqlite:
+        if not repo.context.store.database.is_sqlite:
             connection.execute(text("SET LOCAL session_replication_role = replica"))
         for statement in statements:
             statement = statement.replace("{message}", MESSAGE)
             done = connection.execute(text(statement), {"junk": JUNK} if ":junk" in statement else {})
             assert done.rowcount != 0, f"nothing was damaged by {statement}"
 
-    if not repo.store.database.is_sqlite:
-        repo.store.database.write(work)
+    if not repo.context.store.database.is_sqlite:
+        repo.context.store.database.write(work)
         return
-    with repo.store.database.engine.connect() as connection:
+    with repo.context.store.database.engine.connect() as connection:
         connection.connection.dbapi_connection.execute("PRAGMA foreign_keys=OFF")
         work(connection)
         connection.connection.dbapi_connection.commit()
@@ -62,7 +62,7 @@ def damage(repo, *statements):
 
 def of(repo, level):
     """What is found up to a level."""
-    return repo.fsck(level=level).findings
+    return repo.maintenance.fsck(level=level).findings
 
 
 def test_w13_where_nothing_is_damaged_nothing_is_found(lived):
@@ -178,7 +178,7 @@ def test_w13_every_damage_is_found_and_named(lived, name):
 
 def test_w13_lists_that_lead_in_a_circle_are_found(lived):
     """W13: lists that continue each other and never end are found, and the check ends."""
-    rows = lived._read(
+    rows = lived.context.read(
         lambda c: (
             c.execute(text("SELECT hash FROM blob WHERE type = 'list' AND size > 2 ORDER BY size")).scalars().all()
         )
@@ -187,7 +187,7 @@ def test_w13_lists_that_lead_in_a_circle_are_found(lived):
     change = text("UPDATE blob SET data = :data WHERE hash = :key")
     for key, base in ((one, other), (other, one)):
         made = {"data": b"\1" + base + (1).to_bytes(4, "big") * 2 + base, "key": key}
-        lived.store.database.write(lambda c, made=made: c.execute(change, made))
+        lived.context.store.database.write(lambda c, made=made: c.execute(change, made))
     assert any("never end" in found.what for found in of(lived, 2))
 
 
@@ -199,13 +199,15 @@ def test_w13_a_torn_file_is_a_finding(tmp_path):
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
         for n in range(20):
             agent.run(f"add {os.urandom(500).hex()}{n}")
-        repo.gc()
-        torn = repo._read(lambda c: c.execute(text("SELECT rootpage FROM sqlite_master WHERE name = 'blob'")).scalar())
+        repo.maintenance.gc()
+        torn = repo.context.read(
+            lambda c: c.execute(text("SELECT rootpage FROM sqlite_master WHERE name = 'blob'")).scalar()
+        )
     data = bytearray(path.read_bytes())
     data[(torn - 1) * 4096 : (torn - 1) * 4096 + 64] = os.urandom(64)
     path.write_bytes(bytes(data))
     with agentgit.open(path) as repo:
-        found = repo.fsck(level=2)
+        found = repo.maintenance.fsck(level=2)
     assert not found.is_sound
 
 
@@ -214,7 +216,7 @@ def test_w13_thousands_of_findings_are_counted(lived, monkeypatch):
     monkeypatch.setattr(check, "MOST", 20)
     damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
            "UPDATE graph_write SET value = :junk")  # fmt: skip
-    found = lived.fsck(level=2)
+    found = lived.maintenance.fsck(level=2)
     assert len(found.findings) == 20
     assert found.more > 0
     assert found.to_dict()["is_sound"] is False
@@ -234,17 +236,17 @@ def test_w13_a_check_beside_running_turns_finds_nothing(repo):
     thread = threading.Thread(target=live)
     thread.start()
     while not over.is_set() and thread.is_alive():
-        found = repo.fsck(level=3, progress=lambda done, total: seen.append((done, total)))
+        found = repo.maintenance.fsck(level=3, progress=lambda done, total: seen.append((done, total)))
         assert found.findings == ()
     thread.join()
     assert all(done <= total for done, total in seen)
-    done = repo.fsck(level=3, progress=lambda done, total: seen.append((done, total)))
+    done = repo.maintenance.fsck(level=3, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (done.objects, done.objects)
 
 
 def test_w13_a_check_changes_nothing_and_reads_from_no_cache(lived):
     """W13: what this process has read before is read again, and a damage that came since is found."""
-    lived.branch("s").conversation_history  # noqa: B018  # it is read
+    lived.session("s").branch().conversation_history  # noqa: B018  # it is read
     damage(lived, "UPDATE blob SET data = :junk WHERE {message}")
     first = of(lived, 2)
     assert first
@@ -283,19 +285,19 @@ def test_w13_a_check_changes_nothing_and_reads_from_no_cache(lived):
 )  # fmt: skip
 def test_w1_w13_rows_that_tell_different_things_are_found_without_hashing(lived, statement, row, said):
     """W1, W13: what decides which calls are reversed is held against what else tells of it, at the first level."""
-    lived.search("add", "s")
+    lived.session("s").search("add")
     damage(lived, statement)
     assert [one for one in of(lived, 1) if one.row.startswith(row) and said in one.what], of(lived, 1)
 
 
 def test_w13_steps_of_an_operation_that_name_no_call_are_found(lived):
     """W13: what an operation that is to be resumed would do next is checked, too."""
-    rows = lived._read(lambda c: c.execute(text("SELECT id, request FROM operation")).all())
+    rows = lived.context.read(lambda c: c.execute(text("SELECT id, request FROM operation")).all())
     change = text("UPDATE operation SET request = :data WHERE id = :id")
     for id, request in rows:
         plan = {**orjson.loads(request), "steps": [{"invocation": 5, "action": "reverse", "why": ""}]}
         made = {"data": orjson.dumps(plan), "id": id}
-        lived.store.database.write(lambda c, made=made: c.execute(change, made))
+        lived.context.store.database.write(lambda c, made=made: c.execute(change, made))
     assert [one.what for one in of(lived, 2)] == ["its call 5 is not there"]
 
 
@@ -332,13 +334,15 @@ CHECKED = {
 def test_w13_no_flipped_bit_is_missed_where_something_else_tells_of_it(lived, name):
     """W13: one bit that is otherwise in a hash, a word, a count or a reference is found, in the newest row of each."""
     table = METADATA.tables[name]
-    rows = lived._read(lambda c: c.execute(select(literal_column("rowid"), *table.c).order_by(text("1 DESC"))).all())
+    rows = lived.context.read(
+        lambda c: c.execute(select(literal_column("rowid"), *table.c).order_by(text("1 DESC"))).all()
+    )
     for column in CHECKED[name]:
         row = next(row for row in rows if getattr(row, column) is not None)
         was = getattr(row, column)
         for value in (flipped(was), was):
             change = update(table).where(literal_column("rowid") == row.rowid).values({column: value})
-            with lived.store.database.engine.connect() as connection:
+            with lived.context.store.database.engine.connect() as connection:
                 raw = connection.connection.dbapi_connection
                 raw.execute("PRAGMA foreign_keys=OFF")
                 connection.execute(change)

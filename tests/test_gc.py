@@ -1,4 +1,4 @@
-"""`repo.gc`: what nothing needs goes and its space comes back; what anything needs stays (W13, P7)."""
+"""`repo.maintenance.gc`: what nothing needs goes and its space comes back; what anything needs stays (W13, P7)."""
 
 import os
 import threading
@@ -36,9 +36,9 @@ def same(found, would):
 def contents(repo, session="s"):
     """Everything that the checkpoints of a session hold, and the conversations of its branches."""
     found = {}
-    for branch in repo.branches(session):
+    for branch in repo.session(session).branches():
         found[branch.name] = (branch.session_state, branch.conversation_history)
-        for point in repo.checkpoints(session, branch.name):
+        for point in repo.session(session).checkpoints(branch=branch.name):
             found[point.id] = point.to_dict()
     return found
 
@@ -55,26 +55,28 @@ def test_w13_steps_between_checkpoints_go_and_every_checkpoint_stays_as_it_was(r
         agent.run(f"add i{n}")
     retry = agent.rollback("main#5")
     retry.run("add other")
-    before, steps = contents(repo), count(repo.store.database, GRAPH_CHECKPOINT)
-    would = repo.gc(dry_run=True)
-    assert count(repo.store.database, GRAPH_CHECKPOINT) == steps
+    before, steps = contents(repo), count(repo.context.store.database, GRAPH_CHECKPOINT)
+    would = repo.maintenance.gc(dry_run=True)
+    assert count(repo.context.store.database, GRAPH_CHECKPOINT) == steps
     assert contents(repo) == before
-    done = repo.gc()
+    done = repo.maintenance.gc()
     assert same(done, would)
     assert done.steps > 0
     assert contents(repo) == before
-    assert repo.fsck(level=3).is_sound
-    assert not any((again := repo.gc(dry_run=True)).to_dict()[name] for name in ("steps", "values", "lists")), again
+    assert repo.maintenance.fsck(level=3).is_sound
+    assert not any(
+        (again := repo.maintenance.gc(dry_run=True)).to_dict()[name] for name in ("steps", "values", "lists")
+    ), again
     for reference in ("main#1", "main#4", "main-2#1", "main-2#3"):
         fork = retry.fork(reference)
         messages = fork.history()
-        assert messages == repo.checkpoint(reference, "s").conversation_history
-        fork.switch(fork.branch.name, sync="ignore")
+        assert messages == repo.session("s").get_checkpoint(reference).conversation_history
+        fork = fork.switch(fork.branch.name, sync="ignore")
         assert fork.run("look") == "done"
         assert fork.history()[: len(messages)] == messages
     retry.run("hm")
     assert list(retry.get_state_history())[-1].parent_config is None
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_p7_the_disk_space_of_what_went_comes_back(repo):
@@ -82,14 +84,14 @@ def test_p7_the_disk_space_of_what_went_comes_back(repo):
     agent = wrap(repo, auto_checkpoint="turn")
     for n in range(30):
         agent.run(f"add {n}-{os.urandom(2000).hex()}")
-    repo.set_retention(Retention(compress_after=5, keep_last=2), "s")
-    done = repo.gc()
+    repo.session("s").retention.set(Retention(compress_after=5, keep_last=2))
+    done = repo.maintenance.gc()
     assert done.checkpoints == 57
     assert done.steps > 60
-    if repo.store.database.is_sqlite:
+    if repo.context.store.database.is_sqlite:
         assert done.disk_after < done.disk_before * 0.8
-        assert done.disk_after == repo.store.database.size()
-    assert repo.fsck(level=3).is_sound
+        assert done.disk_after == repo.context.store.database.size()
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_w13_a_database_in_memory_is_there_after_a_collection():
@@ -97,8 +99,8 @@ def test_w13_a_database_in_memory_is_there_after_a_collection():
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run("hi")
-        repo.clear("s")
-        assert repo.gc().values > 0
+        repo.session("s").retention.clear()
+        assert repo.maintenance.gc().values > 0
         assert len(agent.history()) == 2
 
 
@@ -106,14 +108,14 @@ def test_b4_a_collection_thins_out_by_age_whom_nobody_uses(repo):
     """B4: a session that sleeps is thinned out by the next collection, whichever admin runs it."""
     wrap(repo).run("hm")
     wrap(repo).run("hm")
-    repo.set_retention(Retention(compress_after=2, keep_last=1), "s")
+    repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
     repo.users.add("somebody else", is_admin=True)
-    with agentgit.open(repo.store.database.url, user="somebody else") as other:
-        would = other.gc(dry_run=True)
+    with agentgit.open(repo.context.store.database.url, user="somebody else") as other:
+        would = other.maintenance.gc(dry_run=True)
         assert would.checkpoints == 2
-        assert len(repo.checkpoints("s")) == 4
-        assert same(other.gc(), would)
-    assert len(repo.checkpoints("s")) == 2
+        assert len(repo.session("s").checkpoints()) == 4
+        assert same(other.maintenance.gc(), would)
+    assert len(repo.session("s").checkpoints()) == 2
 
 
 def test_w13_keeping_the_steps_keeps_the_history_of_the_graph(repo):
@@ -122,19 +124,19 @@ def test_w13_keeping_the_steps_keeps_the_history_of_the_graph(repo):
     for n in range(4):
         agent.run(f"add i{n}")
     before = [state.config for state in agent.get_state_history()]
-    assert repo.gc(steps=False).steps == 0
+    assert repo.maintenance.gc(steps=False).steps == 0
     assert [state.config for state in agent.get_state_history()] == before
 
 
 def test_w13_a_thread_that_is_no_branch_keeps_all_its_steps(repo):
     """W13: what a saver keeps of threads that belong to no session is none of the repository's business."""
-    saver = agentgit.SQLModelSaver(repo.store.database)
+    saver = agentgit.SQLModelSaver(repo.context.store.database)
     graph = tool_node_graph(scripted("a", "b", "c"), [], checkpointer=saver)
     config = {"configurable": {"thread_id": "t"}}
     for _ in range(3):
         graph.invoke({"messages": [("user", "hi")]}, config)
     before = len(list(graph.get_state_history(config)))
-    repo.gc()
+    repo.maintenance.gc()
     assert len(list(graph.get_state_history(config))) == before
 
 
@@ -147,12 +149,12 @@ def test_w13_a_subgraph_with_memory_remembers_after_a_collection(repo):
     expected = agent.fork("main#4").get_state(subgraphs=True)
     plain = agent.fork("main#4", name="before").switch("before", sync="ignore")
     before = plain.run("look")
-    assert repo.gc().steps > 0
+    assert repo.maintenance.gc().steps > 0
     fork = agent.fork("main#4", name="after").switch("after", sync="ignore")
     assert fork.get_state(subgraphs=True).values == expected.values
     assert fork.run("look") == before
     assert [m["content"] for m in fork.history()] == [m["content"] for m in plain.history()]
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_w13_a_question_that_waits_is_still_asked_after_a_collection(repo):
@@ -165,10 +167,10 @@ def test_w13_a_question_that_waits_is_still_asked_after_a_collection(repo):
     agent.run("a")
     agent.run("b")
     agent.invoke({"messages": [("user", "c")]})
-    repo.gc()
+    repo.maintenance.gc()
     agent.invoke(Command(resume="yes"))
     assert world.items == ["x"]
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_w13_a_branch_that_somebody_runs_is_left_alone(repo):
@@ -177,14 +179,16 @@ def test_w13_a_branch_that_somebody_runs_is_left_alone(repo):
     for _ in range(3):
         agent.run("hm")
     before = len(list(agent.get_state_history()))
-    repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x"))
-    assert repo.gc().steps == 0
+    repo.context.store.database.write(
+        lambda c: repo.context.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x")
+    )
+    assert repo.maintenance.gc().steps == 0
     assert len(list(agent.get_state_history())) == before
 
 
 def test_w13_collections_beside_turns_of_many_threads(repo):
     """W13: turns, rollbacks, thinning and collections at once end well, and the database is whole."""
-    repo.set_retention(Retention(compress_after=6, keep_last=3), repo.ensure_session("s0"))
+    repo.session(repo.session("s0", create=True)).retention.set(Retention(compress_after=6, keep_last=3))
     failed = []
 
     def live(number):
@@ -200,10 +204,10 @@ def test_w13_collections_beside_turns_of_many_threads(repo):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        repo.gc(shrink=False)
-        assert repo.fsck(level=2).findings == ()
+        repo.maintenance.gc(shrink=False)
+        assert repo.maintenance.fsck(level=2).findings == ()
     assert failed == []
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 KILLED = """
@@ -212,7 +216,7 @@ from agentgit.store.maintenance import gc
 def die(*_): os._exit(9)
 setattr(gc, sys.argv[2], die)
 with agentgit.open(sys.argv[1]) as repo:
-    repo.gc()
+    repo.maintenance.gc()
 """
 
 
@@ -222,13 +226,13 @@ def test_w13_a_collection_that_is_killed_changes_nothing_of_what_is_kept(repo, w
     agent = wrap(repo)
     for n in range(4):
         agent.run(f"add i{n}")
-    before, steps = contents(repo), count(repo.store.database, GRAPH_CHECKPOINT)
-    url = repo.store.database.url.render_as_string(hide_password=False)
+    before, steps = contents(repo), count(repo.context.store.database, GRAPH_CHECKPOINT)
+    url = repo.context.store.database.url.render_as_string(hide_password=False)
     done = processes.run(KILLED, url, where)
     assert done.returncode == 9, done.stderr
-    assert count(repo.store.database, GRAPH_CHECKPOINT) == steps
+    assert count(repo.context.store.database, GRAPH_CHECKPOINT) == steps
     assert contents(repo) == before
-    assert repo.gc().steps > 0
+    assert repo.maintenance.gc().steps > 0
     assert contents(repo) == before
 
 
@@ -240,12 +244,12 @@ def test_w13_a_damaged_list_stops_a_collection(repo):
     for _ in range(3):
         agent.run("hm")
     damage = text("UPDATE blob SET data = :junk WHERE type = 'list' AND size > 2")
-    repo.store.database.write(lambda c: c.execute(damage, {"junk": b"\0" + bytes(32)}))
-    with agentgit.open(repo.store.database.url) as other:
-        rows = count(repo.store.database, GRAPH_CHECKPOINT)
+    repo.context.store.database.write(lambda c: c.execute(damage, {"junk": b"\0" + bytes(32)}))
+    with agentgit.open(repo.context.store.database.url) as other:
+        rows = count(repo.context.store.database, GRAPH_CHECKPOINT)
         with pytest.raises(Corrupt, match="fsck"):
-            other.gc()
-        assert count(repo.store.database, GRAPH_CHECKPOINT) == rows
+            other.maintenance.gc()
+        assert count(repo.context.store.database, GRAPH_CHECKPOINT) == rows
 
 
 # -- files
@@ -261,13 +265,13 @@ def test_w13_snapshots_of_files_that_no_checkpoint_has_are_let_go(repo, tmp_path
         (folder / "a").write_text(str(n))
         agent.run("hm")
     kept = Retention(compress_after=2, keep_last=1)
-    repo.set_retention(kept, "s")
-    would = repo.gc(dry_run=True)
+    repo.session("s").retention.set(kept)
+    would = repo.maintenance.gc(dry_run=True)
     assert would.snapshots >= 3
-    assert same(repo.gc(), would)
-    assert repo.gc().snapshots == 0
+    assert same(repo.maintenance.gc(), would)
+    assert repo.maintenance.gc().snapshots == 0
     agent.rewind_files("main#1")
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
     workspace.close()
 
 
@@ -310,7 +314,7 @@ def test_bad_input_a_level_that_is_none(repo):
     """Bad input: a level of the check that does not exist is refused."""
     for level in (0, 4, True, "2", None, 2.5):
         with pytest.raises(InvalidInput, match="no level"):
-            repo.fsck(level=level)
+            repo.maintenance.fsck(level=level)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -319,10 +323,10 @@ def test_w13_a_collection_says_how_far_it_is(repo, dry_run):
     agent = wrap(repo)
     for n in range(3):
         agent.run(f"add i{n}")
-    repo.set_retention(Retention(compress_after=2, keep_last=1), "s")
-    rows = sum(count(repo.store.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB))
+    repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
+    rows = sum(count(repo.context.store.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB))
     told = []
-    repo.gc(dry_run=dry_run, progress=lambda done, total: told.append((done, total)))
+    repo.maintenance.gc(dry_run=dry_run, progress=lambda done, total: told.append((done, total)))
     (total,) = {total for _, total in told}
     assert total > rows
     assert [done for done, _ in told] == sorted(done for done, _ in told)

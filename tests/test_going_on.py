@@ -68,7 +68,7 @@ def test_w1_what_is_done_in_a_batch_is_not_done_again(repo, world):
     graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
     with pytest.raises(RuntimeError):
         repo.wrap(graph, "s", effects=world.effects()).invoke(say("go"))
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         agent = later.wrap(graph, "s", effects=world.effects())
         agent.invoke(None)
         assert world.items == ["x"]
@@ -361,7 +361,7 @@ def add(item: str) -> dict:
 def work(what: str) -> str:
     "Die in the middle of it, when the other call is recorded, and what LangGraph goes on from is saved."
     other = agentgit.open({database!r})
-    while "done" not in [c.status for c in other.tool_track("s")] or agent.get_state().created_at is None:
+    while "done" not in [c.status for c in other.session("s").tool_track()] or agent.get_state().created_at is None:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 

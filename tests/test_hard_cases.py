@@ -273,7 +273,7 @@ def test_d3_a_loop_that_stands_still_gives_the_branch_back(repo, monkeypatch):
         assert agent.branch.status == "open"  # it is not taken yet
         go.set()
         until = time.monotonic() + 60
-        while (ended := [e.kind for e in repo.events("s", kinds="turn.*")]) != ["turn.failed"]:
+        while (ended := [e.kind for e in repo.events.list(session="s", kinds="turn.*")]) != ["turn.failed"]:
             assert time.monotonic() < until, ended
             time.sleep(0.01)
         assert agent.branch.status == "open"
@@ -330,7 +330,7 @@ def test_one_rollback_of_a_session_at_a_time(repo, world):
     agent.rollback("main#1")
     assert len(refused) == 2
     assert all("rollback" in text.lower() for text in refused)
-    agent.switch("main", sync="ignore")
+    agent = agent.switch("main", sync="ignore")
     assert agent.run("on") == "more"
 
 
@@ -359,10 +359,10 @@ def test_finishing_a_rollback_later_does_not_take_the_session_away(repo, world):
     with pytest.raises(Exception, match="half way"):
         agent.rollback("main#1")
     elsewhere = agent.fork(name="elsewhere")
-    elsewhere.switch("elsewhere")
+    elsewhere = elsewhere.switch("elsewhere")
     world.broken.clear()
-    repo.resume(repo.operations("s")[1])
-    assert repo.branch("s").name == "elsewhere"
+    repo.resume(repo.session("s").operations()[1])
+    assert repo.session("s").branch().name == "elsewhere"
 
 
 def test_a_turn_stays_on_its_branch(repo, world):
@@ -373,7 +373,7 @@ def test_a_turn_stays_on_its_branch(repo, world):
     stream = agent.stream(say("again"))
     next(stream)
     with pytest.raises(Conflict, match="running"):
-        agent.switch("other")
+        agent = agent.switch("other")
     with pytest.raises(Conflict, match="running"):
         repo.wrap(agent.graph, "s", branch="other").rollback("main#1")
     list(stream)
@@ -391,7 +391,7 @@ def test_w1_a_resumed_rollback_also_reverses_what_happened_since(repo, world):
         agent.rollback("main#1")
     agent.run("two")
     world.broken.clear()
-    report = repo.resume(repo.operations("s")[0])
+    report = repo.resume(repo.session("s").operations()[0])
     assert [item.invocation.args["item"] for item in report.reversed] == ["b", "a"]
     assert world.items == []
 
@@ -531,4 +531,4 @@ def test_wrong_arguments_are_typed_errors(repo):
         with pytest.raises(InvalidInput):
             bad()
     with pytest.raises(LookupError):
-        repo.checkpoint(10**30, "s")
+        repo.session("s").get_checkpoint(10**30)

@@ -23,53 +23,56 @@ HUGE = 2**70
 def people(repo):
     """Handles of three users; ada has a session."""
     made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
-    made["ada"].ensure_session("s")
+    made["ada"].session("s", create=True)
     return made
 
 
 def test_d5_nobody_calls_a_session_like_another_ones(repo, people):
     """D5: `eve/plan` is eve's session plan and never one that another user calls so, also if that is shared."""
     _, bob, cy = people.values()
-    cy.ensure_session("eve/plan")  # before there is an eve
+    cy.session("eve/plan", create=True)  # before there is an eve
     eve = repo.as_user(repo.users.add("eve"))
-    eve.ensure_session("plan")
-    cy.share("eve/plan", "bob")
-    for find in (bob.session, bob.ensure_session):
+    eve.session("plan", create=True)
+    cy.session("eve/plan").sharing.share("bob")
+    for find in (bob.session, lambda name: bob.session(name, create=True)):
         with pytest.raises(NotFound):
             find("eve/plan")
-    assert bob.session("cy/eve/plan").owner_name == "cy"
-    eve.share("plan", "bob")
-    assert bob.session("eve/plan").owner_name == "eve"
+    assert bob.session("cy/eve/plan").info.owner_name == "cy"
+    eve.session("plan").sharing.share("bob")
+    assert bob.session("eve/plan").info.owner_name == "eve"
 
 
 def test_d5_who_leaves_takes_nobody_along(people):
     """D5: a member who leaves a session ends no link and no right of others; only its owner does."""
     ada, bob, cy = people.values()
-    link = ada.share_link("s")
+    link = ada.session("s").sharing.create_link()
     for one in (bob, cy):
         one.accept(link.token)
-    bob.unshare("ada/s", "bob")
-    assert (bob.sessions(), cy.session("ada/s").role) == ([], "viewer")
-    assert ada.links("s")[0].revoked_at is None
+    bob.session("ada/s").sharing.unshare("bob")
+    assert (bob.sessions(), cy.session("ada/s").info.role) == ([], "viewer")
+    assert ada.session("s").sharing.links()[0].revoked_at is None
 
 
 def test_d5_a_key_that_reads_joins_and_leaves_nothing(repo, people):
     """D5: a handle with the scope `read` or `fork` changes no right of its user: it takes no link, leaves nothing."""
     ada, bob, _ = people.values()
-    ada.share("s", "bob")
-    link = ada.share_link("s", "editor")
+    ada.session("s").sharing.share("bob")
+    link = ada.session("s").sharing.create_link("editor")
     for scope in ("read", "fork"):
         handle = repo.authenticate(repo.keys.create("k", scope, user="bob").secret)
-        for change in (lambda h=handle: h.accept(link.token), lambda h=handle: h.unshare("ada/s", "bob")):
+        for change in (
+            lambda h=handle: h.accept(link.token),
+            lambda h=handle: h.session("ada/s").sharing.unshare("bob"),
+        ):
             with pytest.raises(NotAllowed, match="scope"):
                 change()
-    assert bob.session("ada/s").role == "viewer"
+    assert bob.session("ada/s").info.role == "viewer"
 
 
 def test_a_right_that_ends_at_once_is_given_and_ends(people):
     """Bad input: a right of a microsecond is one, though it is over before it is told."""
     ada, bob, _ = people.values()
-    member = ada.share("s", "bob", expires_in=timedelta(microseconds=1))
+    member = ada.session("s").sharing.share("bob", expires_in=timedelta(microseconds=1))
     assert (member.user_name, member.role, member.link_id) == ("bob", "viewer", None)
     assert bob.sessions() == []
 
@@ -78,11 +81,22 @@ def test_a_number_that_is_no_id_names_nothing(repo, people):
     """Bad input: whatever is named by a number that no database takes is a typed failure."""
     ada = people["ada"]
     asked = [
-        ada.session, ada.operation, ada.resume, ada.revoke_link, ada.keys.revoke, ada.webhooks.remove, repo.as_user,
-        repo.users.find, lambda n: ada.share("s", n), lambda n: ada.checkpoint(n, "s"), lambda n: ada.branch("s", n),
-        lambda n: ada.resolve(n, "happened"), lambda n: ada.unshare("s", n), lambda n: ada.export(n, "x.jsonl"),
-        lambda n: ada.ensure_session("t", template=n),
-    ]  # fmt: skip
+        ada.session,
+        ada.operation,
+        ada.resume,
+        ada.revoke_link,
+        ada.keys.revoke,
+        ada.webhooks.remove,
+        repo.as_user,
+        repo.users.find,
+        lambda n: ada.session("s").sharing.share(n),
+        lambda n: ada.session("s").get_checkpoint(n),
+        lambda n: ada.session("s").branch(n),
+        lambda n: ada.resolve(n, "happened"),
+        lambda n: ada.session("s").sharing.unshare(n),
+        lambda n: ada.session(n).export("x.jsonl"),
+        lambda n: ada.session("t", create=True, template=n),
+    ]
     for ask, number in product(asked, (HUGE, -HUGE, 2**63, -1)):
         with pytest.raises(NotFound):
             ask(number)
@@ -91,14 +105,14 @@ def test_a_number_that_is_no_id_names_nothing(repo, people):
 def test_what_is_no_count_is_refused(repo, people):
     """Bad input: how many, that is none, is a typed failure; so are a place in the trail and a name that are none."""
     ada = people["ada"]
-    asked = (ada.sessions, lambda n: ada.last_events("s", limit=n), lambda n: repo.audit(limit=n))
+    asked = (ada.sessions, lambda n: ada.events.newest(session="s", limit=n), lambda n: repo.events.audit(limit=n))
     for ask, wrong in product(asked, (HUGE, 0, -1, "all", True, 1.5)):
         with pytest.raises(InvalidInput):
             ask(wrong)
-    for ask in (lambda: list(ada.events(after="x")), lambda: ada.sessions(name=5)):
+    for ask in (lambda: list(ada.events.list(after="x")), lambda: ada.sessions(name=5)):
         with pytest.raises(InvalidInput):
             ask()
-    assert list(ada.events("s", after=HUGE)) == []
+    assert list(ada.events.list(session="s", after=HUGE)) == []
 
 
 # -- credentials
@@ -112,9 +126,9 @@ def statements(repo):
     def tell(connection, cursor, statement, parameters, context, many):
         said.append(statement.split()[0].upper())
 
-    events.listen(repo.store.database.engine, "before_cursor_execute", tell)
+    events.listen(repo.context.store.database.engine, "before_cursor_execute", tell)
     yield said
-    events.remove(repo.store.database.engine, "before_cursor_execute", tell)
+    events.remove(repo.context.store.database.engine, "before_cursor_execute", tell)
 
 
 def test_d5_a_good_key_costs_reads_only(repo, people, statements):
@@ -138,7 +152,7 @@ def test_d5_a_clock_that_went_back_shuts_nobody_out(repo, people, monkeypatch):
     with pytest.raises(TooManyAttempts):
         repo.authenticate("x", source="a")
     ahead = datetime.now(UTC) + timedelta(days=1)
-    repo.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=ahead)))
+    repo.context.store.database.write(lambda c: c.execute(LOGIN_FAILURE.update().values(blocked_until=ahead)))
     with pytest.raises(NotAllowed) as refused:
         repo.authenticate("x", source="a")
     assert not isinstance(refused.value, TooManyAttempts)
@@ -152,7 +166,7 @@ def test_d5_a_password_that_changes_while_it_is_looked_at_lets_nobody_in(repo, p
         repo.users.set_password("bob", "another horse")
         return True
 
-    monkeypatch.setattr("agentgit.repository.access.is_password_of", slow)
+    monkeypatch.setattr("agentgit.repository.login.is_password_of", slow)
     with pytest.raises(NotAllowed, match="do not hold"):
         repo.login("bob", "correct horse")
 
@@ -167,8 +181,8 @@ def test_d5_a_password_is_hashed_anew_when_more_work_is_usual(repo, people, monk
     first = repo.login("bob", "correct horse")
 
     def stored():
-        with repo.store.database.reading() as connection:
-            return repo.store.users.password(connection, first.user.id)
+        with repo.context.store.database.reading() as connection:
+            return repo.context.store.users.password(connection, first.user.id)
 
     once = stored()
     assert "t=2" in once
@@ -183,7 +197,7 @@ def test_d5_who_acts_for_others_does_so_no_longer_than_they_may(repo, people):
     repo.users.add("olga", is_admin=True)
     made = repo.keys.create("k", "admin", user="olga")
     acting = repo.authenticate(made.secret).as_user("olga").as_user("ada")
-    assert acting.session("s").is_own
+    assert acting.session("s").info.is_own
     repo.keys.revoke(made.key)
     with pytest.raises(NotAllowed, match="holds no more"):
         acting.sessions()
@@ -192,11 +206,11 @@ def test_d5_who_acts_for_others_does_so_no_longer_than_they_may(repo, people):
 def test_w13_rights_that_hang_in_the_air_are_found(repo, people):
     """W13: keys, links and members of what is not there, or with words that mean nothing, are named at level 1."""
     ada = people["ada"]
-    key, link = repo.keys.create("k", user="cy").key, ada.share_link("s")
+    key, link = repo.keys.create("k", user="cy").key, ada.session("s").sharing.create_link()
     people["bob"].accept(link.token)
-    ada.share("s", "cy")
+    ada.session("s").sharing.share("cy")
     ada.webhooks.add("https://example.com/")
-    assert repo.fsck(1).findings == ()
+    assert repo.maintenance.fsck(1).findings == ()
     damage(
         repo,
         f'DELETE FROM "user" WHERE id = {key.user_id}',  # noqa: S608  # a number of our own
@@ -204,12 +218,16 @@ def test_w13_rights_that_hang_in_the_air_are_found(repo, people):
         "UPDATE session_link SET external_session_id = 5, role = 'owner'",
         "UPDATE webhook SET user_id = 5",
     )
-    found = {(one.row.split("/")[0].split()[0], one.what.split(" is ")[0]) for one in repo.fsck(1).findings}
+    found = {(one.row.split("/")[0].split()[0], one.what.split(" is ")[0]) for one in repo.maintenance.fsck(1).findings}
     assert found >= {
-        ("api_key", f"its user {key.user_id}"), ("api_key", "its scope"), ("session_link", "its session 5"),
-        ("session_link", "its role"), ("session_member", "its link"), ("session_member", f"its user {key.user_id}"),
+        ("api_key", f"its user {key.user_id}"),
+        ("api_key", "its scope"),
+        ("session_link", "its session 5"),
+        ("session_link", "its role"),
+        ("session_member", "its link"),
+        ("session_member", f"its user {key.user_id}"),
         ("webhook", "its user 5"),
-    }  # fmt: skip
+    }
 
 
 def test_d5_what_was_erased_is_not_there_for_who_still_holds_it(repo):
@@ -222,39 +240,53 @@ def test_d5_what_was_erased_is_not_there_for_who_still_holds_it(repo):
     agent, other = wrap(), wrap()
     agent.run("add chair")
     point, session = agent.checkpoint("one"), repo.session("s")
-    late, call = repo.checkpoints("s")[0], agent.tool_track()[0]
-    repo.delete_session("s")
+    late, call = repo.session("s").checkpoints()[0], agent.tool_track()[0]
+    repo.session("s").delete()
     asked = [
-        lambda: agent.run("hm"), lambda: other.run("hm"), lambda: agent.checkpoint("two"), agent.undo, agent.fork,
-        lambda: agent.rollback("one"), lambda: agent.switch("main"), lambda: agent.tag("one", "t"), agent.tree,
-        lambda: agent.explore(1, ["hm"]), lambda: agent.update_state(None, {"messages": [("user", "hm")]}),
-        lambda: agent.head, lambda: late.conversation_history, lambda: repo.resolve(call, "happened"),
-        lambda: repo.ensure_session("t", point), lambda: list(repo.events(session)), lambda: repo.clear(session),
-        lambda: repo.share(session, repo.user), lambda: repo.delete_session(session), lambda: agent.merge("main"),
-    ]  # fmt: skip
+        lambda: agent.run("hm"),
+        lambda: other.run("hm"),
+        lambda: agent.checkpoint("two"),
+        agent.undo,
+        agent.fork,
+        lambda: agent.rollback("one"),
+        lambda: agent.switch("main"),
+        lambda: agent.tag("one", "t"),
+        agent.tree,
+        lambda: agent.explore(1, ["hm"]),
+        lambda: agent.update_state(None, {"messages": [("user", "hm")]}),
+        lambda: agent.head,
+        lambda: late.conversation_history,
+        lambda: repo.resolve(call, "happened"),
+        lambda: repo.session("t", create=True, template=point),
+        lambda: list(repo.events.list(session=session)),
+        lambda: session.retention.clear(),
+        lambda: session.sharing.share(repo.user),
+        lambda: session.delete(),
+        lambda: agent.merge("main"),
+    ]
     for ask in asked:
         with pytest.raises(NotFound):
             ask()
-    assert (len(world.items), repo.sessions(), repo.fsck(1).findings) == (1, [], ())
-    assert repo.ensure_session("s").id != session.id
+    assert (len(world.items), repo.sessions(), repo.maintenance.fsck(1).findings) == (1, [], ())
+    assert repo.session("s", create=True).id != session.id
 
 
 def test_d5_a_refusal_that_an_erasing_overtakes_leaves_the_trail_whole(repo, people, monkeypatch, caplog):
     """D5: what is told of a session after it was erased would be a trail without it: it is not written."""
     ada, bob, _ = people.values()
-    ada.share("s", "bob")
+    ada.session("s").sharing.share("bob")
     tell = Database._tell
 
     def late(database, refused):
         monkeypatch.undo()
-        ada.delete_session("s")
+        ada.session("s").delete()
         tell(database, refused)
 
     monkeypatch.setattr(Database, "_tell", late)
     with pytest.raises(NotAllowed):
-        bob.switch("main", "ada/s")
+        bob.session("ada/s").switch("main")
     assert "not in the audit trail" in caplog.text
-    assert repo.audit_verify().findings == ()
+    assert repo.events.verify().findings == ()
 
 
 HOSTILE = ["\0", "\ud800", "x" * 100_000, "\u202es", "a/b", "ada/", "/s", "@", "#1", "' OR 1=1 --", "%", "\n"]
@@ -263,7 +295,14 @@ HOSTILE = ["\0", "\ud800", "x" * 100_000, "\u202es", "a/b", "ada/", "/s", "@", "
 def test_hostile_names_are_refused_or_kept_as_they_are(repo, people):
     """Bad input: no name breaks a verb: it is refused with a typed failure, or it is that name and finds itself."""
     ada, bob = people["ada"], people["bob"]
-    asked = (bob.session, repo.as_user, repo.users.find, lambda n: ada.share("s", n), bob.accept, repo.authenticate)
+    asked = (
+        bob.session,
+        repo.as_user,
+        repo.users.find,
+        lambda n: ada.session("s").sharing.share(n),
+        bob.accept,
+        repo.authenticate,
+    )
     for text in HOSTILE:
         for ask in asked:
             with pytest.raises(AgentGitError):
@@ -271,8 +310,8 @@ def test_hostile_names_are_refused_or_kept_as_they_are(repo, people):
         with pytest.raises(NotAllowed):
             repo.login(text, "correct horse", source=text)
         try:
-            assert ada.ensure_session(text).session_name == text
-            ada.share(text, "bob")
-            assert bob.session(f"ada/{text}").session_name == text
+            assert ada.session(text, create=True).name == text
+            ada.session(text).sharing.share("bob")
+            assert bob.session(f"ada/{text}").name == text
         except InvalidInput:
             assert len(text) > 200 or not text.strip()

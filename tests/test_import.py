@@ -44,9 +44,9 @@ def any_origin(request, tmp_path):
 
 def tuples(repo, session):
     """Read a session's graph checkpoints through our saver, newest first."""
-    store = repo.store
+    store = repo.context.store
     saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
-    return list(saver.list(on(repo.branch(session, "main").langgraph_session_id)))
+    return list(saver.list(on(repo.session(session).branch("main").langgraph_session_id)))
 
 
 def parts(found):
@@ -66,7 +66,7 @@ def same(ours, theirs):
 
 def threads(repo):
     """List the LangGraph threads in a database."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return set(connection.execute(select(GRAPH_CHECKPOINT.c.thread_id)).scalars())
 
 
@@ -89,21 +89,21 @@ def test_a_session_gets_the_history_that_agentgit_would_have_recorded(repo, orig
 
     def history(session):
         keys = ("number", "kind", "description", "message_count", "tool_track_position")
-        return [[point.metadata[key] for key in keys] for point in repo.checkpoints(session)]
+        return [[point.metadata[key] for key in keys] for point in repo.session(session).checkpoints()]
 
     assert history("t") == history("native")
     assert history("t")[0] == [1, "before", "order a chair", 0, 0]
-    first = repo.checkpoint("main#3", "t")
-    assert first.metadata["restore_point"] == repo.checkpoint("main#4", "t").conversation_history[4]["id"]
+    first = repo.session("t").get_checkpoint("main#3")
+    assert first.metadata["restore_point"] == repo.session("t").get_checkpoint("main#4").conversation_history[4]["id"]
     newest = origin.tuples("t")[0].checkpoint["ts"]
-    assert repo.checkpoint("HEAD", "t").created_at.isoformat() == newest
+    assert repo.session("t").get_checkpoint("HEAD").created_at.isoformat() == newest
 
 
 def test_calls_of_the_past_are_on_the_track_and_are_kept(repo, origin, world):
     """A past call is an undeclared one with its own times: a rollback lists it as kept and never reverses it."""
     origin.talk(shop(world), "t", "order a chair", "fail because", "and a table")
     repo.import_langgraph(origin.url)
-    track = repo.tool_track("t")
+    track = repo.session("t").tool_track()
     assert [(c.tool_name, c.status, c.effect, c.args) for c in track] == [
         ("add", "done", "undeclared", {"item": "chair"}),
         ("fail", "failed", "undeclared", {"why": "because"}),
@@ -130,8 +130,8 @@ def test_an_import_that_runs_again_adds_what_is_new(repo, any_origin, world):
         ("t", "extended"), ("u", "imported"),
     ]  # fmt: skip
     assert same(tuples(repo, "t"), any_origin.tuples("t"))
-    assert [point.metadata["kind"] for point in repo.checkpoints("t")] == ["before", "after"] * 2
-    assert len(repo.tool_track("t")) == 2
+    assert [point.metadata["kind"] for point in repo.session("t").checkpoints()] == ["before", "after"] * 2
+    assert len(repo.session("t").tool_track()) == 2
     assert {s.session_name for s in repo.sessions()} == {"t", "u"}
     assert len(threads(repo)) == 2
 
@@ -164,7 +164,7 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
 
     with pytest.raises(KeyboardInterrupt):
         repo.import_langgraph(origin.url, progress=stop)
-    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id, sessions=True)
+    saver = SQLModelSaver(repo.context.store.database, tenant_id=repo.context.store.tenant_id, sessions=True)
     assert saver.gc().values == 0
     counted = saver.gc(dry_run=True, imports=True)
     assert counted.values > 16
@@ -178,7 +178,7 @@ def test_w13_what_a_broken_import_left_is_collected_when_asked_for(repo, origin,
 def test_w13_an_import_that_is_collected_meanwhile_says_so(repo, origin, world):
     """W13: an import under which everything is taken away makes no session, and says to try again; that works."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
-    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id, sessions=True)
+    saver = SQLModelSaver(repo.context.store.database, tenant_id=repo.context.store.tenant_id, sessions=True)
 
     def collect(now):
         if now.done == 16:
@@ -196,7 +196,7 @@ def test_a_thread_that_waits_for_an_answer_waits_here(repo, any_origin, world):
     any_origin.talk(shop(world), "here", "ask for a chair")
     any_origin.talk(shop(world), "there", "ask for a chair")
     repo.import_langgraph(any_origin.url)
-    assert [point.metadata["kind"] for point in repo.checkpoints("here")] == ["before"]
+    assert [point.metadata["kind"] for point in repo.session("here").checkpoints()] == ["before"]
     agent = repo.wrap(shop(world)(None), "here", effects=world.effects())
     assert agent.get_state().interrupts[0].value == {"add": "chair"}
     agent.invoke(Command(resume="yes"))
@@ -219,7 +219,10 @@ def test_of_a_thread_with_time_travel_the_newest_line_is_taken(repo, origin, wor
     assert [m["content"] for m in repo.wrap(shop(world)(None), "t").history() if m["role"] == "user"] == [
         "order a chair", "rather a lamp",
     ]  # fmt: skip
-    assert [p.metadata["description"] for p in repo.checkpoints("t")][::2] == ["order a chair", "rather a lamp"]
+    assert [p.metadata["description"] for p in repo.session("t").checkpoints()][::2] == [
+        "order a chair",
+        "rather a lamp",
+    ]
 
 
 def test_a_thread_that_went_back_behind_its_import_is_refused(repo, origin, world):
@@ -231,7 +234,7 @@ def test_a_thread_that_went_back_behind_its_import_is_refused(repo, origin, worl
         graph.invoke(said("hello"), list(graph.get_state_history(on("t")))[5].config)
     (one,) = repo.import_langgraph(origin.url, on_error="continue").threads
     assert "no longer continues" in str(one.error)
-    assert len(repo.checkpoints("t")) == 4
+    assert len(repo.session("t").checkpoints()) == 4
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
@@ -272,8 +275,8 @@ def test_parallel_calls_have_the_order_of_their_message(repo, origin, world):
     both = calls(call("add", "c1", item="chair"), call("look", "c2"), call("add", "c3", item="table"))
     origin.talk(lambda saver: GRAPHS["create_agent"](scripted(both, "done"), world.tools(), saver), "t", "a")
     repo.import_langgraph(origin.url)
-    assert [c.tool_call_id for c in repo.tool_track("t")] == ["c1", "c2", "c3"]
-    assert repo.checkpoint("HEAD", "t").metadata["tool_track_position"] == 3
+    assert [c.tool_call_id for c in repo.session("t").tool_track()] == ["c1", "c2", "c3"]
+    assert repo.session("t").get_checkpoint("HEAD").metadata["tool_track_position"] == 3
 
 
 def test_a_state_that_was_changed_by_hand_has_a_checkpoint(repo, origin, world):
@@ -283,7 +286,7 @@ def test_a_state_that_was_changed_by_hand_has_a_checkpoint(repo, origin, world):
         shop(world)(saver).update_state(on("t"), {"messages": [("assistant", "By hand.")]}, as_node="model")
     origin.talk(shop(world), "t", "hello")
     repo.import_langgraph(origin.url)
-    found = [(p.metadata["kind"], p.metadata["description"]) for p in repo.checkpoints("t")]
+    found = [(p.metadata["kind"], p.metadata["description"]) for p in repo.session("t").checkpoints()]
     assert found == [
         ("before", "hello"), ("after", "Hello."), ("after", "By hand."), ("before", "hello"), ("after", "Hello."),
     ]  # fmt: skip
@@ -295,7 +298,9 @@ def test_a_pruned_thread_begins_where_it_was_cut(repo, origin, world):
     newest = origin.tuples("t")[0].config["configurable"]["checkpoint_id"]
     origin.execute("DELETE FROM checkpoints WHERE checkpoint_id < ?", newest)
     repo.import_langgraph(origin.url)
-    assert [(p.metadata["kind"], p.metadata["message_count"]) for p in repo.checkpoints("t")] == [("after", 6)]
+    assert [(p.metadata["kind"], p.metadata["message_count"]) for p in repo.session("t").checkpoints()] == [
+        ("after", 6)
+    ]
     assert repo.wrap(shop(world)(None), "t").run("hello") == "Hello."
 
 
@@ -335,9 +340,9 @@ def test_a_long_thread_comes_whole_and_small(repo, origin, world):
     origin.talk(shop(world), "t", *["hello"] * 200)
     (one,) = repo.import_langgraph(origin.url).threads
     assert (one.graph_checkpoints, one.checkpoints) == (600, 400)
-    assert len(repo.checkpoint("HEAD", "t").conversation_history) == 400
-    if repo.store.database.is_sqlite:
-        with repo.store.database.reading() as connection:
+    assert len(repo.session("t").get_checkpoint("HEAD").conversation_history) == 400
+    if repo.context.store.database.is_sqlite:
+        with repo.context.store.database.reading() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         assert pages * 4096 < Path(origin.url).stat().st_size / 10
 

@@ -70,7 +70,7 @@ def test_t9_calls_of_a_half_finished_batch_are_on_the_track(repo, origin, build)
     back = agent.rollback("asked")
     assert track(back) == [("add", "c-add", "done"), ("note", "c-note", "done")]
     assert world.items == ["chair"]
-    assert not repo.fsck(level=3).findings
+    assert not repo.maintenance.fsck(level=3).findings
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
@@ -87,7 +87,7 @@ def test_t9_importing_again_after_the_answer_adds_only_what_is_new(repo, origin,
     first = [(one.tool_name, one.tool_call_id) for one in agent.tool_track()[:3]]
     assert first == [("add_if_approved", "c-ask"), ("add", "c-add"), ("note", "c-note")]
     assert [name for name, _, _ in track(agent)[3:]] == ["add", "note"]
-    assert not repo.fsck(level=3).findings
+    assert not repo.maintenance.fsck(level=3).findings
 
 
 def test_t9_a_batch_that_runs_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):

@@ -130,20 +130,20 @@ def read_everywhere(repo, name):
         list(agent.get_state_history())
     except InvalidInput as error:
         assert "another serializer" in str(error)  # noqa: PT017  # the graph needs it, and everybody else does not
-    points = repo.checkpoints(session)
+    points = session.checkpoints()
     for point in points:
         json.dumps(point.to_dict())
         point._repr_html_()
     for one, other in itertools.pairwise([points[0], *points]):
-        found = repo.diff(one, other, session)
+        found = session.diff(one, other)
         json.dumps(found.to_dict()), str(found), found._repr_html_()
-    str(repo.compare("HEAD", "HEAD", session))
-    list(repo.search("hello", session)), list(repo.search("shop", session, all_branches=True))
-    str(repo.plan_rollback(points[0], session))
-    list(repo.trajectories(session))
-    repo.stats()
+    str(session.compare("HEAD", "HEAD"))
+    list(session.search("hello")), list(session.search("shop", all_branches=True))
+    str(session.plan_rollback(points[0]))
+    list(session.trajectories())
+    repo.session().stats()
     again = BytesIO()
-    repo.export(session, again)
+    session.export(again)
     repo.import_(BytesIO(again.getvalue()), session=f"{name} again")
     key = repo.keys.create(name).secret
     client = TestClient(app(repo), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})

@@ -17,7 +17,7 @@ from scripted import World
 from test_import import threads
 
 import agentgit
-from agentgit.agents.importing.commit import Landing
+from agentgit.agents.importing.commit import ImportCommit
 from agentgit.agents.importing.thread import ThreadImport, _Checker
 from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 
@@ -91,7 +91,7 @@ def test_nothing_in_a_database_decides_what_is_called(repo, origin, tmp_path):
     damaged = f"UPDATE checkpoints SET checkpoint = ? WHERE {NEWEST}"  # noqa: S608  # our own words
     origin.execute(damaged, serde.dumps_typed(checkpoint)[1])
     repo.import_langgraph(origin.url)
-    assert repo.checkpoint("HEAD", "b").session_state["trap"] is not None
+    assert repo.session("b").get_checkpoint("HEAD").session_state["trap"] is not None
     assert not (tmp_path / "trap").exists()
 
 
@@ -127,7 +127,7 @@ def test_values_of_another_serializer_need_the_programs_own_saver(repo, tmp_path
             repo.import_langgraph(tmp_path / "own.db")
         assert repo.sessions() == []
         repo.import_langgraph(saver)
-    assert repo.checkpoint("HEAD", "t").conversation_history[-1]["content"] == "Hello."
+    assert repo.session("t").get_checkpoint("HEAD").conversation_history[-1]["content"] == "Hello."
 
 
 class Fickle(InMemorySaver):
@@ -210,14 +210,14 @@ def test_wrong_arguments_are_refused(repo, origin):
 def test_a_session_with_other_content_stays_as_it_is(repo, origin):
     """A session that was not made from the thread is never added to; an empty one is filled."""
     repo.wrap(shop(World())(None), "a").run("hello")
-    repo.ensure_session("b")
+    repo.session("b", create=True)
     with pytest.raises(Conflict, match="'a' exists already"):
         repo.import_langgraph(origin.url, ["a"])
-    assert len(repo.checkpoints("a")) == 2
+    assert len(repo.session("a").checkpoints()) == 2
     repo.import_langgraph(origin.url, ["a", "b"], session_prefix="old-")
     assert {s.session_name for s in repo.sessions()} == {"a", "b", "old-a", "old-b"}
     repo.import_langgraph(origin.url, ["b"])
-    assert len(repo.checkpoints("b")) == 4
+    assert len(repo.session("b").checkpoints()) == 4
 
 
 def test_a_session_that_went_on_here_is_not_added_to(repo, origin):
@@ -228,7 +228,7 @@ def test_a_session_that_went_on_here_is_not_added_to(repo, origin):
     origin.talk(shop(World()), "a", "hello")
     with pytest.raises(Conflict, match="went on in its own database"):
         repo.import_langgraph(origin.url, ["a"])
-    assert len(repo.checkpoints("a")) == 6
+    assert len(repo.session("a").checkpoints()) == 6
 
 
 def test_a_running_session_is_not_added_to(repo, origin):
@@ -241,14 +241,14 @@ def test_a_running_session_is_not_added_to(repo, origin):
     with pytest.raises(Conflict):
         repo.import_langgraph(origin.url, ["a"])
     list(turn)
-    assert len(repo.checkpoints("a")) == 6
+    assert len(repo.session("a").checkpoints()) == 6
 
 
 def test_two_imports_at_once_double_nothing(repo, origin):
     """Two imports of the same threads end with one session each; the one that came too late says so."""
 
     def bring_in():
-        with agentgit.open(repo.store.database.url) as mine:
+        with agentgit.open(repo.context.store.database.url) as mine:
             return mine.import_langgraph(origin.url, on_error="continue")
 
     with ThreadPoolExecutor(2) as pool:
@@ -256,14 +256,14 @@ def test_two_imports_at_once_double_nothing(repo, origin):
     assert all(isinstance(failed.error, Conflict) for report in reports for failed in report.failed)
     assert repo.import_langgraph(origin.url).failed == []
     assert sorted(s.session_name for s in repo.sessions()) == ["a", "b", "c"]
-    assert [len(repo.checkpoints(name)) for name in "abc"] == [4, 4, 4]
-    assert [len(repo.tool_track(name)) for name in "abc"] == [1, 1, 1]
+    assert [len(repo.session(name).checkpoints()) for name in "abc"] == [4, 4, 4]
+    assert [len(repo.session(name).tool_track()) for name in "abc"] == [1, 1, 1]
     assert len(threads(repo)) == 3
 
 
 def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkeypatch):
     """What was read of a thread that another import landed meanwhile is taken away again."""
-    plain, overtaken = Landing.find, []
+    plain, overtaken = ImportCommit.find, []
 
     def find(landing):
         found = plain(landing)
@@ -272,24 +272,24 @@ def test_an_import_that_came_too_late_leaves_nothing_behind(repo, origin, monkey
             repo.import_langgraph(origin.url, ["a"])
         return found
 
-    monkeypatch.setattr(Landing, "find", find)
+    monkeypatch.setattr(ImportCommit, "find", find)
     with pytest.raises(Conflict, match="has moved while"):
         repo.import_langgraph(origin.url, ["a"])
     assert len(threads(repo)) == 1
-    assert len(repo.checkpoints("a")) == 4
+    assert len(repo.session("a").checkpoints()) == 4
 
 
 @pytest.mark.parametrize("at", ["get_tuple", "_differences", "land", "_land"])
 def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, monkeypatch, at):
     """Two imports of a thread fill up the same rows: who finds them gone, at any step, says so and leaves nothing."""
-    owner = {"get_tuple": _Checker, "_differences": ThreadImport}.get(at, Landing)
+    owner = {"get_tuple": _Checker, "_differences": ThreadImport}.get(at, ImportCommit)
     plain, taken = getattr(owner, at), []
 
     def emptied(self, *args, **kwargs):
         if not taken:
             taken.extend(threads(repo))
-            empty = partial(repo.store.graphs.delete_thread, thread=taken[0])
-            empty(args[0]) if at == "_land" else repo.store.database.write(empty)
+            empty = partial(repo.context.store.graphs.delete_thread, thread=taken[0])
+            empty(args[0]) if at == "_land" else repo.context.store.database.write(empty)
         found = plain(self, *args, **kwargs)
         return found if at != "_differences" else ["channel 'messages'"]
 
@@ -301,7 +301,7 @@ def test_an_import_whose_rows_another_one_took_away_is_told_so(repo, origin, mon
     assert threads(repo) == set()
     monkeypatch.undo()
     assert repo.import_langgraph(origin.url, ["a"]).failed == []
-    assert len(repo.checkpoints("a")) == 4
+    assert len(repo.session("a").checkpoints()) == 4
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

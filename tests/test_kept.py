@@ -59,7 +59,7 @@ def merged(repo):
 
 def test_b4_w7_after_thinning_a_merge_brings_nothing_twice(repo, merged):
     """B4, W7: the last merge and what was merged stay, so the next merge goes on from there."""
-    thinned = repo.thin("s", FEW)
+    thinned = repo.session("s").retention.apply(FEW)
     why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
     assert why["merge"] == "it is a merge, and the next one goes on from there"
     assert why["theirs#3"] == "main#3 is a merge of it"
@@ -71,9 +71,9 @@ def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
     """B5, W7: who clears a session or deletes a checkpoint by hand does not make the next merge wrong either."""
     for needed, why in (("merge", "it is a merge"), ("theirs#3", "is a merge of it")):
         with pytest.raises(agentgit.Conflict, match=why):
-            repo.delete_checkpoint(needed, "s")
-    assert repo.clear("s") > 0
-    assert repo.cleanup_auto_checkpoints("s", branch="theirs", keep=0) == 0
+            repo.session("s").delete_checkpoint(needed)
+    assert repo.session("s").retention.clear() > 0
+    assert repo.session("s").cleanup_auto_checkpoints(branch="theirs", keep=0) == 0
     merged.merge("theirs")
     assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
@@ -81,7 +81,7 @@ def test_b5_w7_clearing_and_deleting_leave_a_merge(repo, merged):
 def test_w7_b8_an_imported_session_merges_from_where_it_was_merged_last(repo, merged):
     """W7, B8: a merge is a merge after export and import, too; the next one brings nothing twice."""
     file = io.BytesIO()
-    repo.export("s", file)
+    repo.session("s").export(file)
     file.seek(0)
     repo.import_(file, session="copy")
     copy = repo.wrap(shopping(), "copy")
@@ -96,18 +96,18 @@ def test_b4_no_hand_deletes_the_way_back_before_an_unresolved_effect(repo):
         agent.run(f"add i{n}")
     call = agent.tool_track()[1]
     unknown = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status="unknown")
-    repo.store.database.write(lambda connection: connection.execute(unknown))
+    repo.context.store.database.write(lambda connection: connection.execute(unknown))
     with pytest.raises(agentgit.Conflict, match="the way back before add, which is unknown"):
-        repo.delete_checkpoint("main#3", "s")
-    assert repo.cleanup_auto_checkpoints("s", keep=0) == 4
-    assert [point.metadata["reference"] for point in repo.checkpoints("s")] == ["main#3", "main#6"]
+        repo.session("s").delete_checkpoint("main#3")
+    assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 4
+    assert [point.metadata["reference"] for point in repo.session("s").checkpoints()] == ["main#3", "main#6"]
 
 
 def test_a7_no_checkpoint_goes_while_there_are_no_more_than_are_to_be_kept(repo):
     """A7: cleaning up with room to spare deletes nothing."""
     working(repo).run("hm")
-    assert repo.cleanup_auto_checkpoints("s", keep=3) == 0
-    assert len(repo.checkpoints("s")) == 2
+    assert repo.session("s").cleanup_auto_checkpoints(keep=3) == 0
+    assert len(repo.session("s").checkpoints()) == 2
 
 
 def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypatch):
@@ -115,8 +115,8 @@ def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypat
     agent = working(repo)
     for _ in range(3):
         agent.run("hm")
-    repo.set_retention(
-        Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=1)), "s"
+    repo.session("s").retention.set(
+        Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=1))
     )
     looked, points = [], retention.points
     monkeypatch.setattr(retention, "points", lambda *given: looked.append(given) or points(*given))
@@ -124,9 +124,12 @@ def test_b4_an_age_costs_a_turn_nothing_while_nothing_is_too_old(repo, monkeypat
     assert looked == []
     before = datetime.now(UTC) - timedelta(days=2)
     aged = update(CHECKPOINT).where(CHECKPOINT.c.number < 6).values(created_at=before)
-    repo.store.database.write(lambda connection: connection.execute(aged))
+    repo.context.store.database.write(lambda connection: connection.execute(aged))
     agent.run("hm")
-    assert [p.metadata["reference"] for p in repo.checkpoints("s")] == ["main#1", *(f"main#{n}" for n in range(6, 11))]
+    assert [p.metadata["reference"] for p in repo.session("s").checkpoints()] == [
+        "main#1",
+        *(f"main#{n}" for n in range(6, 11)),
+    ]
     agent.run("hm")
     assert len(looked) == 1
 
@@ -136,14 +139,14 @@ def test_b4_w10_what_an_exploration_found_is_found_after_thinning(repo):
     agent = working(repo)
     agent.run("hm")
     explored = agent.explore(["hm"], 2)
-    agent.switch(explored.branches[0].name)
+    agent = agent.switch(explored.branches[0].name)
     for n in range(3):
         agent.run(f"add i{n}")
     before = agent.exploration().to_dict()
-    thinned = repo.thin("s", FEW)
+    thinned = repo.session("s").retention.apply(FEW)
     why = [one.why for one in thinned.kept]
     assert f"what was explored on branch {explored.branches[0].name} ends there" in why
-    repo.gc()
+    repo.maintenance.gc()
     assert agent.exploration().to_dict() == before
 
 
@@ -157,12 +160,12 @@ def test_b4_w11_a_session_that_began_as_a_template_needs_the_template_no_more(re
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
     repo.wrap(graph, "copy", effects=world.effects(), template="s@ready").run("hm")
-    assert repo.clear("s")
-    repo.gc()
+    assert repo.session("s").retention.clear()
+    repo.maintenance.gc()
     copy = repo.wrap(graph, "copy", effects=world.effects())
     copy.run("look")
     assert len(copy.history()) == 10
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_b4_b8_what_was_thinned_out_can_be_exported(repo):
@@ -171,21 +174,21 @@ def test_b4_b8_what_was_thinned_out_can_be_exported(repo):
     for n in range(4):
         agent.run(f"add i{n}")
     fork = agent.fork("main#5", name="fork")
-    fork.switch("fork", sync="ignore")
+    fork = fork.switch("fork", sync="ignore")
     fork.run("add other")
     deep = fork.fork(name="deep")
     deep.run("hm")
-    repo.clear("s")
-    repo.gc()
+    repo.session("s").retention.clear()
+    repo.maintenance.gc()
     for branch in (None, "main", "fork", "deep"):
         file = io.BytesIO()
-        repo.export("s", file, branch=branch)
+        repo.session("s").export(file, branch=branch)
         file.seek(0)
         made = repo.import_(file).session
-        for one in repo.branches(made):
+        for one in repo.session(made).branches():
             if one.name != "elsewhere":
-                assert one.conversation_history == repo.branch("s", one.name).conversation_history
-    assert repo.fsck(level=3).is_sound
+                assert one.conversation_history == repo.session("s").branch(one.name).conversation_history
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -204,12 +207,12 @@ def test_w1_p4_a_rollback_that_stopped_half_way_is_finished_after_a_collection(r
         world.broken.add("i1")
         with pytest.raises(agentgit.RollbackIncomplete):
             agent.rollback("main#2")
-        repo.thin("s", FEW)
-        repo.set_retention(FEW, "s")
-        repo.gc()
+        repo.session("s").retention.apply(FEW)
+        repo.session("s").retention.set(FEW)
+        repo.maintenance.gc()
         world.broken.clear()
-        (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
+        (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
         assert repo.resume(stopped).status == "done"
         assert world.items == ["i0"]
         assert (folder / "a").read_text() == "0"
-        assert repo.fsck(level=3).is_sound
+        assert repo.maintenance.fsck(level=3).is_sound

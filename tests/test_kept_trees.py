@@ -32,18 +32,24 @@ def chat():
 
 def do(repo, agent, deed, number):
     """Do one thing at one of the places that there are; give the agent that goes on."""
-    places = sorted({point.id for branch in repo.branches("s") for point in repo.checkpoints("s", branch.name)})
+    places = sorted(
+        {
+            point.id
+            for branch in repo.session("s").branches()
+            for point in repo.session("s").checkpoints(branch=branch.name)
+        }
+    )
     place = places[number % len(places)]
-    branches = [branch.name for branch in repo.branches("s")]
+    branches = [branch.name for branch in repo.session("s").branches()]
     with suppress(agentgit.Conflict, agentgit.NotFound, agentgit.InvalidInput):  # what is refused is left out
         if deed == "say":
             agent.run(f"say {number}")
         elif deed == "name":
             agent.checkpoint(f"n{number % 3}", data={"n": number})
         elif deed == "tag":
-            repo.tag(place, f"t{number % 3}", "s")
+            repo.session("s").tag(place, f"t{number % 3}")
         elif deed == "untag":
-            repo.untag(f"t{number % 3}", "s")
+            repo.session("s").untag(f"t{number % 3}")
         elif deed == "fork":
             return agent.fork(place)
         elif deed == "back":
@@ -51,24 +57,24 @@ def do(repo, agent, deed, number):
         elif deed == "merge":
             agent.merge(branches[number % len(branches)])
         elif deed == "delete":
-            repo.delete_checkpoint(place, "s")
+            repo.session("s").delete_checkpoint(place)
         elif deed == "thin":
-            repo.thin("s", Retention(compress_after=1 + number % 4, keep_last=1 + number % 3))
+            repo.session("s").retention.apply(Retention(compress_after=1 + number % 4, keep_last=1 + number % 3))
         else:
-            repo.gc(shrink=False)
+            repo.maintenance.gc(shrink=False)
     return agent
 
 
 def held(repo):
     """What each checkpoint and each branch holds."""
-    points = [p for branch in repo.branches("s") for p in repo.checkpoints("s", branch.name)]
-    return {p.id: p.to_dict() for p in points} | {b.name: b.conversation_history for b in repo.branches("s")}
+    points = [p for branch in repo.session("s").branches() for p in repo.session("s").checkpoints(branch=branch.name)]
+    return {p.id: p.to_dict() for p in points} | {b.name: b.conversation_history for b in repo.session("s").branches()}
 
 
 def reachable(repo):
     """The hashes of all values that something leads to, one by one and by the reader's own road."""
-    blobs, way = repo.store.graphs.content.blobs, set()
-    with repo.store.database.reading() as connection:
+    blobs, way = repo.context.store.graphs.content.blobs, set()
+    with repo.context.store.database.reading() as connection:
         for row in connection.execute(select(GRAPH_CHECKPOINT)):
             way.update(found(row).values.values())
         for value in connection.execute(select(GRAPH_WRITE.c.value)).scalars():
@@ -81,7 +87,7 @@ def reachable(repo):
 
 def stored(repo):
     """The hashes of all values that are stored."""
-    return set(repo._read(lambda c: c.execute(select(BLOB.c.hash)).scalars().all()))
+    return set(repo.context.read(lambda c: c.execute(select(BLOB.c.hash)).scalars().all()))
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -94,13 +100,13 @@ def test_w13_a_collection_keeps_what_can_be_reached_and_nothing_else(sqlite_temp
         for deed, number in deeds:
             agent = do(repo, agent, deed, number)
         before = held(repo)
-        would = repo.gc(dry_run=True)
-        done = repo.gc()
+        would = repo.maintenance.gc(dry_run=True)
+        done = repo.maintenance.gc()
         assert (would.steps, would.values, would.bytes) == (done.steps, done.values, done.bytes)
         assert held(repo) == before
         assert stored(repo) == reachable(repo)
-        assert repo.fsck(level=3).findings == ()
+        assert repo.maintenance.fsck(level=3).findings == ()
         for point in [key for key in before if isinstance(key, int)][:6]:
             assert agent.fork(point).history() == before[point]["conversation_history"]
         agent.switch(agent.branch.name, sync="ignore").run("and on")
-        assert repo.fsck(level=3).findings == ()
+        assert repo.maintenance.fsck(level=3).findings == ()

@@ -81,7 +81,7 @@ def agent(repo, verify):
 @pytest.fixture
 def kill(repo, verify):
     """Lets another process do something and be killed on the way."""
-    url = repo.store.database.url.render_as_string(hide_password=False)
+    url = repo.context.store.database.url.render_as_string(hide_password=False)
 
     def kill(shop, verb, point):
         process = processes.forking().Process(target=dying.main, args=(url, shop.path, verb, point, verify))
@@ -94,9 +94,9 @@ def kill(repo, verify):
 
 def journal(repo):
     """Every call of a tool of the shop that was ever recorded."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
-        calls = repo.store.journal.own_values(connection, connection.execute(query).all())
+        calls = repo.context.store.journal.own_values(connection, connection.execute(query).all())
     return [call for call in calls if call.tool_name in SOLD]
 
 
@@ -133,7 +133,7 @@ def finished(repo, shop, operation, verify):
     """Go on with an operation, telling what is true where it asks for that; give its report."""
     with suppress(RollbackIncomplete):
         repo.resume(operation)
-    if operation.id in {one.id for one in repo.operations("s") if one.status != "done"}:
+    if operation.id in {one.id for one in repo.session("s").operations() if one.status != "done"}:
         assert not verify, "verify could have told"
         assert told(repo, shop), "it stopped, and asked for nothing that could be told"
     report = repo.resume(operation)
@@ -145,7 +145,7 @@ def finished(repo, shop, operation, verify):
 
 def reopened(repo, verify):
     """Open the database anew, as after a restart."""
-    again = agentgit.open(repo.store.database.url)
+    again = agentgit.open(repo.context.store.database.url)
     return again, wrapped(again, verify=verify)
 
 
@@ -176,15 +176,15 @@ def test_w1_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, a
     with repo:
         is_true(repo, shop)
         if point == "before the operation":
-            assert not repo.operations("s")
+            assert not repo.session("s").operations()
             agent.rollback("start", request_id="r")
-        operation = repo.operations("s")[0]
+        operation = repo.session("s").operations()[0]
         report = finished(repo, shop, operation, verify)
         assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
         assert shop.standing == {"a": 1}
         assert shop.asked("cancelled") == {"b": 1, "c": 1}
         assert [item.invocation.args["item"] for item in report.reversed] == ["c", "b"]
-        assert repo.branch("s").name == report.branch == "main-2"
+        assert repo.session("s").branch().name == report.branch == "main-2"
         is_true(repo, shop)
 
 
@@ -197,15 +197,15 @@ def test_w5_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, age
     repo, _ = reopened(repo, verify)
     with repo:
         is_true(repo, shop)
-        operation = repo.operations("s")[0]
+        operation = repo.session("s").operations()[0]
         if operation.kind != "switch":
             assert point == "before the operation"
             wrapped(repo, verify=verify).switch("main", "world")
-            operation = repo.operations("s")[0]
+            operation = repo.session("s").operations()[0]
         finished(repo, shop, operation, verify)
         assert shop.standing == dict.fromkeys("abc", 1)
         assert shop.asked("cancelled") == {"b": 1, "c": 1, "f": 1}
-        assert repo.branch("s").name == "main"
+        assert repo.session("s").branch().name == "main"
         is_true(repo, shop)
         wrapped(repo, verify=verify).invoke(wish([("order", "g")]))
         assert shop.standing == dict.fromkeys("abcg", 1)
@@ -221,9 +221,9 @@ def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent,
     with repo:
         is_true(repo, shop)
         if point == "before the operation":
-            assert not repo.operations("s")
+            assert not repo.session("s").operations()
             agent.rollback("end", **how)
-        report = finished(repo, shop, repo.operations("s")[0], verify)
+        report = finished(repo, shop, repo.session("s").operations()[0], verify)
         assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
         assert shop.standing == dict.fromkeys("abc", 1)
         assert shop.asked("cancelled") == dict.fromkeys("abc", 1)
@@ -239,7 +239,7 @@ def test_t2_a_path_that_is_made_again_is_finished_once(point, repo, shop, agent,
         assert left.rollback("end", **how).branch.name == "main-2"
         assert shop.asked("order") == asked
         is_true(repo, shop)
-        assert not repo.fsck().findings
+        assert not repo.maintenance.fsck().findings
         fresh.rollback("main#1")
         assert shop.standing == {}
 
@@ -260,6 +260,6 @@ def test_t2_a_fresh_world_is_finished_once(point, repo, shop, agent, verify, kil
         assert there.standing == dict.fromkeys("abc", 1)
         assert [call.result for call in fresh.tool_track()] == known(fresh, there)
         assert (shop.standing, shop.asked("order")) == before
-        assert not repo.fsck().findings
+        assert not repo.maintenance.fsck().findings
         fresh.rollback("main#1")
         assert there.standing == {}

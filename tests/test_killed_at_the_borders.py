@@ -58,8 +58,8 @@ class Life:
         with agentgit.open(self.url) as repo:
             if not repo.sessions():
                 return
-            for branch in repo.branches("s"):
-                repo.recover("s", branch.name)
+            for branch in repo.session("s").branches():
+                repo.session("s").recover(branch=branch.name)
             is_true(repo, self.shop)
             if not self.verify:
                 told(repo, self.shop)
@@ -69,7 +69,7 @@ class Life:
         assert self.shop.standing == ONCE
         with agentgit.open(self.url) as repo:
             is_true(repo, self.shop)
-            track = [call for call in repo.tool_track("s") if call.tool_name in edges.ITEMS]
+            track = [call for call in repo.session("s").tool_track() if call.tool_name in edges.ITEMS]
             assert sorted(call.tool_name for call in track if call.status == "done") == sorted(edges.ITEMS)
 
 

@@ -349,12 +349,12 @@ def test_w1_an_undo_or_a_redo_that_is_cancelled_is_unknown(again, repo):
         work.cancel()
 
     asyncio.run(broken_off())
-    (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     slow.clear()
     with pytest.raises(RollbackIncomplete, match="unknown"):
         repo.resume(stopped)
-    with repo.store.database.reading() as connection:
-        (unknown,) = repo.store.world.standing(connection, repo.session("s").id)
+    with repo.context.store.database.reading() as connection:
+        (unknown,) = repo.context.store.world.standing(connection, repo.session("s").id)
     repo.resolve(unknown, "happened", result="a" if again else None)
     assert repo.resume(stopped).status == "done"
     assert world.items == (["a"] if again else [])
@@ -393,7 +393,7 @@ def test_w5_a_fork_of_a_fork_of_a_fork(repo):
         line[-1].run("more")
     assert world.items == ["0", "1", "2", "3"]
     for depth in (0, 3, 1, 2, 0):
-        line[depth].switch(line[depth].branch.name, "world")
+        line[depth] = line[depth].switch(line[depth].branch.name, "world")
         assert sorted(world.items) == [str(n) for n in range(depth + 1)]
         assert [c.args["item"] for c in line[depth].tool_track()] == [str(n) for n in range(depth + 1)]
 

@@ -68,12 +68,12 @@ def wrapped(repo, world):
 def let_end(repo, table=BRANCH):
     """Let all leases end, as if their time had passed; give how many there were."""
     ending = update(table).where(table.c.lease_until.is_not(None)).values(lease_until=LONG_AGO)
-    return repo.store.database.write(lambda c: c.execute(ending).rowcount)
+    return repo.context.store.database.write(lambda c: c.execute(ending).rowcount)
 
 
 def ends(repo, table=BRANCH):
     """Read when the leases of what is at work end."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return list(connection.execute(select(table.c.lease_until).where(table.c.owner.is_not(None))).scalars())
 
 
@@ -84,8 +84,8 @@ def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo
     agent.run("add chair")
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(process_owner, "_here", lambda: "another machine")
-        with repo.store.at_work() as owner:
-            repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, owner))
+        with repo.context.store.at_work() as owner:
+            repo.context.store.database.write(lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
     with pytest.raises(Conflict, match="Another agent is running") as refused:
         agent.run("add table")
     assert refused.value.head == agent.head.id
@@ -93,7 +93,9 @@ def test_d5_a_run_of_another_machine_is_taken_back_when_its_lease_has_ended(repo
     agent.run("add table")
     assert world.items == ["chair", "table"]
     assert ends(repo) == []
-    assert [event.kind for event in repo.events("s") if event.kind == "turn.abandoned"] == ["turn.abandoned"]
+    assert [event.kind for event in repo.events.list(session="s") if event.kind == "turn.abandoned"] == [
+        "turn.abandoned"
+    ]
 
 
 @on_postgresql
@@ -103,7 +105,7 @@ def test_d5_a_turn_whose_lease_ended_saves_nothing_more(repo, world):
     agent.run("add chair")
 
     def run():
-        with agentgit.open(repo.store.database.url) as other:
+        with agentgit.open(repo.context.store.database.url) as other:
             wrapped(other, world).run("look")
 
     def take_over():
@@ -118,7 +120,7 @@ def test_d5_a_turn_whose_lease_ended_saves_nothing_more(repo, world):
     late = wrapped(repo, world)
     assert [m["content"] for m in late.history() if m["role"] == "user"] == ["add chair", "add table", "look"]
     assert [(c.tool_name, c.status) for c in late.tool_track()] == [("add", "done"), ("add", "done"), ("look", "done")]
-    assert repo.fsck(3).is_sound
+    assert repo.maintenance.fsck(3).is_sound
 
 
 @on_postgresql
@@ -128,9 +130,9 @@ def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thr
     def says(state):
         if len(state["messages"]) > 2:
             assert let_end(repo) == 1
-            with agentgit.open(repo.store.database.url) as other:
-                other.recover("s", force=True)
-            before.append(count(repo.store.database, GRAPH_CHECKPOINT))
+            with agentgit.open(repo.context.store.database.url) as other:
+                other.session("s").recover(force=True)
+            before.append(count(repo.context.store.database, GRAPH_CHECKPOINT))
         return {"messages": [("ai", "said")]}
 
     before = []
@@ -139,7 +141,7 @@ def test_d5_a_turn_that_was_taken_back_saves_no_step_though_nobody_moved_its_thr
     agent.run("one")
     with pytest.raises(Conflict, match="taken over"):
         agent.invoke({"messages": [("user", "two")]}, durability="sync")
-    assert before == [count(repo.store.database, GRAPH_CHECKPOINT)]
+    assert before == [count(repo.context.store.database, GRAPH_CHECKPOINT)]
 
 
 @on_postgresql
@@ -152,18 +154,18 @@ def test_d5_a_rollback_whose_lease_ended_publishes_nothing(repo, world):
 
     def take_over():
         assert let_end(repo, OPERATION) == 1
-        with agentgit.open(repo.store.database.url) as other, pytest.raises(RollbackIncomplete):
-            other.resume(other.operations("s")[0])
+        with agentgit.open(repo.context.store.database.url) as other, pytest.raises(RollbackIncomplete):
+            other.resume(other.session("s").operations()[0])
 
     world.then = take_over
     with pytest.raises(Conflict, match="taken over"):
         agent.rollback("before")
-    (operation,) = repo.operations("s")
-    assert (operation.status, repo.branch("s").name) == ("partial", "main")
+    (operation,) = repo.session("s").operations()
+    assert (operation.status, repo.session("s").branch().name) == ("partial", "main")
     (call,) = [call for call in agent.tool_track() if call.status == "reverse_unknown"]
     repo.resolve(call, "happened")
     assert repo.resume(operation).status == "done"
-    assert (world.items, repo.branch("s").name) == (["chair"], "main-2")
+    assert (world.items, repo.session("s").branch().name) == (["chair"], "main-2")
     assert ends(repo, OPERATION) == []
 
 
@@ -175,11 +177,11 @@ def test_d5_the_lease_of_a_run_is_renewed_and_not_that_of_one_taken_over(repo, w
 
     def look():
         let_end(repo)
-        repo.store.database.leases.renew()
+        repo.context.store.database.leases.renew()
         seen.extend(ends(repo))
         taking = update(BRANCH).where(BRANCH.c.owner.is_not(None)).values(owner="h|1|1|x", lease_until=LONG_AGO)
-        repo.store.database.write(lambda c: c.execute(taking))
-        repo.store.database.leases.renew()
+        repo.context.store.database.write(lambda c: c.execute(taking))
+        repo.context.store.database.leases.renew()
         seen.extend(ends(repo))
 
     world.then = look
@@ -196,7 +198,7 @@ def test_d5_a_file_has_no_leases(repo, world):
     seen = []
     world.then = lambda: seen.extend(ends(repo))
     agent.run("add chair")
-    assert (seen, repo.store.database.leases) == ([None], None)
+    assert (seen, repo.context.store.database.leases) == ([None], None)
 
 
 def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypatch):
@@ -213,7 +215,7 @@ def test_d5_a_lease_is_renewed_until_its_work_ends_also_after_a_failure(monkeypa
     kept.keep("a", leases.Held(BRANCH, 1, 2))
     thread = kept._thread
     assert all(renewed.acquire(timeout=60) for _ in range(3))
-    kept.let_go("a")
+    kept.end("a")
     thread.join(60)
     assert not thread.is_alive()
     kept.keep("b", leases.Held(BRANCH, 1, 2))

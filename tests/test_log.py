@@ -45,17 +45,17 @@ def agent(repo):
 
 def test_b2_a_log_is_the_path_newest_first(repo, agent):
     """B2: all of a path, counted and iterated; it is what checkpoints() lists, turned round."""
-    log = repo.log("s")
+    log = repo.session("s").log()
     assert ids(log) == ids(agent.checkpoints())[::-1]
     assert len(log) == len(agent.checkpoints())
     assert ids(agent.log()) == ids(log)
-    assert repo.log("s", "main")
-    assert not repo.log("s", name="nothing")
+    assert repo.session("s").log(branch="main")
+    assert not repo.session("s").log(name="nothing")
 
 
 def test_b1_b2_names_may_repeat_and_the_newest_comes_first(repo, agent):
     """B1, B2: get by id, by name with the newest first, and the latest of all or of a name."""
-    log = repo.log("s")
+    log = repo.session("s").log()
     assert [p.metadata["reference"] for p in log.by_name("payment")] == ["main-2#4", "main#6", "main#3"]
     assert log.latest().metadata["reference"] == "main-2#6"
     assert log.latest("payment").metadata["description"] == "the third one"
@@ -69,31 +69,34 @@ def test_b1_b2_names_may_repeat_and_the_newest_comes_first(repo, agent):
 
 def test_b3_what_is_needed_to_recover_is_fetched_without_doing_anything(repo, agent):
     """B3, B1: data, state and messages of a checkpoint are read, and no branch, call or checkpoint is made."""
-    before = (len(repo.branches("s")), len(repo.log("s", which="all")))
-    found = repo.log("s").by_name("payment").page().items[-1]
+    before = (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
+    found = repo.session("s").log().by_name("payment").page().items[-1]
     assert found.metadata["data"] == {"cart": ["chair"]}
     assert [m["content"] for m in found.conversation_history] == ["one", "answer 0"]
-    assert before == (len(repo.branches("s")), len(repo.log("s", which="all")))
+    assert before == (len(repo.session("s").branches()), len(repo.session("s").log(which="all")))
 
 
 def test_b2_since_and_between_include_their_ends(repo, agent):
     """B2: since(time) and between(start, end) go by when a checkpoint was made."""
-    log = repo.log("s")
+    log = repo.session("s").log()
     points = list(log)
     third, first = points[2].created_at, points[-1].created_at
     assert ids(log.since(third)) == ids(points[:3])
     assert ids(log.between(first, third)) == ids(points[2:])
     assert ids(log.since(third).between(first, third)) == ids(points[2:3])
-    assert ids(repo.log("s", until=third)) == ids(points[2:])
+    assert ids(repo.session("s").log(until=third)) == ids(points[2:])
     assert len(log.since(datetime.now(UTC) + timedelta(days=1))) == 0
 
 
 def test_every_filter_gives_what_a_look_at_all_gives(repo, agent):
     """B2: conditions hold together, in pages and in the count, on a path, on a branch and on all branches."""
-    when = list(repo.log("s"))[4].created_at
+    when = list(repo.session("s").log())[4].created_at
     everything = {
         "branch": [p for p in agent.checkpoints() if p.metadata["branch"] == "main-2"],
-        "all": [*repo.checkpoints("s", "main"), *(p for p in agent.checkpoints() if p.metadata["branch"] == "main-2")],
+        "all": [
+            *repo.session("s").checkpoints(branch="main"),
+            *(p for p in agent.checkpoints() if p.metadata["branch"] == "main-2"),
+        ],
     }
     for which, points in everything.items():
         for name in (None, "payment", "delivery"):
@@ -107,7 +110,7 @@ def test_every_filter_gives_what_a_look_at_all_gives(repo, agent):
                         and (since is None or p.created_at >= since)
                         and (until is None or p.created_at <= until)
                     ]  # fmt: skip
-                    log = repo.log("s", author="local", **how)
+                    log = repo.session("s").log(author="local", **how)
                     assert ids(log) == sorted(expected, reverse=True), how
                     assert len(log) == len(expected), how
 
@@ -115,7 +118,7 @@ def test_every_filter_gives_what_a_look_at_all_gives(repo, agent):
 @pytest.mark.parametrize("which", ["path", "branch", "all"])
 def test_pages_of_any_length_are_the_whole(repo, agent, which):
     """B2: pages one after the other give each checkpoint once, and the last one has no next."""
-    log = repo.log("s", which=which)
+    log = repo.session("s").log(which=which)
     whole = ids(log)
     for limit in (1, 2, 3, 7, 100):
         pages, after = [], None
@@ -132,14 +135,14 @@ def test_pages_of_any_length_are_the_whole(repo, agent, which):
 
 def test_pages_hold_still_while_others_write_and_delete(repo, agent):
     """B2: a page that follows is the same, whatever was added before it and whatever of it was deleted."""
-    log = repo.log("s")
+    log = repo.session("s").log()
     first = log.page(3)
     expected = ids(log)[3:]
     agent.run("six")
     agent.checkpoint("payment")
-    repo.delete_checkpoint(first.items[-1].id, "s")
+    repo.session("s").delete_checkpoint(first.items[-1].id)
     assert ids(log.page(100, after=first.next)) == expected
-    repo.delete_checkpoint(expected[0], "s")
+    repo.session("s").delete_checkpoint(expected[0])
     assert ids(log.page(100, after=first.next)) == expected[1:]
 
 
@@ -149,7 +152,7 @@ def test_pages_hold_still_while_threads_write(repo):
     agent.run("one")
     for n in range(20):
         agent.checkpoint(f"point {n}")
-    there, failures = set(ids(repo.log("s"))), []
+    there, failures = set(ids(repo.session("s").log())), []
 
     def write(name):
         try:
@@ -164,7 +167,7 @@ def test_pages_hold_still_while_threads_write(repo):
         thread.start()
     seen, after = [], None
     while True:
-        page = repo.log("s", which="all").page(3, after=after)
+        page = repo.session("s").log(which="all").page(3, after=after)
         seen += ids(page)
         after = page.next
         if after is None:
@@ -181,39 +184,39 @@ def test_a_clock_that_goes_back_loses_nothing(repo):
     agent = chat(repo)
     head = agent.checkpoint("zero")
     moment = datetime(2020, 1, 1, tzinfo=UTC)
-    row = repo.store.database.write(lambda c: repo.store.checkpoints.one(c, head.id))
+    row = repo.context.store.database.write(lambda c: repo.context.store.checkpoints.one(c, head.id))
     snapshot = Snapshot(graph_checkpoint_id=None, state_hash=row.state_hash, position=0, message_count=0)
 
     def add(connection):
         for n in range(9):
             label = Label(kind="named", user_id=repo.user.id, name=f"n{n}", made_at=moment - timedelta(days=n // 3))
-            repo.store.checkpoints.add(connection, agent.branch_id, snapshot, label)
+            repo.context.store.checkpoints.add(connection, agent.branch_id, snapshot, label)
 
-    repo.store.database.write(add)
+    repo.context.store.database.write(add)
     seen, after = [], None
     while len(seen) < 10:
-        page = repo.log("s").page(2, after=after)
+        page = repo.session("s").log().page(2, after=after)
         seen, after = seen + [p.checkpoint_name for p in page], page.next
     assert seen == ["zero", "n2", "n1", "n0", "n5", "n4", "n3", "n8", "n7", "n6"]
     assert after is None
-    assert repo.checkpoint("HEAD", "s").checkpoint_name == "n8"
-    assert repo.checkpoint("HEAD~9", "s").checkpoint_name == "zero"
+    assert repo.session("s").get_checkpoint("HEAD").checkpoint_name == "n8"
+    assert repo.session("s").get_checkpoint("HEAD~9").checkpoint_name == "zero"
 
 
 def test_nothing_of_a_state_is_read(repo, agent, monkeypatch):
     """B2: counts, pages and places come from columns."""
-    monkeypatch.setattr(repo.store.graphs, "read_state", None)
-    monkeypatch.setattr(repo.store.graphs.content, "get", None)
-    monkeypatch.setattr(repo.store.graphs, "find", None)
-    log = repo.log("s")
+    monkeypatch.setattr(repo.context.store.graphs, "read_state", None)
+    monkeypatch.setattr(repo.context.store.graphs.content, "get", None)
+    monkeypatch.setattr(repo.context.store.graphs, "find", None)
+    log = repo.session("s").log()
     assert len(list(log)) == len(log)
     assert log.latest("payment")
-    assert repo.checkpoint("HEAD~3", "s")
+    assert repo.session("s").get_checkpoint("HEAD~3")
 
 
 def test_bad_questions_are_refused(repo, agent):
     """Bad input: each is a typed error, and so are sessions, branches, tags and users that are not there."""
-    log = repo.log("s")
+    log = repo.session("s").log()
     for wrong in (0, -1, 1001, True, "7", None):
         with pytest.raises(InvalidInput, match="limit"):
             log.page(wrong)
@@ -240,19 +243,19 @@ def test_bad_questions_are_refused(repo, agent):
         {"name": 7},
     ):  # that is what is wrong with it
         with pytest.raises(InvalidInput):
-            repo.log("s", **how)
+            repo.session("s").log(**how)
     for how in ({"author": "nobody"}, {"author": 7}):
         with pytest.raises(NotFound, match="no user"):
-            repo.log("s", **how)
+            repo.session("s").log(**how)
     for verb in (len, list, repr):
         if verb is not repr:
             with pytest.raises(NotFound):
-                verb(repo.log("nowhere"))
+                verb(repo.session("nowhere").log())
             with pytest.raises(NotFound):
-                verb(repo.log("s", "nowhere"))
+                verb(repo.session("s").log(branch="nowhere"))
             with pytest.raises(NotFound, match="no tag"):
-                verb(repo.log("s", tag="nowhere"))
-    assert "name='x'" in repr(repo.log("s", name="x"))
+                verb(repo.session("s").log(tag="nowhere"))
+    assert "name='x'" in repr(repo.session("s").log(name="x"))
 
 
 @pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", "a\0b", "\ud800", "日本 👍", "x" * 200, "%", "_"])
@@ -261,8 +264,8 @@ def test_hostile_names_are_only_names(repo, name):
     agent = chat(repo)
     made = agent.checkpoint(name)
     agent.checkpoint("y" * 200)
-    assert ids(repo.log("s", name=name)) == [made.id]
-    assert repo.log("s").latest(name).checkpoint_name == name
+    assert ids(repo.session("s").log(name=name)) == [made.id]
+    assert repo.session("s").log().latest(name).checkpoint_name == name
 
 
 def test_a_log_of_another_user_is_not_there(database):
@@ -270,10 +273,10 @@ def test_a_log_of_another_user_is_not_there(database):
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         chat(hers, "secret").checkpoint("x")
         with pytest.raises(NotFound):
-            len(his.log("secret"))
+            len(his.session("secret").log())
         chat(his, "secret").checkpoint("y")
-        assert [p.checkpoint_name for p in his.log("secret")] == ["y"]
-        assert list(his.log("secret", author="ann")) == []
+        assert [p.checkpoint_name for p in his.session("secret").log()] == ["y"]
+        assert list(his.session("secret").log(author="ann")) == []
 
 
 async def test_a_page_has_a_twin(repo, agent):

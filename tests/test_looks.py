@@ -38,7 +38,7 @@ def test_w2_a_precheck_stands_in_the_way_before_anything_happens(repo, world, sa
     with pytest.raises(RollbackBlocked, match=told):
         agent.rollback(before)
     assert world.undone == []
-    assert [b.name for b in agent.branches()] == ["main"]
+    assert [b.name for b in agent.session.branches()] == ["main"]
     forced = agent.rollback(before, force=True)
     assert world.items == ["chair", "table"]
     assert told in forced.report.kept[0].reason
@@ -72,7 +72,7 @@ def test_w1_a_precheck_that_says_yes_is_asked_outside_of_any_transaction(repo, w
 def _unknown(repo, agent):
     """Make the newest call one that was broken off, as `Store.recover` leaves it."""
     call = agent.tool_track()[-1]
-    repo.store.database.write(lambda c: _set(repo, c, call.id, "unknown"))
+    repo.context.store.database.write(lambda c: _set(repo, c, call.id, "unknown"))
     return call
 
 
@@ -110,7 +110,7 @@ def test_w1_verify_says_whether_a_broken_reversal_happened(repo, world, still_th
         agent.rollback(before)
     world.broken.clear()
     call = agent.tool_track()[-1]
-    repo.store.database.write(lambda c: _set(repo, c, call.id, "reverse_unknown"))
+    repo.context.store.database.write(lambda c: _set(repo, c, call.id, "reverse_unknown"))
     if not still_there:
         world.items.remove("table")
     assert repo.resume(caught.value.operation).status == "done"

@@ -73,13 +73,13 @@ def test_d4_magics_look(shell, world):
     agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]
     assert magic(shell, "") is agent
     assert str(magic(shell, "tree")) == str(agent.tree())
-    assert magic(shell, "branches") == agent.branches()
+    assert magic(shell, "branches") == agent.session.branches()
     assert magic(shell, "track") == agent.tool_track()
     assert magic(shell, "track -n 1") == agent.tool_track()[-1:]
     assert [p.id for p in magic(shell, "log")] == [p.id for p in agent.log()]
     assert [p.metadata["reference"] for p in magic(shell, "log -n 2")] == ["main#4", "main#5"]
     assert str(magic(shell, "plan 'before the table'")) == str(agent.plan_rollback("before the table"))
-    assert str(magic(shell, "diff main#3 HEAD")) == str(repo.diff("main#3", "main#5"))
+    assert str(magic(shell, "diff main#3 HEAD")) == str(repo.session().diff("main#3", "main#5"))
     assert magic(shell, "search table").items
     assert magic(shell, "stats").total.checkpoints == 5
     assert "rollback" in repr(magic(shell, "help"))
@@ -130,7 +130,7 @@ def test_d4_a_failure_is_one_line(shell):
     """D4: what is wrong is told in one line that says what to do, without a traceback; nothing was done."""
     for line, said in WRONG.items():
         assert said in usage_error(shell, line)
-    assert len(shell.user_ns["agent"].branches()) == 1
+    assert len(shell.user_ns["agent"].session.branches()) == 1
 
 
 def test_d4_a_blocked_rollback_shows_its_plan(shell, shown, world):
@@ -151,7 +151,7 @@ def test_d4_who_is_meant(shell, repo, world):
     assert magic(shell, "use agent") is shell.user_ns["agent"]
     other.run("hello again")
     assert magic(shell, "") is shell.user_ns["agent"]
-    assert magic(shell, "use 'my session'").session_name == "my session"
+    assert magic(shell, "use 'my session'").name == "my session"
     assert magic(shell, "rollback 'before the table'").branch == "main-2"
     assert magic(shell, "checkout main").name == "main"
     assert magic(shell, "undo").status == "done"
@@ -177,7 +177,7 @@ def test_d4_a_cell_runs_on_a_branch_and_comes_back(shell, shown, repo, world):
     assert cell_magic(shell, "try --from 'before the table'", cell) == "try-2"
     assert shell.user_ns["agent"] is agent
     assert shell.user_ns["said"] == "done"
-    assert repo.branch("my session").name == "main"
+    assert repo.session("my session").branch().name == "main"
     assert repr(shown[-1]) == "branch try-2 is at try-2#3; agent is on main again"
     assert [m["content"] for m in agent.at("try").history() if m["role"] == "user"] == ["add chair", "note hurry"]
     agent.run("add lamp")
@@ -192,14 +192,14 @@ def test_d4_a_cell_that_fails_comes_back_too(shell, shown):
     with pytest.raises(ZeroDivisionError):
         cell_magic(shell, "try", "agent.run('hello')\n1 / 0")
     assert shell.user_ns["agent"] is agent
-    count = len(agent.branches())
+    count = len(agent.session.branches())
     with pytest.raises(UsageError, match="await"):
         cell_magic(shell, "try", "await agent.ainvoke({})")
     with pytest.raises(UsageError, match="required: NAME"):
         cell_magic(shell, "", "1")
     with pytest.raises(SyntaxError):
         cell_magic(shell, "try", "agent.run('hello'")
-    assert len(agent.branches()) == count
+    assert len(agent.session.branches()) == count
 
 
 def test_d4_a_cell_in_another_world_is_told_how(shell):
@@ -223,10 +223,10 @@ def test_d4_a_cell_can_have_the_world_of_its_branch(shell, shown, world):
 @pytest.mark.parametrize("sync", ["world", "note", "ignore"])
 def test_d4_a_cell_with_a_sync_that_fails_comes_back_too(shell, world, sync):
     """D4, W5: after a cell that raised, the session is on the branch it was on; with --sync world the world is too."""
-    repo = shell.user_ns["agent"].repository
+    session = shell.user_ns["agent"].session
     with pytest.raises(ZeroDivisionError):
         cell_magic(shell, f"try --from 'before the table' --sync {sync}", "agent.run('note hurry')\n1 / 0")
-    assert repo.branch("my session").name == "main"
+    assert session.branch().name == "main"
     assert world.items == ["chair", "table"]
     shell.user_ns["agent"].run("add lamp")
 

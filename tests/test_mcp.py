@@ -132,7 +132,7 @@ async def test_a7_a_client_goes_back_over_stdio(tmp_path, monkeypatch):
             done = await server.call_tool("rollback_to_checkpoint", again)
             assert (done.isError, done.structuredContent["branch"]) == (False, "main-2")
             assert json.loads((tmp_path / "shelf.json").read_text()) == ["cup"]
-        assert [branch.name for branch in repo.branches()] == ["main", "main-2"]
+        assert [branch.name for branch in repo.session().branches()] == ["main", "main-2"]
     sys.modules.pop("shelf")
 
 
@@ -183,7 +183,7 @@ def test_what_the_page_says_of_each_tool_is_what_its_client_is_told():
 
 async def test_a_server_shows_what_it_is_bound_to(repo, agent):
     """D5: a server of one session names no other, one of a user finds no session of others, one to read only reads."""
-    repo.ensure_session("another")
+    repo.session("another", create=True)
     async with client(repo, repo.session("s"), read_only=True) as ask:
         assert "another" not in said(await ask("list_branches"))
         for refused in (
@@ -197,7 +197,7 @@ async def test_a_server_shows_what_it_is_bound_to(repo, agent):
         assert said(await ask("list_sessions")) == "no sessions"
         hidden = await ask("get_checkpoint_info", checkpoint=str(agent.head.id), session="s")
         assert hidden.structuredContent["error"] == NotFound.__name__
-        repo.share("s", "eve", "viewer")
+        repo.session("s").sharing.share("eve", "viewer")
         assert not (await ask("plan_rollback", checkpoint="main#1", session="local/s")).isError
         for tool, arguments in [
             ("create_checkpoint", {"name": "mine"}),
@@ -229,7 +229,7 @@ async def test_w2_nothing_is_undone_without_its_plan(repo, agent, world):
         first = await ask("rollback_to_checkpoint", checkpoint="main#2", confirm=code)
         second = await ask("rollback_to_checkpoint", checkpoint="main#2", confirm=code)
         assert first.structuredContent["branch"] == second.structuredContent["branch"] == "main-2"
-        assert (world.items, len(repo.branches())) == (["chair"], 2)
+        assert (world.items, len(repo.session().branches())) == (["chair"], 2)
         plan = await ask("plan_switch", branch="main")
         assert (await ask("switch_branch", branch="main", sync="world")).structuredContent["error"] == "Conflict"
         done = await ask("switch_branch", branch="main", sync="world", confirm=plan.structuredContent["confirm"])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentgit.checkpoints.merge import MergePlan, Taken, added, batch_of, choice, decide, extra, whole
 from agentgit.errors import InvalidInput
-from agentgit.render import merge
+from agentgit.render.views import merge
 
 VALUES = st.integers(0, 2) | st.none()
 

@@ -31,7 +31,7 @@ def run(repo, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "clerk", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    where = repo.store.database.url.render_as_string(hide_password=False)
+    where = repo.context.store.database.url.render_as_string(hide_password=False)
 
     def command(*words):
         monkeypatch.setattr(sys, "argv", ["agentgit", *words, "--db", where])
@@ -55,24 +55,24 @@ def pair(repo):
 
 def test_w7_a_branch_is_merged_from_the_command_line(repo, pair, run):
     """W7: the plan is shown, conflicts are named and refused until they are resolved, key by key or all at once."""
-    before = repo.checkpoint("HEAD", "s").id
+    before = repo.session("s").get_checkpoint("HEAD").id
     out, err, code = run("merge", "clerk:GRAPH", "retry")
-    assert (code, repo.checkpoint("HEAD", "s").id) == (MergeConflict.exit_code, before)
+    assert (code, repo.session("s").get_checkpoint("HEAD").id) == (MergeConflict.exit_code, before)
     assert "conflict  note" in out
     assert "On the command line: --resolve ours" in err
     out, err, code = run("merge", "clerk:GRAPH", "s@main", "retry", "--resolve", "note=theirs", "--dry-run")
-    assert (err, code, repo.checkpoint("HEAD", "s").id) == ("", 0, before)
+    assert (err, code, repo.session("s").get_checkpoint("HEAD").id) == ("", 0, before)
     assert "conflict  total" in out
     chosen = ("--resolve", "note=theirs", "--resolve", "ours")
     out, err, code = run("merge", "clerk:GRAPH", "s@main", "retry", *chosen, "--name", "both")
     assert (err, code) == ("", 0)
     assert "1 value and 2 messages come." in out
     assert out.splitlines()[-1].startswith("main#5 ")
-    found = repo.checkpoint("both", "s")
+    found = repo.session("s").get_checkpoint("both")
     assert (found.session_state["note"], found.session_state["total"]) == ("yours", 11)
     out, _, code = run("merge", "clerk:GRAPH", "retry", "--json")
     assert (code, json.loads(out)["plan"]["messages"]) == (0, [])
-    assert repo.checkpoint("HEAD", "s").id == found.id
+    assert repo.session("s").get_checkpoint("HEAD").id == found.id
 
 
 def test_w7_a_branch_that_is_not_the_current_one_is_merged_into(repo, pair, run):
@@ -81,9 +81,9 @@ def test_w7_a_branch_that_is_not_the_current_one_is_merged_into(repo, pair, run)
     assert (err, code) == ("", 0)
     data = json.loads(out)
     assert data["plan"]["source"] == "main#4"
-    assert repo.checkpoint(data["checkpoint"]["id"], "s").metadata["branch"] == "retry"
-    assert repo.branch("s").name == "main"
-    assert repo.checkpoint("retry", "s").session_state["note"] == "mine"
+    assert repo.session("s").get_checkpoint(data["checkpoint"]["id"]).metadata["branch"] == "retry"
+    assert repo.session("s").branch().name == "main"
+    assert repo.session("s").get_checkpoint("retry").session_state["note"] == "mine"
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ def test_w7_messages_and_calls_are_picked_from_the_command_line(repo, shop, run)
     assert (err, code) == ("", 0)
     assert "2 messages come." in out
     assert run("cherry-pick", "clerk:make", "s@main", "--call", str(look.id), "--name", "looked")[2] == 0
-    picked = repo.checkpoint("looked", "s").conversation_history[4:]
+    picked = repo.session("s").get_checkpoint("looked").conversation_history[4:]
     assert [one["name"] for one in picked[0]["tool_calls"]] == ["look"]
     assert run("cherry-pick", "clerk:make", "s", "--message", user)[2] == 0
-    assert repo.checkpoint("HEAD", "s").conversation_history[-1]["id"] == user
-    head = repo.checkpoint("HEAD", "s").id
+    assert repo.session("s").get_checkpoint("HEAD").conversation_history[-1]["id"] == user
+    head = repo.session("s").get_checkpoint("HEAD").id
     assert "Nothing comes" in run("cherry-pick", "clerk:make", "s", "--message", user)[0]
-    assert repo.checkpoint("HEAD", "s").id == head
+    assert repo.session("s").get_checkpoint("HEAD").id == head
     out, _, code = run("cherry-pick", "clerk:make", "retry", "--json")
     assert (code, len(json.loads(out)["plan"]["messages"])) == (0, 3)
     assert len(said(agent.switch("main"))) == 4 + 2 + 1 + 3
@@ -134,11 +134,11 @@ def test_w7_messages_and_calls_are_picked_from_the_command_line(repo, shop, run)
 )
 def test_w7_what_cannot_be_carried_says_why(repo, pair, run, words, code, why):
     """Bad input: each failure is one line with its exit code, nothing is made, and no session either."""
-    before = repo.checkpoint("HEAD", "s").id
+    before = repo.session("s").get_checkpoint("HEAD").id
     out, err, found = run(*words)
     assert (out, found) == ("", code)
     assert why in err
     assert len(err.splitlines()) == 1
-    assert (repo.checkpoint("HEAD", "s").id, len(repo.sessions())) == (before, 1)
-    with agentgit.open(repo.store.database.url) as later:
-        assert len(later.log("s", which="all")) == len(repo.log("s", which="all"))
+    assert (repo.session("s").get_checkpoint("HEAD").id, len(repo.sessions())) == (before, 1)
+    with agentgit.open(repo.context.store.database.url) as later:
+        assert len(later.session("s").log(which="all")) == len(repo.session("s").log(which="all"))

@@ -101,10 +101,10 @@ def test_merged_messages_are_found_newest_first(repo):
     agent.run("word four")
     agent.merge("side")
     later.run("word five")
-    found = [(hit.reference.split("#")[0], hit.snippet) for hit in repo.search("word", "s", all_branches=True)]
+    found = [(hit.reference.split("#")[0], hit.snippet) for hit in repo.session("s").search("word", all_branches=True)]
     assert found == [
         ("later", "word five"), ("main", "word three"), ("main", "word two"), ("main", "word four"),
         ("side", "word three"), ("side", "word two"), ("main", "word one"),
     ]  # fmt: skip
-    texts = [hit.snippet for hit in repo.search("word", "s", "main")]
+    texts = [hit.snippet for hit in repo.session("s").search("word", branch="main")]
     assert texts == ["word three", "word two", "word four", "word one"]

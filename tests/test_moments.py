@@ -173,7 +173,7 @@ def test_t7_every_moment_of_a_step_comes_back_as_it_was(repo, kind, parts):
             told = {one.split("=")[0]: one.split("=")[1] for one in done}
             given = {n: f"{at}{n}" for at, names in enumerate(((), *parts)) for n in names if at <= int(name[1:])}
             assert told == {**dict.fromkeys(rest, "new"), **given}
-    assert not repo.fsck(level=3).findings
+    assert not repo.maintenance.fsck(level=3).findings
 
 
 def seen(agent):
@@ -200,17 +200,17 @@ def test_t7_a_diff_of_two_moments_shows_the_answer(repo, kind):
     answer(agent, a="yes")
     one = agent.checkpoint("one")
     answer(agent, b=2, c=3)
-    found = repo.diff("none", "one", "s")
+    found = repo.session("s").diff("none", "one")
     assert not found.is_empty
     text = str(found)
     assert "- 'a'; waits for an answer" in text
     assert "+ 'a'; done" in text
     assert "a=yes" in text
     assert "'b'" not in "\n".join(line for sign, line in found.lines() if not sign)
-    assert repo.diff("one", "one", "s").is_empty
+    assert repo.session("s").diff("one", "one").is_empty
     assert not agentgit.checkpoints.diff.diff(none, one).is_empty
     back = agent.rollback("one")
-    assert repo.diff("one", back.head, "s").is_empty
+    assert repo.session("s").diff("one", back.head).is_empty
 
 
 def test_t7_the_same_question_answered_twice_keeps_the_answers_of_its_moment(repo):
@@ -233,9 +233,9 @@ def test_t7_the_same_question_answered_twice_keeps_the_answers_of_its_moment(rep
     agent.invoke(Command(resume=-2))
     agent.checkpoint("thrice")
     assert agent.invoke(Command(resume=30))["log"] == [30]
-    repo.gc()
-    assert "answered -1" in str(repo.diff("asked", "again", "s"))
-    assert "answered -1, -2" in str(repo.diff("again", "thrice", "s"))
+    repo.maintenance.gc()
+    assert "answered -1" in str(repo.session("s").diff("asked", "again"))
+    assert "answered -1, -2" in str(repo.session("s").diff("again", "thrice"))
     for name, before in (("thrice", [-1, -2]), ("again", [-1]), ("asked", [])):
         back = agent.rollback(name)
         del asked[:]
@@ -304,7 +304,7 @@ def test_t7_the_functional_api_keeps_its_tasks_and_answers(repo):
             answered = back.invoke(Command(resume=value))
         assert answered == ["one", 8 if len(given) == 2 else 1, "two", 9, "three"]
         assert ran == runs
-    assert "'b'" in str(repo.diff("at a", "at b", "s"))
+    assert "'b'" in str(repo.session("s").diff("at a", "at b"))
 
 
 def test_t7_what_was_answered_later_is_not_in_an_earlier_automatic_checkpoint(repo):
@@ -331,21 +331,21 @@ def test_t7_moments_travel(repo, kind, way, tmp_path):
     elif way == "template":
         back = repo.wrap(kind(ran), "other", template="s@half")
     else:
-        what = {"export": "s", "export of a point": agent.checkpoints()[-1], "export of a branch": "s"}[way]
         points = {point.checkpoint_name: point for point in agent.checkpoints()}
-        what = points["half"] if way == "export of a point" else "s"
         side = agent.fork("more", name="side")
-        branch = "side" if way == "export of a branch" else None
-        repo.export(what, tmp_path / "s.jsonl", **({"branch": branch} if branch else {}))
+        part = {"export of a point": {"checkpoint": points["half"]}, "export of a branch": {"branch": "side"}}.get(
+            way, {}
+        )
+        repo.session("s").export(tmp_path / "s.jsonl", **part)
         repo.import_(tmp_path / "s.jsonl", session="other")
-        repo.gc()
+        repo.maintenance.gc()
         assert side.get_state().next
         back = repo.wrap(kind(ran), "other").rollback("half")
     assert seen(back) == view
     del ran[:]
     assert answer(back, b=5, c=6)["log"] == ["a=1", "b=5", "c=6"]
     assert sorted(ran) == ["b", "c"]
-    assert not repo.fsck(level=3).findings
+    assert not repo.maintenance.fsck(level=3).findings
 
 
 def test_t7_a_collection_keeps_what_a_checkpoint_needs(repo, kind):
@@ -355,10 +355,10 @@ def test_t7_a_collection_keeps_what_a_checkpoint_needs(repo, kind):
     answer(agent, b=2, c=3)
     for number in range(3):
         agent.invoke({"log": [number]})
-    assert repo.gc(dry_run=True).values == repo.gc().values
-    repo.set_retention(Retention(keep_last=1, max_checkpoints=2), "s")
-    repo.gc()
-    assert not repo.fsck(level=3).findings
+    assert repo.maintenance.gc(dry_run=True).values == repo.maintenance.gc().values
+    repo.session("s").retention.set(Retention(keep_last=1, max_checkpoints=2))
+    repo.maintenance.gc()
+    assert not repo.maintenance.fsck(level=3).findings
     assert seen(agent.rollback(point)) == view
 
 
@@ -380,7 +380,7 @@ def test_t7_calls_of_a_half_answered_batch_stay_with_their_moment(repo):
     assert [one.args["item"] for one in back.tool_track()] == ["item1"]
     back.invoke(Command(resume={ids["item0"]: "yes", ids["item2"]: "no"}))
     assert (sorted(world.items), len(world.happened("add_if_approved"))) == (["item0", "item1"], 4)
-    assert not repo.fsck(level=3).findings
+    assert not repo.maintenance.fsck(level=3).findings
 
 
 def test_t7_a_damaged_moment_is_named(repo, kind):
@@ -388,14 +388,14 @@ def test_t7_a_damaged_moment_is_named(repo, kind):
     agent, point, _ = begun(repo, kind)
     for damage in (b"x", b'[["","x",[["t",0,"","log","zz"]]]]', b'[["","x",[["t",0,"","log","' + b"00" * 32 + b'"]]]]'):
         statement = update(CHECKPOINT).where(CHECKPOINT.c.id == point.id).values(pending=damage)
-        repo.store.database.write(lambda connection, change=statement: connection.execute(change))
-        assert f"checkpoint {point.id}" in {one.row for one in repo.fsck(level=1).findings}
-    repo.store.database.write(
+        repo.context.store.database.write(lambda connection, change=statement: connection.execute(change))
+        assert f"checkpoint {point.id}" in {one.row for one in repo.maintenance.fsck(level=1).findings}
+    repo.context.store.database.write(
         lambda c: c.execute(update(CHECKPOINT).where(CHECKPOINT.c.id == point.id).values(pending=b"x"))
     )
     with pytest.raises(agentgit.Corrupt):
         agent.rollback(point)
-    assert len(repo.branches("s")) == 1
+    assert len(repo.session("s").branches()) == 1
 
 
 KILLED = """
@@ -423,7 +423,7 @@ def test_t7_a_moment_outlives_the_process_that_went_on(dies, tmp_path):
         assert set(waiting(back)) == {"b", "c"}
         assert answer(back, b=5, c=6)["log"] == ["a=1", "b=5", "c=6"]
         assert sorted(ran) == ["b", "c"]
-        assert not repo.fsck(level=3).findings
+        assert not repo.maintenance.fsck(level=3).findings
 
 
 def test_t7_a_fork_of_now_has_the_questions_of_now(repo, kind):

@@ -16,7 +16,7 @@ import agentgit
 from agentgit.demo import build
 from agentgit.errors import NotAllowed, RollbackIncomplete, Unavailable
 from agentgit.web import app
-from agentgit.workspace.locations import expect_noted, noted_workspace
+from agentgit.workspace.locations import noted_workspace, require_noted
 
 EFFECTS = {"create_order": "idempotent"}
 
@@ -77,14 +77,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_a_row_names_no_storage_and_no_directory(place: Place) -> None:
     place.name()
     with agentgit.open(place.folder / "a.db") as repo:
-        plan = repo.plan_rollback("main#1", "s")
+        plan = repo.session("s").plan_rollback("main#1")
         assert plan.files is not None
         assert "No program of this user has opened" in plan.files.problem
         with pytest.raises(Unavailable, match="No program of this user has opened"):
-            repo.rollback("main#1", "s")
+            repo.session("s").rollback("main#1")
         with pytest.raises(RollbackIncomplete, match="No program of this user has opened"):
-            repo.rollback("main#1", "s", force=True)
-        repo.gc()
+            repo.session("s").rollback("main#1", force=True)
+        repo.maintenance.gc()
     place.expect_untouched()
 
 
@@ -95,7 +95,7 @@ def test_a_known_storage_is_opened_with_no_other_directory(place: Place) -> None
     place.name(storage=known["storage"])
     place.work.rename(place.folder / "elsewhere")
     with agentgit.open(place.folder / "a.db") as repo, pytest.raises(Unavailable, match="No program of this user"):
-        repo.rewind_files("main#1", "s")
+        repo.session("s").rewind_files("main#1")
     place.expect_untouched()
 
 
@@ -104,7 +104,7 @@ def test_a_wrapped_session_takes_no_snapshot_of_a_storage_that_a_row_names(place
     with agentgit.open(place.folder / "a.db") as repo:
         repo.wrap(build(str(place.folder / "shop.db")), session="s", effects=EFFECTS, workspace=place.work)
         with pytest.raises(Unavailable, match="No program of this user has opened"):
-            repo.rewind_files("main#1", "s")
+            repo.session("s").rewind_files("main#1")
     place.expect_untouched()
     assert (place.work / "a.txt").read_text() == "two"
 
@@ -112,7 +112,7 @@ def test_a_wrapped_session_takes_no_snapshot_of_a_storage_that_a_row_names(place
 def test_an_export_reads_no_storage_that_a_row_names(place: Place) -> None:
     place.name()
     with agentgit.open(place.folder / "a.db") as repo:
-        repo.export("s", place.folder / "s.jsonl", files=True)
+        repo.session("s").export(place.folder / "s.jsonl", files=True)
     assert "evil" not in (place.folder / "s.jsonl").read_text().replace(str(place.evil), "")
     assert "nobody there has opened its storage" in (place.folder / "s.jsonl").read_text()
     place.expect_untouched()
@@ -121,7 +121,7 @@ def test_an_export_reads_no_storage_that_a_row_names(place: Place) -> None:
 def test_erasing_opens_no_storage_that_a_row_names(place: Place) -> None:
     place.name()
     with agentgit.open(place.folder / "a.db") as repo:
-        assert "No program of this user" in str(repo.delete_session("s").left)
+        assert "No program of this user" in str(repo.session("s").delete().left)
     place.expect_untouched()
 
 
@@ -130,7 +130,7 @@ def test_a_plan_over_http_opens_nothing(place: Place) -> None:
     with agentgit.open(place.folder / "a.db") as repo:
         repo.users.add("ada", "correct horse battery", is_admin=True)
         session = repo.session("s")
-        repo.share("s", "ada", "editor")
+        repo.session("s").sharing.share("ada", "editor")
         http = TestClient(app(repo), base_url="https://testserver")
         http.headers["authorization"] = f"Bearer {repo.keys.create('k', 'admin', user='ada').secret}"
         at = f"/api/v1/sessions/{session.id}"
@@ -174,8 +174,8 @@ def test_who_opened_a_workspace_is_asked_and_not_what_is_stored(
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(NotAllowed, match="agentgit workspace list --dir"):
-        expect_noted(str(tmp_path / "store"), str(work))
+        require_noted(str(tmp_path / "store"), str(work))
     agentgit.Workspace(work, tmp_path / "store").close()
-    expect_noted(str(tmp_path / "store"), str(work))
+    require_noted(str(tmp_path / "store"), str(work))
     with pytest.raises(NotAllowed):
-        expect_noted(str(tmp_path / "store"), str(tmp_path))
+        require_noted(str(tmp_path / "store"), str(tmp_path))

@@ -205,8 +205,8 @@ def test_d4_marimo_shows_our_html():
     from marimo._output.formatting import try_format
 
     with agentgit.open(":memory:") as repo:
-        repo.ensure_session("s")
-        for value in (repo.tree("s"), repo.branches("s"), repo.session("s")):
+        repo.session("s", create=True)
+        for value in (repo.session("s").tree(), repo.session("s").branches(), repo.session("s")):
             shown_as = try_format(value)
             assert (shown_as.mimetype, shown_as.data) == ("text/html", value._repr_html_())
 

@@ -52,7 +52,7 @@ def test_w1_calls_that_only_read_need_no_transaction_of_their_own(repo, world, m
     """W1: a turn with five calls that only read writes as often as one with a single such call."""
     story = [calls(LOOK), "one", calls(*[LOOK] * 5), "five"]
     agent = agent_of(repo, world, *story)
-    written = counted(monkeypatch, repo.store.database)
+    written = counted(monkeypatch, repo.context.store.database)
     agent.run("look")
     once = len(written)
     agent.run("look five times")
@@ -64,10 +64,10 @@ def test_w1_others_see_a_call_that_only_read_when_its_step_is_saved(repo, world)
     """W1: what only read is on the track as soon as its step is saved, while the turn still runs."""
     agent = agent_of(repo, world, calls(LOOK), calls(LOOK), "done")
     seen = []
-    with agentgit.open(repo.store.database.url) as other:
+    with agentgit.open(repo.context.store.database.url) as other:
         for chunk in agent.stream({"messages": [("user", "go")]}, stream_mode="updates", durability="sync"):
             if "tools" in chunk:
-                seen.append(len(other.tool_track("s")))
+                seen.append(len(other.session("s").tool_track()))
     assert seen == [1, 2]
 
 
@@ -82,8 +82,8 @@ def test_w1_the_track_has_the_order_of_the_calls_whenever_they_were_written(repo
 def test_w1_no_more_than_a_few_calls_wait(repo, world):
     """W1: within one long step, no more than so many calls wait to be written down."""
     times, seen = 3 * MOST_WAITING, []
-    with agentgit.open(repo.store.database.url) as other:
-        graph = looking(world, times, lambda: seen.append(len(other.tool_track("s"))))
+    with agentgit.open(repo.context.store.database.url) as other:
+        graph = looking(world, times, lambda: seen.append(len(other.session("s").tool_track())))
         agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
         agent.run("go")
     assert max(number - there for number, there in enumerate(seen, start=1)) == MOST_WAITING - 1
@@ -116,7 +116,7 @@ def test_a6_a_checkpoint_on_the_way_counts_the_calls_that_only_read(repo, world,
     graph = tool_node_graph(story, [*world.tools(), *own])
     agent = repo.wrap(graph, "s", effects=world.effects(), auto_checkpoint=auto)
     agent.run("go")
-    here = repo.checkpoint("here", "s")
+    here = repo.session("s").get_checkpoint("here")
     assert here.get_tool_track_position() == 4
     for point in agent.checkpoints():
         results = [m for m in point.conversation_history if m["role"] == "tool" and m["content"] == "nothing"]

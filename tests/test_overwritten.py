@@ -9,7 +9,7 @@ import pytest
 from desk import desk, home
 
 from agentgit import Workspace, WorkspaceChanged
-from agentgit.render.rollback import draw
+from agentgit.render.views.rollback import draw
 
 __all__ = ["desk", "home"]  # the fixtures
 
@@ -89,10 +89,10 @@ agent.rollback("before", force=True)
 
 def test_files_a_rollback_that_was_killed_in_its_restore_tells_all_that_it_did(agent, repo, desk):
     """F4, W1: also what was restored before the kill is in the report, with the safety snapshot of before."""
-    url = repo.store.database.url.render_as_string(hide_password=False)
+    url = repo.context.store.database.url.render_as_string(hide_password=False)
     died = processes.run(KILLED, url, desk.root)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     report = repo.resume(stopped)
     assert {one.path for one in report.files.changes if one.action == "write"} == {"a.txt", "b.txt", "d.txt"}
     assert {one.path for one in report.files.changes if one.action == "delete"} == {"c.txt"}

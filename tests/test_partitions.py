@@ -41,10 +41,10 @@ def test_d5_a_divided_database_has_all_and_works(divided):
     for tenant in ("local", "one"):
         with agentgit.open(database.url, tenant=tenant) as repo:
             works(repo, "after")
-            assert len(repo.branches("before")) == 2
-            assert repo.fsck(level=3).is_sound
-            repo.gc()
-            assert repo.audit_verify().is_sound
+            assert len(repo.session("before").branches()) == 2
+            assert repo.maintenance.fsck(level=3).is_sound
+            repo.maintenance.gc()
+            assert repo.events.verify().is_sound
     assert partitioning.partition(database, 3) == 0
 
 
@@ -52,14 +52,14 @@ def test_d5_a_divided_database_keeps_its_walls(divided):
     """D5: what was granted stays granted, tenants stay apart, no part can be read or edited past its table."""
     database, _ = divided
     with agentgit.open(database.url) as repo:
-        role = f"agentgit_parts_{repo.store.tenant_id}"
+        role = f"agentgit_parts_{repo.context.store.tenant_id}"
     database.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
     roles.grant(database, role)
     with agentgit.open(database.url.set(username=role), tenant="one") as repo:
         works(repo, "mine")
-        assert seen(repo.store.database)["external_session"] == 2
-        assert set(seen(repo.store.database.bound()).values()) == {0}
-        with pytest.raises(NotAllowed), repo.store.database.reading() as connection:
+        assert seen(repo.context.store.database)["external_session"] == 2
+        assert set(seen(repo.context.store.database.bound()).values()) == {0}
+        with pytest.raises(NotAllowed), repo.context.store.database.reading() as connection:
             connection.exec_driver_sql("SELECT * FROM blob_p0")
     for place in ("audit_event", "audit_event_p0", "audit_event_p1"):
         with pytest.raises(NotAllowed, match="cannot be changed"):

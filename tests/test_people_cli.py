@@ -41,6 +41,7 @@ def test_d5_two_people_share_a_session_on_the_command_line(agentgit, monkeypatch
     token = agentgit("link", "create", "demo", "--role", "editor")[1].strip()
     monkeypatch.setenv("AGENTGIT_USER", "ada")
     assert agentgit("accept", token) == (0, "you are editor of local/demo\n")
+    assert json.loads(agentgit("accept", token, "--json")[1])["session_name"] == "demo"
     assert agentgit("whoami") == (0, "ada\n")
     assert agentgit("users", "list")[0] == 5
     monkeypatch.delenv("AGENTGIT_USER")

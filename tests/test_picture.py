@@ -174,13 +174,13 @@ def test_d4_a_tree_knows_what_the_calls_of_each_checkpoint_did(repo, agent):
     agent.run("add chair; look")
     agent.tag(agent.checkpoint("before"), "good")
     agent.run("add table; charge 5; note hurry")
-    assert marks(repo.tree("s").roots[0]) == [("main#2", {"done": 1}), ("main#5", {"done": 3})]
+    assert marks(repo.session("s").tree().roots[0]) == [("main#2", {"done": 1}), ("main#5", {"done": 3})]
     agent.rollback("good")
-    main, retry = repo.tree("s").walk()
+    main, retry = repo.session("s").tree().walk()
     assert marks(main) == [("main#2", {"done": 1}), ("main#5", {"reversed": 2, "done": 1})]
     assert marks(retry) == []
     assert [point.tags for point in main.points if point.tags] == [("good",)]
-    assert "(tag: good) before" in str(repo.tree("s"))
+    assert "(tag: good) before" in str(repo.session("s").tree())
 
 
 def test_d4_what_ran_again_stands_again(repo, agent):
@@ -188,18 +188,18 @@ def test_d4_what_ran_again_stands_again(repo, agent):
     agent.run("add chair")
     agent.run("send hello; add lamp")
     agent.rollback("main#2", force=True)
-    assert marks(repo.tree("s").roots[0])[1] == ("main#4", {"irreversible": 1, "reversed": 1})
-    agent.switch("main", sync="world")
-    assert marks(repo.tree("s").roots[0])[1] == ("main#4", {"irreversible": 1, "done": 1})
+    assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "reversed": 1})
+    agent = agent.switch("main", sync="world")
+    assert marks(repo.session("s").tree().roots[0])[1] == ("main#4", {"irreversible": 1, "done": 1})
 
 
 def test_d4_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
     """D4: what a turn did that broke off is seen too, though no checkpoint was made after it."""
     with pytest.raises(RuntimeError, match="paper"):
         agent.run("add chair; fail paper")
-    main = repo.tree("s").roots[0]
+    main = repo.session("s").tree().roots[0]
     assert (marks(main), dict(main.effects)) == ([], {"done": 1, "unknown": 1})
-    assert {"since then", "unknown"} <= set(texts(svg.tree_svg(repo.tree("s"))))
+    assert {"since then", "unknown"} <= set(texts(svg.tree_svg(repo.session("s").tree())))
 
 
 @pytest.mark.parametrize(

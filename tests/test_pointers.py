@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from agentgit import WorldDiverged, reversible
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.outcome_buffer import Outcomes
-from agentgit.rollback.finish import Publishing
+from agentgit.rollback.finish import Finisher
 from agentgit.store.records.checkpoints import named
 from agentgit.store.sql.batch import catch_up
 from agentgit.values import as_object
@@ -54,11 +54,11 @@ def meet(repo):
             def both(connection):
                 first(connection)
                 catch_up(connection)  # with what would else go with the commit
-                others.append(pool.submit(repo.store.database.write, second))
-                if not repo.store.database.is_sqlite:  # there is only one writer anyway
-                    until_somebody_waits(repo.store.database.url)
+                others.append(pool.submit(repo.context.store.database.write, second))
+                if not repo.context.store.database.is_sqlite:  # there is only one writer anyway
+                    until_somebody_waits(repo.context.store.database.url)
 
-            repo.store.database.write(both)
+            repo.context.store.database.write(both)
             return others[-1].result(TIME)
 
     return meet
@@ -66,11 +66,11 @@ def meet(repo):
 
 def test_d5_facts_of_a_branch_that_are_noted_at_once_are_all_kept(repo, meet):
     """D5: two transactions that add to the metadata of a branch lose neither fact, and count each turn."""
-    repo.ensure_session("s")
-    branch, sessions = repo.branch("s").id, repo.store.sessions
+    repo.session("s", create=True)
+    branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
     meet(lambda c: sessions.note(c, branch, {"a": 1}), lambda c: sessions.note(c, branch, {"b": 2}))
     meet(lambda c: sessions.count_turn(c, branch), lambda c: sessions.count_turn(c, branch))
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         assert as_object(sessions.branch(connection, branch).meta) == {"a": 1, "b": 2, "turns": 2}
 
 
@@ -78,7 +78,7 @@ def test_d5_checkpoints_that_are_made_at_once_are_numbered_and_the_head_is_the_l
     """D5: of two that are made at once none is lost, and the head is the one with the greater number."""
     agent = wrapped(repo, world)
     agent.run("add chair")
-    store, branch = repo.store, agent.branch.id
+    store, branch = repo.context.store, agent.branch.id
     point = agent.head
 
     def made(name):
@@ -89,10 +89,10 @@ def test_d5_checkpoints_that_are_made_at_once_are_numbered_and_the_head_is_the_l
         return make
 
     last = meet(made("one"), made("two"))
-    points = repo.checkpoints("s")
+    points = repo.session("s").checkpoints()
     assert [p.checkpoint_name for p in points][-2:] == ["one", "two"]
     assert repo.wrap(agent.graph, "s", check_effects=False).head.id == last
-    assert repo.fsck(3).is_sound
+    assert repo.maintenance.fsck(3).is_sound
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -146,19 +146,19 @@ def test_d2_a_switch_during_a_publication_is_not_lost(repo, world, monkeypatch):
     agent.checkpoint("before")
     third = agent.fork(name="third").branch.id
     agent.run("add table")
-    opened = Publishing.branch
+    opened = Finisher.branch
     with ThreadPoolExecutor(1) as pool:
         others = []
 
         def open_slowly(self, *given, **how):
-            others.append(pool.submit(repo.switch, "third", "s"))
-            until_somebody_waits(repo.store.database.url)
+            others.append(pool.submit(repo.session("s").switch, "third"))
+            until_somebody_waits(repo.context.store.database.url)
             return opened(self, *given, **how)
 
-        monkeypatch.setattr(Publishing, "branch", open_slowly)
+        monkeypatch.setattr(Finisher, "branch", open_slowly)
         agent.rollback("before")
         others[0].result(TIME)
-    assert repo.branch("s").id == third
+    assert repo.session("s").branch().id == third
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -168,17 +168,17 @@ def test_w1_a_rollback_that_is_being_published_is_not_called_half_done(repo, wor
     agent.run("add chair")
     agent.checkpoint("before")
     agent.run("add table")
-    opened = Publishing.branch
+    opened = Finisher.branch
     with ThreadPoolExecutor(1) as pool:
         others = []
 
         def open_slowly(self, *given, **how):
-            others.append(pool.submit(repo.recover, "s", "main-2", force=True))
-            until_somebody_waits(repo.store.database.url)
+            others.append(pool.submit(repo.session("s").recover, branch="main-2", force=True))
+            until_somebody_waits(repo.context.store.database.url)
             return opened(self, *given, **how)
 
-        monkeypatch.setattr(Publishing, "branch", open_slowly)
+        monkeypatch.setattr(Finisher, "branch", open_slowly)
         retry = agent.rollback("before")
         assert others[0].result(TIME).status == "open"
-    assert [operation.status for operation in repo.operations("s")] == ["done"]
+    assert [operation.status for operation in repo.session("s").operations()] == ["done"]
     assert retry.run("look") == "done"

@@ -377,7 +377,7 @@ def test_d5_turns_through_pgbouncer(pooled):
             assert texts(repo.wrap(echoing(), session=name).get_state().values) == whole(name, 2)
         agent = repo.wrap(echoing(), session="t0")
         agent.rollback("HEAD~1").invoke(said("again", 0))
-        assert repo.fsck(3).is_sound
+        assert repo.maintenance.fsck(3).is_sound
 
 
 async def test_d5_turns_on_a_loop_through_pgbouncer(pooled):

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from puts import count, on, put, values
+from puts import PutTurn, count, on, put, values
 
 from agentgit.errors import Conflict
 from agentgit.saver.saver import Beside, SQLModelSaver
@@ -173,7 +173,7 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
 
     def inside(place, connection):
         assert saver.store.find(connection, place) is not None
-        saver.on_put = plain
+        saver.turn = None
         where = on("t", checkpoint_ns="", checkpoint_id=place.checkpoint_id)
         writer = threading.Thread(target=lambda: late.append(saver.put_writes(where, [("a", 1)], "task")))
         writer.start()
@@ -181,8 +181,8 @@ def test_a_checkpoint_that_is_being_stored_is_not_gone(saver):
             writer.join(60)
         waiting.append(writer)
 
-    waiting, plain = [], saver.on_put
-    saver.on_put = lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection)))
+    waiting = []
+    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(inside, place, connection))))
     put(saver, "t", {"a": 0})
     waiting[0].join(60)
     assert late == [None]

@@ -162,7 +162,7 @@ def test_t4_a_call_that_raised_after_it_acted_blocks(repo, effect_kind, graph_ki
     with pytest.raises(RollbackBlocked):
         agent.rollback("before")
     assert till.ledger == [5]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 @pytest.mark.parametrize("effect_kind", BLOCKING)
@@ -182,7 +182,7 @@ def test_t4_a_raised_call_is_resolved_either_way(repo, effect_kind):
     else:
         with pytest.raises(RollbackBlocked, match="it cannot be undone"):
             agent.rollback("before")
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t4_the_branch_goes_on_and_its_model_sees_the_error(repo):
@@ -503,7 +503,7 @@ def test_t4_a_reversible_call_that_raised_is_listed_and_blocks_nothing(repo, tol
         repo.resolve(raised, "happened")
         agent.rollback("before")
         assert till.ledger == []
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 def test_t4_a_reversible_call_that_raised_is_made_again_by_a_retry(repo):
@@ -624,7 +624,7 @@ def test_t4_a_call_that_can_run_again_is_tried_again(repo, kind, error, declared
         back.redo()
     assert repo.resume(stopped.value.operation).status == "done"
     assert till.ledger == [5]
-    assert repo.fsck().is_sound
+    assert repo.maintenance.fsck().is_sound
 
 
 # -- the declaration
@@ -682,7 +682,7 @@ def test_t4_the_chat_settles_a_raised_call():
         agent = wrapped(repo, till, "compensable")
         agent.run("five")
         raised = agent.tool_track()[0].id
-        with Chat(agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
+        with Chat(repo, agent, carry_out, yes=True) as chat, redirect_stdout(out), redirect_stderr(err):
             for line in ("/undo", f"/resolve {raised} happened --result nothing"):
                 chat.hear(line)
             chat.hear(f"/resolve {raised} happened --result '{{\"charged\": 5}}'")

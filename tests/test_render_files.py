@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from agentgit.render import files
 from agentgit.render.lines import plain
+from agentgit.render.views import files
 from agentgit.workspace.undo.stack import Undone
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 

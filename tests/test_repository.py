@@ -38,10 +38,20 @@ def test_every_form_of_reference_finds_its_place(repo, agent):
     points = agent.checkpoints()
     assert [p.metadata["reference"] for p in points] == [f"main#{n}" for n in range(1, 6)]
     for ref, place in [
-        (points[1], 1), (points[1].id, 1), (str(points[1].id), 1), ("before payment", 2), ("main", 4), ("HEAD", 4),
-        ("main#2", 1), ("main~1", 3), ("HEAD~1", 3), ("HEAD~", 3), ("HEAD~0", 4), ("main~4", 0),
-    ]:  # fmt: skip
-        assert repo.checkpoint(ref, "s").id == points[place].id, ref
+        (points[1], 1),
+        (points[1].id, 1),
+        (str(points[1].id), 1),
+        ("before payment", 2),
+        ("main", 4),
+        ("HEAD", 4),
+        ("main#2", 1),
+        ("main~1", 3),
+        ("HEAD~1", 3),
+        ("HEAD~", 3),
+        ("HEAD~0", 4),
+        ("main~4", 0),
+    ]:
+        assert repo.session("s").get_checkpoint(ref).id == points[place].id, ref
 
 
 def test_head_counts_along_the_path_across_branches(repo, agent):
@@ -50,8 +60,8 @@ def test_head_counts_along_the_path_across_branches(repo, agent):
     retry.run("other")
     path = [p.metadata["reference"] for p in retry.checkpoints()]
     assert path == ["main#1", "main#2", "main-2#1", "main-2#2", "main-2#3"]
-    assert repo.checkpoint("HEAD~2", "s").metadata["reference"] == "main-2#1"
-    assert repo.checkpoint("HEAD~3", "s").metadata["reference"] == "main#2"
+    assert repo.session("s").get_checkpoint("HEAD~2").metadata["reference"] == "main-2#1"
+    assert repo.session("s").get_checkpoint("HEAD~3").metadata["reference"] == "main#2"
     assert agent.plan_rollback("HEAD").target == "main#5"
     assert agent.plan_rollback("main-2#2").target == "main-2#2"
 
@@ -59,7 +69,7 @@ def test_head_counts_along_the_path_across_branches(repo, agent):
 def test_names_may_repeat_and_mean_the_newest_on_the_path(repo, agent):
     """D1: of several checkpoints of one name, the newest on the path is meant; only elsewhere, it is ambiguous."""
     newer = agent.checkpoint("before payment")
-    assert repo.checkpoint("before payment", "s").id == newer.id
+    assert repo.session("s").get_checkpoint("before payment").id == newer.id
     first = agent.fork("main#1", name="first")
     with pytest.raises(Ambiguous) as caught:
         first.plan_rollback("before payment")
@@ -73,15 +83,15 @@ def test_a_name_means_the_place_that_a_branch_left_from(repo, agent):
     newer = agent.checkpoint("before payment")
     agent.run("three")
     retry = agent.rollback("before payment")
-    assert repo.checkpoint("before payment", "s", branch=retry.branch).id == newer.id
-    assert repo.checkpoint("before payment", "s", branch=retry.fork().branch).id == newer.id
+    assert repo.session("s").get_checkpoint("before payment", branch=retry.branch).id == newer.id
+    assert repo.session("s").get_checkpoint("before payment", branch=retry.fork().branch).id == newer.id
 
 
 def test_names_that_look_like_places_are_still_names(repo, agent):
     """D1: a checkpoint that somebody called `v1#2` or `7` is found by that name first."""
     for name in ("v1#2", "a~b", "7", "ünï çode 😀"):
         made = agent.checkpoint(name)
-        assert repo.checkpoint(name, "s").id == made.id
+        assert repo.session("s").get_checkpoint(name).id == made.id
 
 
 def test_unknown_ambiguous_and_foreign_references_are_told_apart(repo, agent):
@@ -105,7 +115,7 @@ def test_unknown_ambiguous_and_foreign_references_are_told_apart(repo, agent):
         for verb in (agent.plan_rollback, agent.rollback, agent.fork):
             with pytest.raises(error, match=why):
                 verb(ref)
-    assert len(agent.branches()) == 1
+    assert len(agent.session.branches()) == 1
 
 
 @given(st.text(max_size=30))
@@ -142,8 +152,8 @@ def test_sessions_are_listed_the_last_moved_first(repo):
     two.run("a")
     one.run("b")
     assert [s.session_name for s in repo.sessions()] == ["one", "two"]
-    assert repo.session().session_name == "one"
-    assert repo.session(str(two.session.id)).session_name == "two"
+    assert repo.session().name == "one"
+    assert repo.session(str(two.session.id)).name == "two"
     with pytest.raises(NotFound, match="one"):
         repo.session("ono")
 
@@ -158,10 +168,10 @@ def test_nothing_yet_says_how_to_begin(repo):
 def test_values_tell_what_people_and_other_code_read(repo, agent):
     """D1: ExternalSession and InternalSession have the fields that DESIGN names."""
     retry = agent.rollback("before payment", name="retry")
-    session, branch = repo.session("s"), repo.branch("s")
-    assert (session.session_name, session.is_active, session.branch_count) == ("s", True, 2)
-    assert session.user_id == repo.user.id
-    assert session.current_internal_session_id == branch.id == retry.branch.id
+    session, branch = repo.session("s"), repo.session("s").branch()
+    assert (session.name, session.info.is_active, session.info.branch_count) == ("s", True, 2)
+    assert session.info.user_id == repo.user.id
+    assert session.info.current_internal_session_id == branch.id == retry.branch.id
     assert (branch.name, branch.is_current, branch.status) == ("retry", True, "open")
     assert (branch.checkpoint_count, branch.tool_invocation_count) == (1, 0)
     assert branch.conversation_history == retry.history()
@@ -175,12 +185,16 @@ def test_users_do_not_see_each_others_sessions(database):
         agent = chat(ada, "secret")
         agent.run("hi")
         agent.rollback("main#1")
-        point, operation = agent.head, ada.operations("secret")[0]
+        point, operation = agent.head, ada.session("secret").operations()[0]
         assert bob.sessions() == []
         for look in (
-            lambda: bob.session("secret"), lambda: bob.checkpoint(point.id), lambda: bob.checkpoint(point),
-            lambda: bob.resume(operation), lambda: bob.tree(agent.session), lambda: bob.delete_checkpoint(point.id),
-        ):  # fmt: skip
+            lambda: bob.session("secret"),
+            lambda: bob.session().get_checkpoint(point.id),
+            lambda: bob.session().get_checkpoint(point),
+            lambda: bob.resume(operation),
+            lambda: bob.session(agent.session.id).tree(),
+            lambda: bob.session().delete_checkpoint(point.id),
+        ):
             with pytest.raises(NotFound):
                 look()
         assert chat(bob, "secret").history() == []
@@ -191,7 +205,7 @@ def test_data_of_a_checkpoint_is_any_json(repo):
     agent = chat(repo)
     data = {"list": [1, None, "x\0\ud800"], "nested": {"a": 1.5}}
     agent.checkpoint("x", data=data)
-    assert repo.checkpoint("x").metadata["data"] == data
+    assert repo.session().get_checkpoint("x").metadata["data"] == data
 
 
 def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
@@ -199,15 +213,15 @@ def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
     agent.fork("main#2")
     for needed in ("main#2", "HEAD"):
         with pytest.raises(agentgit.Conflict, match=r"stays: (branch|it is the head)"):
-            repo.delete_checkpoint(needed, "s")
-    gone = repo.delete_checkpoint("before payment", "s")
+            repo.session("s").delete_checkpoint(needed)
+    gone = repo.session("s").delete_checkpoint("before payment")
     assert gone.conversation_history
     assert "before payment" not in [p.checkpoint_name for p in agent.checkpoints()]
-    assert repo.cleanup_auto_checkpoints("s", keep=1) == 2
+    assert repo.session("s").cleanup_auto_checkpoints(keep=1) == 2
     assert [p.metadata["reference"] for p in agent.checkpoints()] == ["main#2", "main#5"]
     assert len(agent.history()) == 4
     with pytest.raises(InvalidInput, match="negative"):
-        repo.cleanup_auto_checkpoints("s", keep=-1)
+        repo.session("s").cleanup_auto_checkpoints(keep=-1)
 
 
 # -- databases
@@ -261,7 +275,7 @@ def test_a_database_opened_read_only_is_read(tmp_path):
     with agentgit.open(path) as repo:
         chat(repo).run("hi")
     with agentgit.open(f"sqlite:///file:{path}?mode=ro&uri=true") as repo:
-        assert len(repo.checkpoints("s")) == 2
+        assert len(repo.session("s").checkpoints()) == 2
         agent = chat(repo)
         with pytest.raises(Unavailable, match="cannot be written"):
             agent.run("again")
@@ -292,7 +306,7 @@ def test_corrupt_bytes_are_found_and_named(tmp_path):
         connection.execute("UPDATE blob SET data = CAST('{}' AS BLOB) WHERE type = 'message'")
     connection.close()
     with agentgit.open(path) as repo, pytest.raises(Corrupt, match="blob") as caught:
-        repo.branch("s").conversation_history  # noqa: B018  # it loads when it is read
+        repo.session("s").branch().conversation_history  # noqa: B018  # it loads when it is read
     assert caught.value.row.startswith("blob ")
 
 
@@ -327,7 +341,7 @@ def test_many_threads_on_many_sessions_lose_nothing(repo):
         thread.join()
     assert failures == []
     for n in range(8):
-        assert len(repo.branch(f"s{n}").conversation_history) == 10
+        assert len(repo.session(f"s{n}").branch().conversation_history) == 10
 
 
 def test_many_agents_on_one_branch_never_mix_their_turns(repo):
@@ -349,7 +363,7 @@ def test_many_agents_on_one_branch_never_mix_their_turns(repo):
         thread.join()
     assert len(outcomes) == 6
     assert outcomes.count("ran") == 1
-    assert len(repo.branch("s").conversation_history) == 2
+    assert len(repo.session("s").branch().conversation_history) == 2
 
 
 def test_somebody_elses_file_is_not_changed_by_a_byte(tmp_path):

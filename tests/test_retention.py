@@ -14,8 +14,9 @@ from sqlalchemy import text, update
 
 import agentgit
 from agentgit.checkpoints import Retention
-from agentgit.checkpoints.retention import Point, judge
+from agentgit.checkpoints.retention import KeptPoint, judge
 from agentgit.errors import InvalidInput
+from agentgit.handles.rollbacks import Rollbacks
 from agentgit.store.audit.trail import begin_notes
 from agentgit.store.maintenance import retention
 from agentgit.store.sql.tables import TOOL_INVOCATION
@@ -33,7 +34,9 @@ POINTS = st.lists(
     max_size=60,
 ).map(
     lambda made: [
-        Point(id=n, name=p["name"], is_auto=p["is_auto"], created_at=NOW - timedelta(days=p["age"]), needed=p["needed"])
+        KeptPoint(
+            id=n, name=p["name"], is_auto=p["is_auto"], created_at=NOW - timedelta(days=p["age"]), needed=p["needed"]
+        )
         for n, p in enumerate(made)
     ]
 )
@@ -63,14 +66,14 @@ def kept(points, retention):
 
 def test_b4_past_fifty_the_first_the_last_twenty_and_the_newest_of_each_name_stay():
     """B4: with the defaults fifty checkpoints stay as they are, and of fifty-one the essential ones do."""
-    points = [Point(id=n, name="n" if n in (5, 9) else None, created_at=NOW) for n in range(51)]
+    points = [KeptPoint(id=n, name="n" if n in (5, 9) else None, created_at=NOW) for n in range(51)]
     assert kept(points[:50], Retention()) == points[:50]
     assert [point.id for point in kept(points, Retention())] == [0, 9, *range(31, 51)]
 
 
 def test_p7_the_oldest_go_when_the_limit_is_passed():
     """P7: of a hundred and one checkpoints the oldest goes, automatic ones before named ones and the first at last."""
-    points = [Point(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
+    points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
     [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.goes]
     assert (gone.point.id, gone.why) == (3, "there are more than 100")
     three = Retention(compress_after=None, keep_last=1, max_checkpoints=3)
@@ -79,7 +82,7 @@ def test_p7_the_oldest_go_when_the_limit_is_passed():
 
 def test_older_ones_than_the_age_go_but_the_first_and_the_last():
     """B4: an age limit takes what is older, and leaves the first and the newest ones of a session that slept."""
-    points = [Point(id=n, name="x", created_at=NOW - timedelta(days=100 - n)) for n in range(10)]
+    points = [KeptPoint(id=n, name="x", created_at=NOW - timedelta(days=100 - n)) for n in range(10)]
     aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=95))
     assert [point.id for point in kept(points, aged)] == [0, 5, 6, 7, 8, 9]
     aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=1))
@@ -106,7 +109,7 @@ def test_p7_no_more_stay_than_the_limit_says(points, retention):
 
 def test_b4_the_oldest_go_while_the_session_takes_too_much():
     """B4: just so many go that the limit is kept, automatic ones first, then named ones, and the first at last."""
-    points = [Point(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
+    points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
 
     def small(most):
         return Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_bytes=most)
@@ -197,8 +200,8 @@ def noise(n, size):
 
 def references(repo):
     """The checkpoints that are there, over all branches."""
-    with repo.store.database.reading() as connection:
-        return [point.reference for point in retention.points(connection, repo.store, repo.session("s").id)]
+    with repo.context.store.database.reading() as connection:
+        return [point.reference for point in retention.points(connection, repo.context.store, repo.session("s").id)]
 
 
 def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
@@ -206,16 +209,16 @@ def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
     agent = wrap(repo)
     for _ in range(6):
         agent.run("hm")
-    assert len(repo.checkpoints("s")) == 12
-    assert repo.set_retention(Retention(compress_after=10, keep_last=4), "s") is None
+    assert len(repo.session("s").checkpoints()) == 12
+    assert repo.session("s").retention.set(Retention(compress_after=10, keep_last=4)) is None
     named = agent.checkpoint("mine")
     assert references(repo) == ["main#1", "main#10", "main#11", "main#12", "main#13"]
     for _ in range(20):
         agent.run("hm")
         assert len(references(repo)) <= 10
-    assert repo.checkpoint("mine", "s").id == named.id
-    assert repo.set_retention(None, "s") == Retention(compress_after=10, keep_last=4)
-    assert repo.retention("s") is None
+    assert repo.session("s").get_checkpoint("mine").id == named.id
+    assert repo.session("s").retention.set(None) == Retention(compress_after=10, keep_last=4)
+    assert repo.session("s").retention.get() is None
     for _ in range(6):
         agent.run("hm")
     assert len(references(repo)) > 10
@@ -225,8 +228,8 @@ def test_b4_a_session_is_thinned_out_by_itself_when_a_turn_ends(repo):
 def test_b4_what_is_kept_is_stored_with_the_session(repo):
     """B4: another handle on the database, and so another process, thins the session out too."""
     wrap(repo).run("hm")
-    repo.set_retention(Retention(compress_after=2, keep_last=1), "s")
-    with agentgit.open(repo.store.database.url) as other:
+    repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
+    with agentgit.open(repo.context.store.database.url) as other:
         wrap(other).run("hm")
     assert references(repo) == ["main#1", "main#4"]
     assert repo.sessions()[0].metadata["retention"]["keep_last"] == 1
@@ -242,20 +245,20 @@ def test_b4_branch_points_heads_and_what_a_rollback_went_to_stay(repo):
     retry = agent.rollback("main#5")
     retry.run("add x")
     retry.rollback("main#2", name="third")
-    thinned = repo.thin("s", Retention(compress_after=1, keep_last=1), dry_run=True)
+    thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True)
     why = {one.point.reference: one.why for one in thinned.kept}
     assert why["main#3"] == "branch main-2 leaves from it"
     assert why["main#8"] == "it is the head of branch main"
     assert why["main-3#3"] == "it is the head of branch main-3"
     assert why["main-3#1"] == "a branch begins with it"
     assert why["main#1"] == "it is the first"
-    done = repo.thin("s", Retention(compress_after=1, keep_last=1))
+    done = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
     assert [one.point for one in done.gone] == [one.point for one in thinned.gone]
     assert sorted(references(repo)) == sorted(why)
-    assert str(repo.tree("s"))
+    assert str(repo.session("s").tree())
     for reference in why:
-        assert repo.plan_rollback(reference, "s").checkpoint_id
-    assert repo.fsck(level=3).is_sound
+        assert repo.session("s").plan_rollback(reference).checkpoint_id
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_b4_w9_a_checkpoint_with_a_tag_stays(repo):
@@ -263,12 +266,12 @@ def test_b4_w9_a_checkpoint_with_a_tag_stays(repo):
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
-    repo.tag("main#3", "v1", "s")
-    thinned = repo.thin("s", Retention(compress_after=1, keep_last=1))
+    repo.session("s").tag("main#3", "v1")
+    thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
     assert {one.point.reference: one.why for one in thinned.kept}["main#3"] == "it has the tag v1"
-    assert repo.checkpoint("v1", "s").metadata["reference"] == "main#3"
-    repo.untag("v1", "s")
-    repo.thin("s", Retention(compress_after=1, keep_last=1))
+    assert repo.session("s").get_checkpoint("v1").metadata["reference"] == "main#3"
+    repo.session("s").untag("v1")
+    repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
     assert "main#3" not in references(repo)
 
 
@@ -280,10 +283,10 @@ def test_b4_the_way_back_before_an_unresolved_effect_stays(repo):
     call = agent.tool_track()[1]
     for status in ("unknown", "reverse_failed", "reverse_unknown", "reversing", "intended"):
         moved = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status=status)
-        repo.store.database.write(lambda connection, moved=moved: connection.execute(moved))
+        repo.context.store.database.write(lambda connection, moved=moved: connection.execute(moved))
         few = {
             v.point.reference: v.why
-            for v in repo.thin("s", Retention(compress_after=1, keep_last=1), dry_run=True).kept
+            for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
         }
         assert few["main#3"] == f"it is the way back before add, which is {status}"
         assert "main#4" not in few
@@ -300,7 +303,8 @@ def test_b4_a_checkpoint_that_waits_for_an_answer_stays(repo):
     agent.checkpoint("waiting")
     agent.checkpoint("waiting")
     why = {
-        v.point.reference: v.why for v in repo.thin("s", Retention(compress_after=1, keep_last=1), dry_run=True).kept
+        v.point.reference: v.why
+        for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
     }
     assert why[asked] == "it waits for a person's answer"
 
@@ -312,10 +316,10 @@ def test_b5_clear_says_how_many_went(repo):
         agent.run(f"add i{n}")
         agent.checkpoint(f"n{n}")
     agent.fork("main#6")
-    assert repo.clear("s", branch="main-2") == 0
-    assert repo.clear("s") == 13
+    assert repo.session("s").retention.clear(branch="main-2") == 0
+    assert repo.session("s").retention.clear() == 13
     assert references(repo) == ["main#6", "main#15", "main-2#1"]
-    assert repo.clear("s") == 0
+    assert repo.session("s").retention.clear() == 0
     assert len(agent.history()) == 20
     assert len(agent.tool_track()) == 5
 
@@ -326,8 +330,8 @@ def test_p7_a_named_checkpoint_goes_only_after_the_automatic_ones(repo):
     for n in range(4):
         agent.run("hm")
         agent.checkpoint(f"n{n}")
-    repo.set_retention(Retention(compress_after=None, keep_last=1, max_checkpoints=5), "s")
-    repo.thin("s")
+    repo.session("s").retention.set(Retention(compress_after=None, keep_last=1, max_checkpoints=5))
+    repo.session("s").retention.apply()
     assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
 
 
@@ -337,21 +341,21 @@ def test_b4_a_session_that_takes_too_much_of_the_database_is_thinned_out(repo):
     repo.wrap(forgetful(), "t").invoke({"text": "x" * 5000})
     for n in range(12):
         agent.invoke({"text": noise(n, 4000)})
-    repo.gc()
-    took = repo.stats("s", storage=True).storage.own
+    repo.maintenance.gc()
+    took = repo.session("s").stats(storage=True).storage.own
     most = Retention(compress_after=None, max_checkpoints=None, keep_last=2, max_bytes=took // 2)
-    tried = repo.thin("s", most, dry_run=True)
+    tried = repo.session("s").retention.apply(most, dry_run=True)
     assert len(references(repo)) == 24
     assert tried.bytes_before == took
     assert tried.is_within
     assert 0 < len(tried.gone) < 21
     assert {one.why for one in tried.gone} == {f"the session takes more than {took // 2:,} bytes"}
-    done = repo.thin("s", most)
+    done = repo.session("s").retention.apply(most)
     assert [one.point for one in done.gone] == [one.point for one in tried.gone]
-    repo.gc(shrink=False)
-    assert repo.stats("s", storage=True).storage.own == tried.bytes_after <= took // 2
-    assert repo.thin("s", most, dry_run=True).gone == []
-    assert repo.fsck(level=3).is_sound
+    repo.maintenance.gc(shrink=False)
+    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after <= took // 2
+    assert repo.session("s").retention.apply(most, dry_run=True).gone == []
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
@@ -361,15 +365,15 @@ def test_b4_what_tools_said_counts_as_it_does_in_the_figures(repo):
     for n in range(6):
         agent.run(f"add {noise(n, 2000)}")
         agent.checkpoint(f"n{n}", data=noise(n, 3000))
-    repo.gc()
-    took = repo.stats("s", storage=True).storage.own
+    repo.maintenance.gc()
+    took = repo.session("s").stats(storage=True).storage.own
     most = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=took - 5000)
-    tried = repo.thin("s", most, dry_run=True)
+    tried = repo.session("s").retention.apply(most, dry_run=True)
     assert tried.bytes_before == took
     assert tried.gone
-    repo.thin("s", most)
-    repo.gc(shrink=False)
-    assert repo.stats("s", storage=True).storage.own == tried.bytes_after
+    repo.session("s").retention.apply(most)
+    repo.maintenance.gc(shrink=False)
+    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
 
 
 def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
@@ -377,27 +381,27 @@ def test_b4_a_limit_that_cannot_be_kept_is_told(repo):
     agent = repo.wrap(forgetful(), "s")
     for n in range(4):
         agent.invoke({"text": noise(n, 4000)})
-    repo.tag("main#3", "v1", "s")
+    repo.session("s").tag("main#3", "v1")
     agent.fork("main#5")
     tiny = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=10)
-    tried = repo.thin("s", tiny, dry_run=True)
+    tried = repo.session("s").retention.apply(tiny, dry_run=True)
     assert not tried.is_within
     assert {one.point.reference for one in tried.kept} == {"main#3", "main#5", "main#8", "main-2#1"}
     assert tried.to_dict()["is_within"] is False
-    repo.thin("s", tiny)
-    repo.gc(shrink=False)
-    assert repo.stats("s", storage=True).storage.own == tried.bytes_after
+    repo.session("s").retention.apply(tiny)
+    repo.maintenance.gc(shrink=False)
+    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
 
 
 def test_b4_a_collection_holds_sessions_to_their_size_and_turns_do_not(repo):
     """B4: to measure takes longer than a turn should; `gc` does it, and its dry run tells how many would go."""
     agent = repo.wrap(forgetful(), "s")
-    repo.set_retention(Retention(keep_last=1, max_bytes=1000), "s")
+    repo.session("s").retention.set(Retention(keep_last=1, max_bytes=1000))
     for n in range(4):
         agent.invoke({"text": noise(n, 2000)})
     assert len(references(repo)) == 8
-    assert repo.gc(dry_run=True).checkpoints == 7
-    assert repo.gc().checkpoints == 7
+    assert repo.maintenance.gc(dry_run=True).checkpoints == 7
+    assert repo.maintenance.gc().checkpoints == 7
     assert references(repo) == ["main#8"]
     assert agent.get_state().values["text"] == noise(3, 2000)
 
@@ -406,29 +410,29 @@ def test_bad_input_nothing_is_said_about_what_to_keep(repo):
     """Bad input: thinning without a retention says what to do, and changes nothing."""
     wrap(repo).run("hm")
     with pytest.raises(InvalidInput, match="keeps everything"):
-        repo.thin("s")
+        repo.session("s").retention.apply()
     with pytest.raises(InvalidInput, match="no retention"):
-        repo.set_retention({"max_checkpoints": 3}, "s")
+        repo.session("s").retention.set({"max_checkpoints": 3})
     with pytest.raises(agentgit.NotFound):
-        repo.retention("nobody")
+        repo.session("nobody").retention.get()
     assert len(references(repo)) == 2
 
 
-def test_a_checkpoint_that_went_meanwhile_cannot_be_gone_back_to(repo):
+def test_a_checkpoint_that_went_meanwhile_cannot_be_gone_back_to(repo, monkeypatch):
     """Bad input: who holds a checkpoint that was thinned away is told so, and no half branch is left behind."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
-    target = agent._target
-    held = repo._read(lambda connection: target(connection, "main#3"))
-    repo.set_retention(Retention(compress_after=1, keep_last=1), "s")
-    repo.thin("s")
-    agent._target = lambda connection, to: held
+    rollbacks = Rollbacks(repo.context, agent.session.id)
+    held = repo.context.read(lambda connection: rollbacks._target(connection, None, "main#3"))
+    repo.session("s").retention.set(Retention(compress_after=1, keep_last=1))
+    repo.session("s").retention.apply()
+    monkeypatch.setattr(Rollbacks, "_target", lambda *_: held)
     # A fork looks in the transaction that makes the branch, so nothing can go between.
     for verb, said in ((agent.rollback, "deleted meanwhile"), (agent.fork, "names nothing")):
         with pytest.raises(agentgit.NotFound, match=said):
             verb("main#3")
-    assert [branch.name for branch in repo.branches("s")] == ["main"]
+    assert [branch.name for branch in repo.session("s").branches()] == ["main"]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has one writer at a time
@@ -438,15 +442,15 @@ def test_w13_another_writer_makes_a_branch_while_a_session_is_thinned_out(repo):
     for _ in range(4):
         agent.run("hm")
     session = repo.session("s")
-    with repo.store.database.engine.begin() as connection:
+    with repo.context.store.database.engine.begin() as connection:
         begin_notes(connection)
-        repo.store.sessions.lock(connection, session.id)
+        repo.context.store.sessions.lock(connection, session.id)
         connection.execute(text("SET LOCAL lock_timeout = '1s'"))
         with ThreadPoolExecutor(1) as pool:
             forked = pool.submit(agent.fork, "main#3")
-            repo.store.checkpoints.delete(connection, [repo.checkpoint("main#3", "s").id])
+            repo.context.store.checkpoints.delete(connection, [repo.session("s").get_checkpoint("main#3").id])
             assert not forked.done()
             connection.commit()
             with pytest.raises(agentgit.NotFound):
                 forked.result(30)
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound

@@ -91,9 +91,11 @@ def test_d2_the_old_branch_stays_readable_and_runnable(repo, world):
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
-    agent.switch("main", sync="ignore")  # the table was taken back, and the branch that ordered it is told so first
+    agent = agent.switch(
+        "main", sync="ignore"
+    )  # the table was taken back, and the branch that ordered it is told so first
     assert agent.run("on with the old one") == "a sofa"
-    retry.switch("main-2", sync="ignore")
+    retry = retry.switch("main-2", sync="ignore")
     assert retry.run("on with the new one") == "a table"
     assert len(agent.history()) == 14
     assert len(retry.history()) == 10
@@ -116,7 +118,7 @@ def test_d2_branches_of_branches_of_branches(repo, world):
         assert len(agent.tool_track()) == depth + 1
         assert len(world.items) == depth + 1
         assert len([m for m in agent.history() if m["role"] == "user"]) == depth + 1
-    assert [b.name for b in agent.branches()] == ["main", "main-2", "main-3", "main-4", "main-5", "main-6"]
+    assert [b.name for b in agent.session.branches()] == ["main", "main-2", "main-3", "main-4", "main-5", "main-6"]
     root = agent.rollback("main#1")
     assert (world.items, root.history(), root.tool_track()) == ([], [], [])
 
@@ -138,7 +140,7 @@ def test_w1_reversal_is_newest_first_in_world_order_across_branches(repo, world)
     agent, before = ready(repo, world)
     other = agent.fork(name="other")
     other.run("there")
-    agent.switch("main", sync="ignore")
+    agent = agent.switch("main", sync="ignore")
     agent.run("here")
     world.log.clear()
     agent.rollback(before)
@@ -189,7 +191,7 @@ async def test_w1_async_undo_runs_on_the_callers_loop(repo, world):
     await agent.arun("one")
     await agent.arollback("main#1")
     assert loops == [asyncio.get_running_loop()]
-    await agent.aswitch("main", sync="ignore")
+    agent = await agent.aswitch("main", sync="ignore")
     await agent.arun("two")
     await asyncio.to_thread(agent.rollback, "main#2")
     assert world.items == []
@@ -205,7 +207,7 @@ def test_w2_the_plan_does_nothing_and_says_everything(repo, world):
     assert decided == {"add": "reverse", "charge": "reverse", "send": "block", "note": "keep"}
     assert not plan.is_admissible
     assert all(step.why for step in plan.steps)
-    assert (facts(agent), world.log, len(agent.branches())) == (left, log, 1)
+    assert (facts(agent), world.log, len(agent.session.branches())) == (left, log, 1)
 
 
 EVERY = [
@@ -220,7 +222,7 @@ def test_irreversible_effects_block_before_anything_happened(repo, world):
     with pytest.raises(RollbackBlocked, match="cannot be undone") as caught:
         agent.rollback(before)
     assert [step.invocation.tool_name for step in caught.value.plan.blockers] == ["send"]
-    assert len(agent.branches()) == 1
+    assert len(agent.session.branches()) == 1
     assert world.undone == []
     forced = agent.rollback(before, force=True)
     assert {item.invocation.tool_name for item in forced.report.kept} == {"send", "note"}
@@ -309,11 +311,11 @@ def test_w1_a_failing_undo_stops_says_so_and_can_be_resumed(repo, world):
     assert [item.invocation.args["item"] for item in report.reversed] == ["sofa"]
     assert [item.invocation.tool_name for item in report.failed] == ["charge"]
     assert [item.invocation.args["item"] for item in report.remaining] == ["table"]
-    (operation,) = repo.operations()
+    (operation,) = repo.session().operations()
     assert (operation.id, operation.status, operation.kind) == (caught.value.operation, "partial", "rollback")
     assert facts(agent) == left
-    assert repo.branch(name="retry").status == "partial"
-    assert repo.branch().name == "main"
+    assert repo.session().branch(name="retry").status == "partial"
+    assert repo.session().branch().name == "main"
     with pytest.raises(Conflict, match="resume"):
         repo.wrap(agent.graph, "s", branch="retry").run("hi")
 
@@ -323,8 +325,8 @@ def test_w1_a_failing_undo_stops_says_so_and_can_be_resumed(repo, world):
     assert repo.resume(operation).status == "done"
     assert (world.items, world.charges) == (["chair"], [])
     assert [args.get("item") for name, args, _ in world.undone if name == "remove"] == ["sofa", "table"]
-    assert repo.operations()[0].status == "done"
-    assert repo.branch().name == "retry"
+    assert repo.session().operations()[0].status == "done"
+    assert repo.session().branch().name == "retry"
     assert repo.resume(operation).status == "done"  # again does nothing
 
 
@@ -380,8 +382,8 @@ def test_a_request_id_does_not_pass_one_rollback_off_as_another(repo, world):
         with pytest.raises(InvalidInput, match=r"r1.*tools='keep'.*take another one"):
             agent.rollback(before, request_id="r1", **other)
     assert not world.undone
-    assert len(agent.branches()) == 2
-    switch = agent.switch("main", sync="ignore") and repo.operations()[0]
+    assert len(agent.session.branches()) == 2
+    switch = agent.switch("main", sync="ignore") and repo.session().operations()[0]
     with pytest.raises(InvalidInput, match="was used for a switch"):
         agent.rollback(before, request_id=switch.request_id)
 
@@ -443,7 +445,7 @@ def test_a_running_branch_is_not_rolled_back_under_its_turn(repo, world):
     with pytest.raises(Conflict, match="running"):
         agent.checkpoint("now")
     stream.close()
-    assert len(agent.branches()) == 1
+    assert len(agent.session.branches()) == 1
 
 
 # -- after a restart, and after a crash
@@ -511,7 +513,7 @@ def test_w1_without_its_undo_function_a_reversible_effect_blocks(repo, world):
     """W1: a local undo function does not survive a restart; that is said before anything happens."""
     agent, before = ready(repo, world)
     agent.run("and a table")
-    with agentgit.open(repo.store.database.url) as later:
+    with agentgit.open(repo.context.store.database.url) as later:
         again = later.wrap(tool_node_graph(scripted("hi"), []), "s")
         with pytest.raises(RollbackBlocked, match="wrap the graph again"):
             again.rollback(before)
@@ -524,11 +526,11 @@ def test_w1_a_call_whose_process_was_killed_is_unknown_and_blocks(repo, database
     folder.mkdir()
     assert run_child(database, folder, "die") == -9
     monkeypatch.chdir(folder)
-    assert repo.branch("s").status == "running"
+    assert repo.session("s").branch().status == "running"
     agent = repo.wrap(tool_node_graph(scripted("ok", "ok", "well"), []), "s")
     assert not agent.plan_rollback("main#2").is_admissible
     assert [c.status for c in agent.tool_track()] == ["done", "unknown"]
-    assert repo.branch("s").status == "open"
+    assert repo.session("s").branch().status == "open"
     with pytest.raises(RollbackBlocked, match="unknown"):
         agent.rollback("main#2")
     # A person looks, sees the file, and says so; its result was never recorded, so the undo cannot use it.
@@ -551,8 +553,8 @@ undo.__module__, undo.__qualname__ = "scripted", "World.remove"
 World.remove = undo
 repo = agentgit.open({database!r})
 if {die!r} == "publish":
-    from agentgit.rollback.finish import Publishing
-    Publishing.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+    from agentgit.rollback.finish import Finisher
+    Finisher.branch = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 agent = repo.wrap(tool_node_graph(scripted("x"), world.tools()), "s", effects=world.effects())
 agent.rollback("before", request_id="r")
 """
@@ -572,8 +574,8 @@ def test_w1_a_rollback_killed_half_way_is_finished_by_resume(die, repo, database
     assert done.returncode == -9, done.stderr
     assert done.stdout.split() == ["sofa", "table"]
     assert facts(agent) == left
-    assert repo.branch("s").name == "main"
-    (operation,) = repo.operations("s")
+    assert repo.session("s").branch().name == "main"
+    (operation,) = repo.session("s").operations()
     assert operation.status == "running"
     if die == "inside":  # nobody knows whether the undo of the table had its effect
         with pytest.raises(RollbackIncomplete, match="unknown"):
@@ -583,7 +585,7 @@ def test_w1_a_rollback_killed_half_way_is_finished_by_resume(die, repo, database
     assert report.status == "done"
     assert [item.invocation.args["item"] for item in report.reversed] == ["sofa", "table"]
     assert world.undone == []
-    assert repo.branch("s").name == report.branch == "main-2"
+    assert repo.session("s").branch().name == report.branch == "main-2"
 
 
 # -- fork, undo, switch
@@ -628,7 +630,7 @@ def test_undo_goes_back_several_steps_at_once(repo, world):
     agent.run("and a table")
     assert agent.plan_undo(2).target == "main#1"
     back = agent.undo(2)
-    assert (world.items, back.history(), len(agent.branches())) == ([], [], 2)
+    assert (world.items, back.history(), len(agent.session.branches())) == ([], [], 2)
     with pytest.raises(NotFound, match="2 earlier checkpoints"):
         agent.undo(3)
     with pytest.raises(InvalidInput, match="from 1"):
@@ -659,14 +661,14 @@ def test_undo_after_a_broken_turn_goes_back_to_before_it(repo, world):
 
 
 def test_switch_continues_on_another_branch(repo, world):
-    """D2: switch moves the agent and the session's current branch."""
+    """D2: switch moves the session's current branch and returns an agent there; the one that was asked stays."""
     agent, before = ready(repo, world)
     agent.run("and a table")
     retry = agent.rollback(before)
-    assert retry.switch("main", sync="ignore") is retry
-    assert retry.branch.name == "main"
-    assert repo.branch("s").name == "main"
-    assert retry.run("on") == "a sofa"
+    again = retry.switch("main", sync="ignore")
+    assert (again.branch.name, retry.branch.name) == ("main", "main-2")
+    assert repo.session("s").branch().name == "main"
+    assert again.run("on") == "a sofa"
 
 
 def test_rollbacks_of_two_sessions_do_not_touch_each_other(repo, world):
@@ -681,7 +683,7 @@ def test_rollbacks_of_two_sessions_do_not_touch_each_other(repo, world):
 def test_w1_a_report_of_many_calls_is_read_at_once(repo, world):
     """W1: what became of many calls is read in as many statements as what became of a few."""
     said, counts = [], set()
-    event.listen(repo.store.database.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
+    event.listen(repo.context.store.database.engine, "before_cursor_execute", lambda *told: said.append(told[2]))
     for name, many in (("few", 3), ("many", 30)):
         asked = calls(*(call("add", item=f"{name}-{n}") for n in range(many)))
         agent = repo.wrap(tool_node_graph(scripted(asked, "ok"), world.tools()), name, effects=world.effects())

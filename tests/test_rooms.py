@@ -30,8 +30,9 @@ def test_d6_importing_agentgit_imports_neither_langgraph_nor_sql():
 def test_d6_reading_a_session_does_not_import_langgraph(tmp_path):
     """D6: the command line reads logs and trees without LangGraph, which takes a second to import."""
     code = (
-        "import sys, agentgit; repo = agentgit.open('x.db'); repo.ensure_session('s'); str(repo.tree()); "
-        "repo.branch().session_state; repo.close(); print('langgraph' in sys.modules)"
+        "import sys, agentgit; repo = agentgit.open('x.db'); session = repo.session('s', create=True); "
+        "str(session.tree()); "
+        "session.branch().session_state; repo.close(); print('langgraph' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)  # noqa: S603  # as above
     assert done.stdout.strip() == "False"

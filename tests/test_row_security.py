@@ -80,9 +80,9 @@ def works(repo, session):
     assert things.items == []
     agent.run("and more")
     agent.checkpoint("finished")
-    repo.tag("HEAD", "v1", session)
-    assert len(list(repo.search("finished", session))) == 1
-    assert len(repo.branches(session)) == 2
+    repo.session(session).tag("HEAD", "v1")
+    assert len(list(repo.session(session).search("finished"))) == 1
+    assert len(repo.session(session).branches()) == 2
 
 
 def test_d5_every_table_has_a_wall(owner):
@@ -134,7 +134,7 @@ def others(world, owner):
         "workspace_snapshot",
         "erasure",
     }
-    with agentgit.open(world.repo.store.database.url, tenant="acme") as there:
+    with agentgit.open(world.repo.context.store.database.url, tenant="acme") as there:
         works(there, "s")
         yield before, there
 
@@ -142,18 +142,18 @@ def others(world, owner):
 def test_d5_a_query_that_asks_for_nobody_finds_only_its_own_tenant(others, owner):
     """D5: without a condition a query finds the rows of its tenant, before anybody is told those of nobody."""
     before, there = others
-    mine = seen(there.store.database)
+    mine = seen(there.context.store.database)
     assert mine == {name: count - before[name] for name, count in seen(owner).items()}
     assert mine["checkpoint"] > 0
-    assert set(seen(there.store.database.bound()).values()) == {0}
-    named = seen(there.store.database.bound(tenant_name="acme"))
+    assert set(seen(there.context.store.database.bound()).values()) == {0}
+    named = seen(there.context.store.database.bound(tenant_name="acme"))
     assert {name for name, count in named.items() if count} == {"tenant"}
 
 
 def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(others, owner, world):
     """D5: what updates or deletes without a condition leaves the other tenant as it is; nothing can be put into it."""
     before, there = others
-    database, theirs = there.store.database, world.repo.store.tenant_id
+    database, theirs = there.context.store.database, world.repo.context.store.tenant_id
     mine, trail = seen(database), {"audit_event", "erasure"}  # which can only grow, whoever asks
     for table in TABLES:
         row = {}
@@ -178,37 +178,37 @@ def test_d5_a_statement_that_asks_for_nobody_changes_nothing_of_another_tenant(o
 
 def test_d5_a_user_finds_own_sessions_and_shared_ones_also_without_a_condition(world):
     """D5: of what belongs to sessions a stranger finds nothing, a member all of it until the membership ends."""
-    everything = seen(world.repo.store.database)
+    everything = seen(world.repo.context.store.database)
     of_sessions = {name for name in OF_SESSIONS if everything[name]}
     assert of_sessions >= OF_SESSIONS - {"workspace_snapshot"}
 
     def found(name):
-        counts = seen(world.handles[name].store.database)
+        counts = seen(world.handles[name].context.store.database)
         return {name for name in of_sessions if counts[name]}
 
     assert found("eve") == set()
     assert found("vic") == found("ada") == of_sessions
     works(world.handles["eve"], "own")
-    assert seen(world.handles["eve"].store.database)["external_session"] == 1
-    assert seen(world.ada.store.database)["checkpoint"] == everything["checkpoint"]
-    world.ada.unshare("s", "vic")
+    assert seen(world.handles["eve"].context.store.database)["external_session"] == 1
+    assert seen(world.ada.context.store.database)["checkpoint"] == everything["checkpoint"]
+    world.ada.session("s").sharing.unshare("vic")
     assert found("vic") == set()
-    world.ada.share("s", "vic", expires_in=timedelta(hours=1))
+    world.ada.session("s").sharing.share("vic", expires_in=timedelta(hours=1))
     assert found("vic") == of_sessions
     members = METADATA.tables["session_member"]
     past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
-    world.repo.store.database.write(lambda c: c.execute(past))
+    world.repo.context.store.database.write(lambda c: c.execute(past))
     assert found("vic") == set()
-    assert seen(world.repo.store.database)["external_session"] == 2
+    assert seen(world.repo.context.store.database)["external_session"] == 2
 
 
 def test_d5_the_trail_of_a_session_is_seen_by_who_sees_the_session(world):
     """D5: of the trail a stranger finds what belongs to no session, and own events."""
     query = select(METADATA.tables["audit_event"])
-    with world.handles["eve"].store.database.reading() as connection:
+    with world.handles["eve"].context.store.database.reading() as connection:
         rows = connection.execute(query).all()
     assert {row.external_session_id for row in rows} == {0}
-    with world.handles["vic"].store.database.reading() as connection:
+    with world.handles["vic"].context.store.database.reading() as connection:
         assert {row.external_session_id for row in connection.execute(query)} == {0, world.ada.session("s").id}
 
 
@@ -217,18 +217,18 @@ def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database
     """D5: what tools do after their user has lost the right is recorded; then nothing is seen and nothing begins."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
-        ada.ensure_session("s")
-        ada.ensure_session("other")
-        ada.share("s", "bob", "editor")
+        ada.session("s", create=True)
+        ada.session("other", create=True)
+        ada.session("s").sharing.share("bob", "editor")
         things, members = World(), METADATA.tables["session_member"]
         past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
 
         def lose(item: str) -> str:
             """Lose the right in the middle of a call."""
             if ends == "taken":
-                ada.unshare("s", "bob")
+                ada.session("s").sharing.unshare("bob")
             else:
-                repo.store.database.write(lambda c: c.execute(past))
+                repo.context.store.database.write(lambda c: c.execute(past))
             return item
 
         model = scripted(call("lose", item="right"), call("add", item="chair"), *["done"] * 5)
@@ -236,17 +236,17 @@ def test_d5_a_turn_that_has_begun_is_brought_to_its_end_behind_the_wall(database
         effects = {**things.effects(), "lose": "irreversible"}
         agent = bob.wrap(graph, "ada/s", effects=effects)
         agent.run("a chair")
-        done = [(one.tool_name, one.status) for one in ada.tool_track("s", "main")]
+        done = [(one.tool_name, one.status) for one in ada.session("s").tool_track(branch="main")]
         assert done == [("lose", "done"), ("add", "done")]
-        assert ada.branch("s").conversation_history[-1]["content"] == "done"
-        assert agent.store.database is not bob.store.database
-        for after in (agent.store.database, bob.store.database):
+        assert ada.session("s").branch().conversation_history[-1]["content"] == "done"
+        assert agent._branch.store.database is not bob.context.store.database
+        for after in (agent._branch.store.database, bob.context.store.database):
             assert {seen(after)[name] for name in OF_SESSIONS} == {0}
         for refused in (agent.history, lambda: agent.run("more"), lambda: bob.wrap(graph, "ada/s", effects=effects)):
             with pytest.raises(NotFound, match="no session"):
                 refused()
-        assert len(ada.tool_track("s", "main")) == 2
-        assert [one.kind for one in ada.last_events("s", kinds="turn.*")] == ["turn.done"]
+        assert len(ada.session("s").tool_track(branch="main")) == 2
+        assert [one.kind for one in ada.events.newest(session="s", kinds="turn.*")] == ["turn.done"]
         ada.wrap(graph, "s", effects=effects).run("go on")
 
 
@@ -254,8 +254,8 @@ def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(data
     """D5: what undo functions do after their user has lost the right is recorded, and the rollback is done."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
-        ada.ensure_session("s")
-        ada.share("s", "bob", "editor")
+        ada.session("s", create=True)
+        ada.session("s").sharing.share("bob", "editor")
         undone = []
 
         def add(item: str) -> str:
@@ -264,8 +264,8 @@ def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(data
 
         def undo(args, _result):
             undone.append(args["item"])
-            if ada.members("s"):
-                ada.unshare("s", "bob")
+            if ada.session("s").sharing.members():
+                ada.session("s").sharing.unshare("bob")
 
         graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
         agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
@@ -273,14 +273,14 @@ def test_d5_a_rollback_that_has_begun_is_brought_to_its_end_behind_the_wall(data
         with pytest.raises(NotFound):  # the report is not for who may not look any more
             agent.rollback("main#1")
         assert undone == ["table", "chair"]
-        assert [one.status for one in ada.tool_track("s", "main")] == ["reversed", "reversed"]
-        assert [one.status for one in ada.operations("s")] == ["done"]
-        assert {seen(bob.store.database)[name] for name in OF_SESSIONS} == {0}
+        assert [one.status for one in ada.session("s").tool_track(branch="main")] == ["reversed", "reversed"]
+        assert [one.status for one in ada.session("s").operations()] == ["done"]
+        assert {seen(bob.context.store.database)[name] for name in OF_SESSIONS} == {0}
 
 
 def test_d5_settings_end_with_their_transaction(world):
     """D5: the connection that somebody gave back to the pool sees nothing for who takes it next."""
-    database = world.ada.store.database
+    database = world.ada.context.store.database
     with database.reading() as connection:
         process = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
     nobody = database.bound()
@@ -303,20 +303,20 @@ def test_d5_a_role_that_owns_nothing_erases_and_says_who_must_vacuum(database, t
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for handle in (ada, bob):
             works(handle, "s")
-        ada.share("s", "bob", "forker")
-        bob.ensure_session("copied", "ada/s@finished")
-        before = bob.branch("s").conversation_history
-        done = ada.delete_session("s")
-        assert bob.checkpoint("main#1", "copied").metadata["description"] == "from an erased session"
+        ada.session("s").sharing.share("bob", "forker")
+        bob.session("copied", create=True, template="ada/s@finished")
+        before = bob.session("s").branch().conversation_history
+        done = ada.session("s").delete()
+        assert bob.session("copied").get_checkpoint("main#1").metadata["description"] == "from an erased session"
         assert done.rows["checkpoint"] > 0
         assert any("VACUUM" in left for left in done.left)
-        assert bob.branch("s").conversation_history == before
+        assert bob.session("s").branch().conversation_history == before
         works(ada, "again")
         assert repo.users.delete("ada").sessions == 1
-        assert repo.gc().problem == ""
-        assert repo.fsck(3).is_sound
-        assert repo.audit_verify().is_sound
-        assert set(seen(bob.store.database.bound()).values()) == {0}
+        assert repo.maintenance.gc().problem == ""
+        assert repo.maintenance.fsck(3).is_sound
+        assert repo.events.verify().is_sound
+        assert set(seen(bob.context.store.database.bound()).values()) == {0}
 
 
 def test_d5_contents_are_encrypted_behind_the_walls_as_before_them(database):
@@ -325,12 +325,12 @@ def test_d5_contents_are_encrypted_behind_the_walls_as_before_them(database):
     with agentgit.open(database.url, keyring=Keyring({"a": old})) as repo:
         works(repo, "s")
     with agentgit.open(database.url, keyring=Keyring({"a": old, "b": new}, "b")) as repo:
-        assert "VACUUM" in (rotated := repo.rotate_keys()).problem
+        assert "VACUUM" in (rotated := repo.maintenance.rotate_keys()).problem
         assert rotated.changed > 0
-        assert repo.fsck(3).is_sound
+        assert repo.maintenance.fsck(3).is_sound
     with agentgit.open(database.url, keyring=Keyring({"b": new})) as repo:
         works(repo, "t")
-        assert len(repo.branch("s").conversation_history) > 0
+        assert len(repo.session("s").branch().conversation_history) > 0
 
 
 @pytest.mark.parametrize("rule", [one for one in RULES if one.group in ("schema", "transactions")], ids=str)
@@ -350,11 +350,11 @@ def test_d5_a_role_that_owns_nothing_changes_no_table_and_no_trail(world, databa
         "UPDATE erasure SET last_seq = 0",
     ):  # fmt: skip
         with pytest.raises(NotAllowed):
-            world.repo.store.database.write(lambda c, statement=statement: c.exec_driver_sql(statement))
-    removed = world.repo.store.database
+            world.repo.context.store.database.write(lambda c, statement=statement: c.exec_driver_sql(statement))
+    removed = world.repo.context.store.database
     with pytest.raises(NotAllowed, match="cannot be changed"):
         removed.write(lambda c: c.exec_driver_sql("DELETE FROM audit_event"))
-    assert world.repo.audit_verify().is_sound
+    assert world.repo.events.verify().is_sound
 
 
 def test_d5_files_that_another_user_has_too_are_kept_behind_the_wall(database, tmp_path):
@@ -366,7 +366,7 @@ def test_d5_files_that_another_user_has_too_are_kept_behind_the_wall(database, t
             graph = tool_node_graph(model, things.tools())
             theirs = repo.as_user(repo.users.add(name))
             theirs.wrap(graph, "s", effects=things.effects(), workspace=workspace).run("hello")
-        assert theirs.delete_session("s").snapshots == 0
+        assert theirs.session("s").delete().snapshots == 0
         assert [one.pinned for one in workspace.list()] == [True]
 
 
@@ -418,7 +418,7 @@ def test_d5_a_migration_sees_the_rows_of_all_tenants(empty_server, second):
                 schema.upgrade(owner)
                 for tenant in ("one", "two"):
                     with agentgit.open(owner.url, tenant=tenant) as repo:
-                        repo.ensure_session("s")
+                        repo.session("s", create=True)
                 schema.downgrade(owner, "0001", lose=True)
                 schema.upgrade(owner)
                 assert seen(owner)["external_session"] == 0

@@ -60,9 +60,9 @@ def live(repo, threads):
     agent.tag("mine", "v1")
     agent.run("add table; note x")
     other = agent.rollback("main#3", force=True)
-    agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="note")
     agent.run("look")
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     agent.undo(force=True).redo(force=True)
     third = agent.fork(name="third")
     third.run("look")
@@ -70,19 +70,22 @@ def live(repo, threads):
     agent.cherry_pick([agent.messages()[0].id])
     agent.explore(1, ["hello", "look"], score=lambda leaf: 1.0)
     file = io.BytesIO()
-    repo.export("s", file)
+    repo.session("s").export(file)
     file.seek(0)
     carried = repo.import_(file, session="copy", progress=lambda done, of: progress.append(done <= of))
     imported = repo.import_langgraph(threads)
-    repo.set_retention(Retention(max_checkpoints=50), "s")
-    repo.gc(progress=lambda done, of: progress.append(done <= of))
+    repo.session("s").retention.set(Retention(max_checkpoints=50))
+    repo.maintenance.gc(progress=lambda done, of: progress.append(done <= of))
     assert all(progress)
     found = [shape(one) for one in (agent, other, repo.wrap(graph, "copy", effects=world.effects()))]
     return [
-        *found, {name: sorted(map(repr, what)) for name, what in vars(world).items()},
-        [carried.tool_calls, carried.checkpoints], [one.status for one in imported.threads],
-        [(one.kind, one.status) for one in repo.operations("s")], sorted(event.kind for event in repo.events("s")),
-    ]  # fmt: skip
+        *found,
+        {name: sorted(map(repr, what)) for name, what in vars(world).items()},
+        [carried.tool_calls, carried.checkpoints],
+        [one.status for one in imported.threads],
+        [(one.kind, one.status) for one in repo.session("s").operations()],
+        sorted(event.kind for event in repo.events.list(session="s")),
+    ]
 
 
 def shape(agent):
@@ -91,7 +94,7 @@ def shape(agent):
         [(message.type, message.content, message.name) for message in agent.messages()],
         [(call.tool_name, call.args, call.result, call.status, call.kind) for call in agent.tool_track()],
         [(point.metadata["reference"], point.get_summary().partition(" - ")[0]) for point in agent.checkpoints()],
-        [(branch.name, branch.status) for branch in agent.branches()],
+        [(branch.name, branch.status) for branch in agent.session.branches()],
     ]
 
 
@@ -113,7 +116,7 @@ def test_t_every_transaction_that_runs_again_changes_nothing_else(postgres_url, 
     with agentgit.open(postgres_url) as repo:
         breaking()
         again = live(repo, threads)
-        assert repo.fsck(level=3).findings == ()
+        assert repo.maintenance.fsck(level=3).findings == ()
     assert broken_off(postgres_url) > 50
     for one, other in zip(again, calm, strict=True):
         assert one == other
@@ -127,7 +130,7 @@ def test_t_a_note_is_told_once_where_the_turn_begins_twice(postgres_url, breakin
         agent.run("add chair")
         agent.run("add table")
         agent.rollback("main#3")
-        agent.switch("main", sync="note")
+        agent = agent.switch("main", sync="note")
         breaking()
         agent.run("look")
         assert sum(message.name == "agentgit" for message in agent.messages()) == 1

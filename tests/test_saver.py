@@ -23,7 +23,7 @@ from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
-from puts import BLOB, Cart, count, on, put, values
+from puts import BLOB, Cart, PutTurn, count, on, put, values
 from sqlalchemy import select
 
 from agentgit.errors import Conflict, InvalidInput, SchemaMismatch
@@ -175,7 +175,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from langgraph.graph import START, StateGraph
 from agentgit.saver.saver import Beside, SQLModelSaver
-from puts import Cart, on
+from puts import PutTurn, Cart, on
 from test_saver import Shop
 builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
 builder.add_edge(START, "buy")
@@ -303,7 +303,7 @@ def test_a_failed_put_leaves_nothing(saver):
     def fail(connection):
         raise RuntimeError("no")
 
-    saver.on_put = lambda place: nullcontext(Beside(lambda connection: partial(fail, connection)))
+    saver.turn = PutTurn(lambda place: nullcontext(Beside(lambda connection: partial(fail, connection))))
     with pytest.raises(RuntimeError, match="no"):
         put(saver, "t", {"a": 1})
     assert [count(saver.database, table) for table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB)] == [0, 0, 0]
@@ -331,7 +331,7 @@ def test_a_copy_into_a_thread_that_exists_is_refused(saver):
 # -- the object
 
 
-def test_on_put_is_called_inside_the_transaction(saver):
+def test_a_turn_is_called_inside_the_transaction_of_a_put(saver):
     """The callback sees the rows of the put, and copies of the saver share it."""
     seen = []
 
@@ -344,7 +344,7 @@ def test_on_put_is_called_inside_the_transaction(saver):
 
     copied = saver.with_allowlist([(__name__, "Cart")])
     assert copied is not saver
-    saver.on_put = look
+    saver.turn = PutTurn(look)
     put(copied, "t", {"cart": Cart([])})
     assert seen == [("t", "", True)]
     assert values(copied, on("t")) == {"cart": Cart([])}

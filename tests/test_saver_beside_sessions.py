@@ -38,14 +38,14 @@ def repo(lived_through):
 @pytest.fixture
 def saver(repo):
     """A saver alone on the same database, with a thread of its own."""
-    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id)
+    saver = SQLModelSaver(repo.context.store.database, tenant_id=repo.context.store.tenant_id)
     own_graph(saver).invoke({"messages": [("user", "hi")]}, on("own", run_id="own-run"))
     return saver
 
 
 def stored(repo):
     """All rows of threads."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return [
             connection.execute(select(table).order_by(*table.primary_key)).all()
             for table in (GRAPH_CHECKPOINT, GRAPH_WRITE)
@@ -54,7 +54,7 @@ def stored(repo):
 
 def threads(repo):
     """The threads of the session's branches."""
-    return [branch.langgraph_session_id for branch in repo.branches("secret")]
+    return [branch.langgraph_session_id for branch in repo.session("secret").branches()]
 
 
 def test_q3_a_list_of_everything_has_no_thread_of_a_session(repo, saver):
@@ -66,7 +66,7 @@ def test_q3_a_list_of_everything_has_no_thread_of_a_session(repo, saver):
     for found in (list(saver.list(None)), list(saver.list(None, filter={})), asyncio.run(listed())):
         assert {one.config["configurable"]["thread_id"] for one in found} == {"own"}
     assert len(list(saver.list(None, limit=1))) == 1
-    everything = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id, sessions=True)
+    everything = SQLModelSaver(repo.context.store.database, tenant_id=repo.context.store.tenant_id, sessions=True)
     named = {one.config["configurable"]["thread_id"] for one in everything.list(None)}
     assert named == {"own", *threads(repo)}
 
@@ -99,7 +99,7 @@ def test_q3_no_verb_of_a_saver_alone_touches_the_thread_of_a_session(repo, saver
         with pytest.raises(InvalidInput, match=r"is of a session.*sessions=True"):
             touch(saver, thread)
     assert stored(repo) == before
-    assert repo.fsck(level=3).findings == ()
+    assert repo.maintenance.fsck(level=3).findings == ()
 
 
 def test_q3_the_runs_of_sessions_are_not_deleted(repo, saver):
@@ -115,6 +115,6 @@ def test_q3_the_runs_of_sessions_are_not_deleted(repo, saver):
 
 def test_q3_who_asks_for_the_threads_of_sessions_gets_them(repo):
     """Q3: with the argument they are read as any other."""
-    saver = SQLModelSaver(repo.store.database, tenant_id=repo.store.tenant_id, sessions=True)
-    for branch in repo.branches("secret"):
+    saver = SQLModelSaver(repo.context.store.database, tenant_id=repo.context.store.tenant_id, sessions=True)
+    for branch in repo.session("secret").branches():
         assert saver.get_tuple(on(branch.langgraph_session_id)).checkpoint["channel_values"]["messages"]

@@ -252,7 +252,7 @@ def test_d5_a_name_that_is_taken_is_told_with_the_way_out(empty_server):
             schema.upgrade(apart)
             schema.check(apart, deep=True)
             with agentgit.open(apart.url) as repo:
-                assert repo.ensure_session("s").session_name == "s"
+                assert repo.session("s", create=True).name == "s"
         assert schema.current(database) is None
 
 
@@ -277,7 +277,7 @@ def test_d5_passwords_may_have_any_character(empty_server, capsys, monkeypatch):
             cli.main()
         assert "schema" in capsys.readouterr().out
         with agentgit.open(url) as repo:
-            assert repo.ensure_session("s").session_name == "s"
+            assert repo.session("s", create=True).name == "s"
             assert password not in repr(repo)
         owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {name} CASCADE"))
         owner.write(lambda c: c.exec_driver_sql(f"DROP ROLE {name}"))

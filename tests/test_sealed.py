@@ -36,12 +36,12 @@ def url(database):
 def write(repo, *statements):
     """Write rows as somebody who has no key: nothing is sealed on the way."""
     for one in statements:
-        repo.store.database.write(lambda c, s=one: c.execute(s))
+        repo.context.store.database.write(lambda c, s=one: c.execute(s))
 
 
 def proofs(repo):
     """Give what says which keys there are, as it lies there."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return [dict(row) for row in connection.execute(select(ENCRYPTION_KEY)).mappings()]
 
 
@@ -65,12 +65,12 @@ def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
         story(repo, tmp_path)
         agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
         agent.checkpoint("one")
-        repo.tag("HEAD", "t", session="s", description="told")
-        assert repo.fsck(2).findings == ()
-        table, seal = raw(name), repo.store.database.seal
+        repo.session("s").tag("HEAD", "t", description="told")
+        assert repo.maintenance.fsck(2).findings == ()
+        table, seal = raw(name), repo.context.store.database.seal
         for column in sealed_columns()[name]:
             this = table.c[column]
-            with repo.store.database.reading() as connection:
+            with repo.context.store.database.reading() as connection:
                 whole = table.c.type != LIST if name == "blob" else true()  # lists of hashes lie in clear
                 rows = connection.execute(select(this, *table.primary_key).where(whole)).all()
             value = next((row[0] for row in rows if row[0] is not None), None)
@@ -78,11 +78,11 @@ def test_q1_what_is_put_in_clear_is_named(sqlite_template, tmp_path, name):
                 continue
             clear = "in clear" if isinstance(value, str) else b'{"in": "clear"}'
             write(repo, update(table).where(this == value).values({column: clear}))
-            found = [one for one in repo.fsck(2).findings if one.row.startswith(f"{name} ")]
+            found = [one for one in repo.maintenance.fsck(2).findings if one.row.startswith(f"{name} ")]
             assert [one for one in found if "is in clear" in one.what], column
             write(repo, update(table).where(this == clear).values({column: value}))
         assert seal.is_whole
-        assert repo.fsck(2).findings == ()
+        assert repo.maintenance.fsck(2).findings == ()
 
 
 def test_q1_no_verb_reads_a_call_that_was_put_in_clear(url, tmp_path):
@@ -91,10 +91,11 @@ def test_q1_no_verb_reads_a_call_that_was_put_in_clear(url, tmp_path):
         story(repo, tmp_path)
         forged(repo)
         for verb in (
-            lambda: repo.tool_track("s"), lambda: repo.plan_rollback("main#1", "s"),
-            lambda: repo.rollback("main#1", "s"),
-            lambda: repo.export("s", tmp_path / "s.jsonl"),
-        ):  # fmt: skip
+            lambda: repo.session("s").tool_track(),
+            lambda: repo.session("s").plan_rollback("main#1"),
+            lambda: repo.session("s").rollback("main#1"),
+            lambda: repo.session("s").export(tmp_path / "s.jsonl"),
+        ):
             with pytest.raises(Corrupt, match="is in clear"):
                 verb()
 
@@ -104,21 +105,21 @@ def test_q1_a_message_in_clear_under_its_own_hash_is_refused(url, tmp_path):
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw("blob")
-        row = {"tenant_id": repo.store.tenant_id, "hash": value.hash, "type": "json", "codec": 0}
+        row = {"tenant_id": repo.context.store.tenant_id, "hash": value.hash, "type": "json", "codec": 0}
         write(repo, insert(table).values(**row, size=len(value.data), data=value.data))
-        with repo.store.database.reading() as connection:
-            blobs = repo.store.graphs.content.blobs
+        with repo.context.store.database.reading() as connection:
+            blobs = repo.context.store.graphs.content.blobs
             with pytest.raises(Corrupt, match="is in clear"):
                 blobs.get_many(connection, [value.hash])
             stored = connection.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
         assert stored
         assert {key_of(data) for data in stored} == {None}
-        (finding,) = repo.fsck(1).findings
+        (finding,) = repo.maintenance.fsck(1).findings
         assert (finding.row, "is in clear" in finding.what) == (f"blob {value.hash.hex()}", True)
         write(repo, delete(table).where(table.c.hash == value.hash))
     with agentgit.open(url, keyring=RINGS[0]) as repo:
-        assert repo.fsck(3).findings == ()
-        assert len(repo.branch("s").conversation_history) > 0
+        assert repo.maintenance.fsck(3).findings == ()
+        assert len(repo.session("s").branch().conversation_history) > 0
 
 
 @pytest.mark.parametrize("begins", ["sealed", "plain"])
@@ -128,13 +129,13 @@ def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
         story(repo, tmp_path)
     if begins == "plain":
         with agentgit.open(url, keyring=RINGS[0]) as repo:
-            assert not repo.store.database.seal.is_whole
+            assert not repo.context.store.database.seal.is_whole
             early = proofs(repo)
             assert len(shown(repo)[0]) > 0  # which still is in clear
-            repo.rotate_keys()
-            assert repo.store.database.seal.is_whole
+            repo.maintenance.rotate_keys()
+            assert repo.context.store.database.seal.is_whole
         with agentgit.open(url, keyring=RINGS[1]) as repo:  # another key, so that nothing from before helps
-            repo.rotate_keys()
+            repo.maintenance.rotate_keys()
         ring = RINGS[1]
     else:
         ring, early = RINGS[0], []
@@ -158,8 +159,8 @@ def test_q1_that_all_is_encrypted_cannot_be_taken_back(url, tmp_path, begins):
         try:
             with agentgit.open(url, keyring=ring) as repo:
                 with pytest.raises(Corrupt, match="is in clear"):
-                    repo.tool_track("s")
-                assert repo.store.database.seal.is_whole, what
+                    repo.session("s").tool_track()
+                assert repo.context.store.database.seal.is_whole, what
                 put_back(repo, now)
         except (InvalidInput, KeyMissing):
             assert what in ("another tenant's", "another name", "something else")
@@ -185,13 +186,15 @@ def test_q1_changing_keys_does_not_seal_what_others_wrote(url, tmp_path):
         forged(repo)
     with agentgit.open(url, keyring=RINGS[1]) as repo:
         with pytest.raises(Corrupt, match="is in clear"):
-            repo.rotate_keys()
-        assert repo.encryption_keys()[""] > 0
-        assert {one.what for one in repo.fsck(2).findings} >= {"its args is in clear, where everything is encrypted"}
-        repo.rotate_keys(off=True)  # who has the key may
-        assert not repo.store.database.seal.is_whole
+            repo.maintenance.rotate_keys()
+        assert repo.maintenance.encryption_keys()[""] > 0
+        assert {one.what for one in repo.maintenance.fsck(2).findings} >= {
+            "its args is in clear, where everything is encrypted"
+        }
+        repo.maintenance.rotate_keys(off=True)  # who has the key may
+        assert not repo.context.store.database.seal.is_whole
     with agentgit.open(url) as repo:
-        assert {call.args["item"] for call in repo.tool_track("s")} == {"bomb"}
+        assert {call.args["item"] for call in repo.session("s").tool_track()} == {"bomb"}
 
 
 def test_q1_a_rotation_that_breaks_off_goes_on(url, tmp_path):
@@ -206,19 +209,19 @@ def test_q1_a_rotation_that_breaks_off_goes_on(url, tmp_path):
                 raise KeyboardInterrupt
 
         with agentgit.open(url, keyring=ring) as repo, pytest.raises(KeyboardInterrupt):
-            repo.rotate_keys(off=off, progress=stop)
+            repo.maintenance.rotate_keys(off=off, progress=stop)
         with agentgit.open(url, keyring=ring) as repo:
-            assert (shown(repo), repo.fsck(3).findings) == (before, ())
-            was_whole = repo.store.database.seal.is_whole
-            repo.rotate_keys(off=off)
-            assert (shown(repo), repo.fsck(3).findings) == (before, ())
-            return was_whole, repo.store.database.seal.is_whole
+            assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+            was_whole = repo.context.store.database.seal.is_whole
+            repo.maintenance.rotate_keys(off=off)
+            assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
+            return was_whole, repo.context.store.database.seal.is_whole
 
     assert broken(RINGS[0]) == (False, True)
     assert broken(RINGS[1]) == (True, True)
     assert broken(Keyring({"b": TWO}), off=True) == (False, False)
     with agentgit.open(url) as repo:
-        assert (shown(repo), set(repo.encryption_keys())) == (before, {""})
+        assert (shown(repo), set(repo.maintenance.encryption_keys())) == (before, {""})
 
 
 def covered():
@@ -244,12 +247,12 @@ def eventful(tmp_path_factory):
         agent.run("order two chairs")
         agent.rollback("main#1")
         repo.wrap(build(place / "shop.db"), session="files", workspace=place / "w").checkpoint("zebra")
-        repo.tag("HEAD", "t", session="s", description="told")
+        repo.session("s").tag("HEAD", "t", description="told")
         eve = repo.users.add("eve")
-        repo.share("s", eve, "viewer")
-        repo.share_link("s")
+        repo.session("s").sharing.share(eve, "viewer")
+        repo.session("s").sharing.create_link()
         repo.keys.create("hers", user="eve")
-        assert repo.fsck(2).findings == ()
+        assert repo.maintenance.fsck(2).findings == ()
     return (place / "x.db").read_bytes()
 
 
@@ -260,7 +263,7 @@ def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_p
     path.write_bytes(eventful)
     engine = create_engine(f"sqlite:///{path}")
     with agentgit.open(path, keyring=RINGS[0]) as repo:
-        with repo.store.database.reading() as connection:
+        with repo.context.store.database.reading() as connection:
             rows = connection.execute(select(this)).all()
         assert rows, table
         keys, stored = [c.name for c in this.primary_key], raw(table)
@@ -282,13 +285,13 @@ def test_q1_a_row_that_somebody_without_the_key_changed_is_named(eventful, tmp_p
                         connection.execute(update(stored).where(key).values({name: value}))
                 except IntegrityError:  # two rows would be called the same
                     continue
-                with repo.store.database.reading() as connection, pytest.raises(Corrupt):
+                with repo.context.store.database.reading() as connection, pytest.raises(Corrupt):
                     row_codes.authentic(connection, this, connection.execute(select(this)))
                 if name in ("created_at", "action", "status"):
-                    assert [one for one in repo.fsck(2).findings if one.row == where], (name, value)
+                    assert [one for one in repo.maintenance.fsck(2).findings if one.row == where], (name, value)
                 with engine.begin() as connection:
                     connection.execute(update(stored).where(key).values({name: before}))
-        assert repo.fsck(2).findings == ()
+        assert repo.maintenance.fsck(2).findings == ()
     engine.dispose()
 
 
@@ -299,26 +302,30 @@ def test_q1_no_row_is_taken_from_somebody_without_the_key(url, tmp_path):
         repo.users.add("eve")
         secret = repo.keys.create("hers", user="eve").secret
         for table, values, verb in (
-            ("tool_invocation", {"effect": "reversible", "undo": "subprocess:call"}, lambda: repo.tool_track("s")),
-            ("tool_invocation", {"status": "reversed"}, lambda: repo.plan_rollback("main#1", "s")),
-            ("tool_invocation", {"mac": None}, lambda: repo.rollback("main#1", "s")),
-            ("tool_invocation", {"tool_name": "other"}, lambda: repo.export("s", tmp_path / "s.jsonl")),
-            ("internal_session", {"inherited": 9}, lambda: repo.branch("s")),
-            ("checkpoint", {"position": 0}, lambda: repo.checkpoints("s")),
+            (
+                "tool_invocation",
+                {"effect": "reversible", "undo": "subprocess:call"},
+                lambda: repo.session("s").tool_track(),
+            ),
+            ("tool_invocation", {"status": "reversed"}, lambda: repo.session("s").plan_rollback("main#1")),
+            ("tool_invocation", {"mac": None}, lambda: repo.session("s").rollback("main#1")),
+            ("tool_invocation", {"tool_name": "other"}, lambda: repo.session("s").export(tmp_path / "s.jsonl")),
+            ("internal_session", {"inherited": 9}, lambda: repo.session("s").branch()),
+            ("checkpoint", {"position": 0}, lambda: repo.session("s").checkpoints()),
             ("external_session", {"mac": None}, lambda: repo.session("s")),
             ("user", {"is_admin": True, "mac": None}, lambda: repo.users.all()),
             ("api_key", {"user_id": repo.user.id, "expires_at": None}, lambda: repo.authenticate(secret)),
-        ):  # fmt: skip
+        ):
             stored = raw(table)
-            with repo.store.database.reading() as connection:
+            with repo.context.store.database.reading() as connection:
                 rows = connection.execute(select(stored)).mappings().all()
             write(repo, update(stored).values(values))
             with pytest.raises(Corrupt, match="without the key"):
                 verb()
             for row in rows:
                 write(repo, update(stored).where(stored.c.id == row["id"]).values(row))
-        assert repo.fsck(3).findings == ()
-        repo.rollback("main#1", "s")
+        assert repo.maintenance.fsck(3).findings == ()
+        repo.session("s").rollback("main#1")
 
 
 @pytest.mark.parametrize("mac", [b"", b"\xffagit\1", b"\xffagit\1\1z" + b"x" * 32, b"\xffagit\1\1a", "text", 10**11])
@@ -331,16 +338,16 @@ def test_q1_what_is_no_code_is_none(eventful, tmp_path, mac):
             connection.exec_driver_sql("UPDATE tool_invocation SET mac = ?", (mac,))
         engine.dispose()
         with pytest.raises(Corrupt, match="tool_invocation"):
-            repo.tool_track("s")
-        assert [one for one in repo.fsck(2).findings if one.row.startswith("tool_invocation ")]
+            repo.session("s").tool_track()
+        assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("tool_invocation ")]
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[1]) as repo, pytest.raises(Corrupt, match="tool_invocation"):
-        repo.rotate_keys()
+        repo.maintenance.rotate_keys()
 
 
 def forge(repo, name, like, **values):
     """Add a row that is like another one but for some values, as somebody who has no key."""
     table = raw(name)
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         row = dict(connection.execute(select(table).where(like(table.c))).mappings().first())
     write(repo, insert(table).values(row | values))
 
@@ -350,27 +357,31 @@ def test_q1_a_share_that_somebody_put_in_opens_nothing(url, tmp_path):
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         eve, session = repo.as_user(repo.users.add("eve")), repo.session("s")
-        repo.ensure_session("other")
-        repo.share("other", "eve", "viewer")
+        repo.session("other", create=True)
+        repo.session("other").sharing.share("eve", "viewer")
         forge(repo, "session_member", lambda c: c.user_id == eve.user.id, external_session_id=session.id, role="owner")
         for verb in (
-            lambda: eve.session(session.id), lambda: eve.export(session.id, tmp_path / "x"), eve.sessions,
-            lambda: eve.share(session.id, "eve", "owner"), lambda: eve.share_link(session.id),
-            lambda: eve.delete_session(session.id), lambda: eve.tool_track(session.id),
-        ):  # fmt: skip
+            lambda: eve.session(session.id),
+            lambda: eve.session(session.id).export(tmp_path / "x"),
+            eve.sessions,
+            lambda: eve.session(session.id).sharing.share("eve", "owner"),
+            lambda: eve.session(session.id).sharing.create_link(),
+            lambda: eve.session(session.id).delete(),
+            lambda: eve.session(session.id).tool_track(),
+        ):
             with pytest.raises(Corrupt, match="session_member"):
                 verb()
-        assert repo.branch("s").conversation_history
+        assert repo.session("s").branch().conversation_history
 
 
 def test_q1_words_that_somebody_put_in_find_nothing(eventful, tmp_path):
     """Q1: texts that are put into the index of an encrypted database, for calls and messages, are not shown."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
-        assert len(list(repo.search("zebra", "files"))) == 1
-        call = repo.tool_track("s")[0]
+        assert len(list(repo.session("files").search("zebra"))) == 1
+        call = repo.session("s").tool_track()[0]
         write(repo, update(raw("search_text")).values(kind="call", row_id=call.id))
-        assert list(repo.search("zebra", "files")) == []
+        assert list(repo.session("files").search("zebra")) == []
 
 
 def secret_of(repo):
@@ -386,9 +397,9 @@ def heads(repo, *users):
     """Give the newest graph checkpoint of a session of each, as it lies there."""
     table, found = raw("graph_checkpoint"), []
     for user in users:
-        thread = f"agentgit-{repo.as_user(user).branch(user.name).id}"
+        thread = f"agentgit-{repo.as_user(user).session(user.name).branch().id}"
         query = select(table).where(table.c.thread_id == thread, table.c.ns == "").order_by(table.c.seq.desc())
-        with repo.store.database.reading() as connection:
+        with repo.context.store.database.reading() as connection:
             found.append(connection.execute(query).first())
     return found
 
@@ -405,18 +416,20 @@ def test_q1_nobody_reads_the_state_of_another_through_a_row_of_their_own(url, co
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         me = repo.as_user("mallory")
         for read in (
-            lambda: me.wrap(build("shop.db"), session="mallory"), lambda: me.branch("mallory").conversation_history,
-            lambda: me.export("mallory", BytesIO()),
-        ):  # fmt: skip
+            lambda: me.wrap(build("shop.db"), session="mallory"),
+            lambda: me.session("mallory").branch().conversation_history,
+            lambda: me.session("mallory").export(BytesIO()),
+        ):
             with pytest.raises(Corrupt, match="without the key") as caught:
                 read()
             assert "4711" not in str(caught.value)
     with SQLModelSaver.from_conn_string(url, keyring=RINGS[0], sessions=True) as saver:
         for verb in (
-            lambda: list(saver.list(None)), lambda: saver.copy_thread(mine.thread_id, "copy"),
+            lambda: list(saver.list(None)),
+            lambda: saver.copy_thread(mine.thread_id, "copy"),
             lambda: saver.get_tuple({"configurable": {"thread_id": mine.thread_id}}),
             lambda: saver.prune([mine.thread_id]),
-        ):  # fmt: skip
+        ):
             with pytest.raises(Corrupt, match="without the key"):
                 verb()
 
@@ -436,7 +449,7 @@ def test_q1_nobody_reads_a_value_of_another_through_a_pending_write(url):
         for read in (lambda: agent.state, lambda: agent.run("go on"), lambda: agent.fork()):
             with pytest.raises(Corrupt, match="without the key"):
                 read()
-        assert [one.row for one in repo.fsck(2).findings if one.row.startswith("graph_write ")]
+        assert [one.row for one in repo.maintenance.fsck(2).findings if one.row.startswith("graph_write ")]
 
 
 def test_q1_a_thread_without_pending_writes_is_copied(url):
@@ -455,20 +468,25 @@ def test_q1_where_a_branch_left_is_checked(eventful, tmp_path):
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         point = next(
-            branch.branch_point_checkpoint_id for branch in repo.branches("files") if branch.branch_point_checkpoint_id
+            branch.branch_point_checkpoint_id
+            for branch in repo.session("files").branches()
+            if branch.branch_point_checkpoint_id
         )
         table = raw("checkpoint")
         write(repo, update(table).where(table.c.id == point).values(number=900))
         with pytest.raises(Corrupt, match="checkpoint"):
-            repo.checkpoints("files")
+            repo.session("files").checkpoints()
 
 
-@pytest.mark.parametrize("change", [
-    ("checkpoint", {"graph_checkpoint_id": "elsewhere"}, lambda repo: list(repo.log("s", which="all"))),
-    ("tool_invocation", {"external_session_id": 7}, lambda repo: repo.plan_rollback("main#1", "files")),
-    ("workspace_snapshot", {"snapshot": "another"}, lambda repo: repo.plan_rollback("main#1", "files")),
-    ("internal_session", {"thread_id": "another"}, lambda repo: repo.checkpoints("s")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("checkpoint", {"graph_checkpoint_id": "elsewhere"}, lambda repo: list(repo.session("s").log(which="all"))),
+        ("tool_invocation", {"external_session_id": 7}, lambda repo: repo.session("files").plan_rollback("main#1")),
+        ("workspace_snapshot", {"snapshot": "another"}, lambda repo: repo.session("files").plan_rollback("main#1")),
+        ("internal_session", {"thread_id": "another"}, lambda repo: repo.session("s").checkpoints()),
+    ],
+)
 def test_q1_what_another_row_leads_to_is_checked(eventful, tmp_path, change):
     """Q1: rows that are read on the way, joined or in parts, are checked as those that are asked for."""
     table, values, verb = change
@@ -496,7 +514,7 @@ def test_q1_a_call_that_is_gone_is_missed_by_a_plan(eventful, tmp_path):
         agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo,
         pytest.raises(Corrupt, match="world log tells of a call"),
     ):
-        repo.plan_rollback("main#1", "files")
+        repo.session("files").plan_rollback("main#1")
 
 
 def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path):
@@ -505,7 +523,7 @@ def test_q1_a_changed_row_of_who_opens_keeps_nobody_from_fsck(eventful, tmp_path
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, update(raw("user")).values(mac=None))
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
-        assert [one for one in repo.fsck(2).findings if one.row.startswith("user ")]
+        assert [one for one in repo.maintenance.fsck(2).findings if one.row.startswith("user ")]
 
 
 def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
@@ -517,9 +535,9 @@ def test_q1_a_changed_row_is_signed_by_no_rotation_and_no_verb(url, tmp_path):
         with pytest.raises(Corrupt, match="without the key"):
             repo.users.disable("eve")
         with pytest.raises(Corrupt, match="without the key"):
-            repo.store.database.write(lambda c: repo.store.users.change(c, eve.id, {"is_admin": False}))
+            repo.context.store.database.write(lambda c: repo.context.store.users.change(c, eve.id, {"is_admin": False}))
     with agentgit.open(url, keyring=RINGS[1]) as repo, pytest.raises(Corrupt, match="without the key"):
-        repo.rotate_keys()
+        repo.maintenance.rotate_keys()
 
 
 def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
@@ -528,19 +546,21 @@ def test_q1_rows_from_before_get_their_codes_from_a_rotation(url, tmp_path):
         story(repo, tmp_path)
         for table in row_codes.tables():
             write(repo, update(table).values(mac=None))
-        repo.store.database.write(lambda c: prove(c, repo.store.tenant_id, repo.store.database.seal, is_whole=False))
+        repo.context.store.database.write(
+            lambda c: prove(c, repo.context.store.tenant_id, repo.context.store.database.seal, is_whole=False)
+        )
     with agentgit.open(url, keyring=RINGS[0]) as repo:
-        assert repo.fsck(3).findings == ()
-        repo.tool_track("s")
-        assert repo.encryption_keys()[""] > 0
-        repo.rotate_keys()
-        assert "" not in repo.encryption_keys()
-        assert repo.store.database.seal.is_whole
-        assert repo.fsck(3).findings == ()
-        repo.rotate_keys(off=True)
+        assert repo.maintenance.fsck(3).findings == ()
+        repo.session("s").tool_track()
+        assert repo.maintenance.encryption_keys()[""] > 0
+        repo.maintenance.rotate_keys()
+        assert "" not in repo.maintenance.encryption_keys()
+        assert repo.context.store.database.seal.is_whole
+        assert repo.maintenance.fsck(3).findings == ()
+        repo.maintenance.rotate_keys(off=True)
     with agentgit.open(url, keyring=RINGS[0]) as repo:
-        assert repo.fsck(3).findings == ()
-        assert len(repo.tool_track("s")) > 0
+        assert repo.maintenance.fsck(3).findings == ()
+        assert len(repo.session("s").tool_track()) > 0
 
 
 def test_q1_no_row_that_has_a_code_is_written_past_it():

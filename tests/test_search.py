@@ -33,7 +33,7 @@ def places(hits):
 
 def texts(repo):
     """How many texts are known."""
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         return connection.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
 
 
@@ -46,7 +46,7 @@ def forget(repo):
         if connection.dialect.name == "sqlite":
             connection.execute(text("INSERT INTO search_words(search_words) VALUES ('delete-all')"))
 
-    repo.store.database.write(clear)
+    repo.context.store.database.write(clear)
 
 
 def live(repo):
@@ -76,28 +76,28 @@ def agent(repo):
 
 def test_w9_each_kind_is_found_with_its_place(repo, agent):
     """W9: messages of all roles, calls, names and descriptions are found, with the first checkpoint that has each."""
-    assert places(repo.search("sofa")) == [("message", "main-2#3")]
-    found = {(hit.kind, hit.role): hit for hit in repo.search("chair")}
+    assert places(repo.session().search("sofa")) == [("message", "main-2#3")]
+    found = {(hit.kind, hit.role): hit for hit in repo.session().search("chair")}
     assert set(found) == {("message", r) for r in ("user", "assistant", "tool")} | {("call", None)}
     assert {hit.reference for hit in found.values()} == {"main#2"}
     assert found["call", None].name == "add"
     assert found["call", None].id == agent.tool_track()[0].id
     assert "Windsor" in found["call", None].snippet
     assert found["message", "tool"].name == "add"
-    (named,) = repo.search("payment cart")
+    (named,) = repo.session().search("payment cart")
     assert (named.kind, named.reference, named.name) == ("checkpoint", "main#3", "before payment")
-    assert repo.checkpoint(named.checkpoint_id).checkpoint_name == "before payment"
-    (mark,) = repo.search("ordered").items[0].marks
+    assert repo.session().get_checkpoint(named.checkpoint_id).checkpoint_name == "before payment"
+    (mark,) = repo.session().search("ordered").items[0].marks
     assert "The chair is ordered."[slice(*mark)] == "ordered"
 
 
 def test_w9_the_active_path_or_all_branches(repo, agent):
     """W9: what another branch said is found only with all_branches, or seen from that branch."""
-    assert not repo.search("table").items
-    assert {hit.reference for hit in repo.search("table", all_branches=True)} == {"main#5"}
-    assert {hit.reference for hit in repo.search("table", branch="main")} == {"main#5"}
-    assert not repo.search("sofa", branch="main").items
-    assert agent.search("sofa").items == repo.search("sofa", "s", "main-2").items
+    assert not repo.session().search("table").items
+    assert {hit.reference for hit in repo.session().search("table", all_branches=True)} == {"main#5"}
+    assert {hit.reference for hit in repo.session().search("table", branch="main")} == {"main#5"}
+    assert not repo.session().search("sofa", branch="main").items
+    assert agent.search("sofa").items == repo.session("s").search("sofa", branch="main-2").items
     assert not agent.search("table").items
     assert agent.search("table", all_branches=True).items
 
@@ -115,29 +115,65 @@ def test_w9_what_was_said_at_the_branch_point_is_on_the_path(repo):
 def test_w9_words_are_whole_and_all_of_them_count(repo, agent):
     """W9: all words must be in one text, in any order and case; what stands together is found together only."""
     for wanted, count in [
-        ("CHAIR Ordered", 1), ("ordered chair", 1), ("cha", 0), ("chairs", 0), ("is_ordered", 1), ("ordered-is", 0),
-        ("chair sofa", 0), ("Windsor", 2),
-    ]:  # fmt: skip
-        assert len(repo.search(wanted)) == count, wanted
+        ("CHAIR Ordered", 1),
+        ("ordered chair", 1),
+        ("cha", 0),
+        ("chairs", 0),
+        ("is_ordered", 1),
+        ("ordered-is", 0),
+        ("chair sofa", 0),
+        ("Windsor", 2),
+    ]:
+        assert len(repo.session().search(wanted)) == count, wanted
 
 
 @pytest.mark.parametrize(
     "hostile",
     [
-        '"', "'", "''", '"chair', "chair*", "AND", "NOT chair", "chair OR sofa", "NEAR(chair sofa, 2)", "words:chair",
-        "^chair", "chair:*", "a & b | !c", "a <-> b", "(", ")))", "\\", "\\'", "%", "_", "--", "; DROP TABLE blob",
+        '"',
+        "'",
+        "''",
+        '"chair',
+        "chair*",
+        "AND",
+        "NOT chair",
+        "chair OR sofa",
+        "NEAR(chair sofa, 2)",
+        "words:chair",
+        "^chair",
+        "chair:*",
+        "a & b | !c",
+        "a <-> b",
+        "(",
+        ")))",
+        "\\",
+        "\\'",
+        "%",
+        "_",
+        "--",
+        "; DROP TABLE blob",
         "\0",
-        "chair\0", "\ud800", "\udfff chair", "{chair}", "§s1", "§", "-", "+chair", "\U0001d54f", "\u202e", "x" * 1000,
+        "chair\0",
+        "\ud800",
+        "\udfff chair",
+        "{chair}",
+        "§s1",
+        "§",
+        "-",
+        "+chair",
+        "\U0001d54f",
+        "\u202e",
+        "x" * 1000,
         "' ' " * 250,
     ],
-)  # fmt: skip
+)
 def test_w9_hostile_queries_are_searched_literally(lived_through, hostile):
     """W9: quotes, operators, NUL and surrogates are no operators and no error; a text that holds them is found."""
     repo = lived_through(live)
     agent = chat(repo)
-    before = len(repo.search(hostile, all_branches=True))
+    before = len(repo.session().search(hostile, all_branches=True))
     agent.checkpoint("named", description=f"{hostile} end-of-it")
-    after = repo.search(hostile, all_branches=True)
+    after = repo.session().search(hostile, all_branches=True)
     has_words = bool(after.items)
     assert len(after) == before + has_words
     assert any(c.isalnum() for c in hostile) == has_words
@@ -151,9 +187,9 @@ def test_w9_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
     agent.run("こんにちは")
     agent.run("weiter")
     for wanted in ("請求書", "求書", "送り", "👍", "🎉", "にち", "żółć", "ZOŁC", "ελλαδα", "हिन्दी"):
-        assert len(repo.search(wanted)) == 1, wanted
+        assert len(repo.session().search(wanted)) == 1, wanted
     for wanted in ("書請", "👎", "求送"):
-        assert not repo.search(wanted).items, wanted
+        assert not repo.session().search(wanted).items, wanted
 
 
 def test_w9_names_come_before_what_was_said(repo):
@@ -165,11 +201,11 @@ def test_w9_names_come_before_what_was_said(repo):
     agent.checkpoint("thing", description="a needle in it")
     agent.run("last needle")
     best = ["thing - a needle in it", "needle 1", "last needle", "more needle", "a needle"]
-    assert [hit.snippet for hit in repo.search("needle")] == best
+    assert [hit.snippet for hit in repo.session().search("needle")] == best
     for limit in (1, 2, 3):
         seen, after = [], None
         while True:
-            page = repo.search("needle", limit=limit, after=after, all_branches=limit == 2)
+            page = repo.session().search("needle", limit=limit, after=after, all_branches=limit == 2)
             seen += [hit.snippet for hit in page]
             after = page.next
             if after is None:
@@ -207,11 +243,15 @@ def test_w9_a_plan_for_any_word_is_never_made(repo, agent):
     """W9: PostgreSQL plans each search by its words, however often it is done; a plan for any word reads every text."""
     counts = text("SELECT statement, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'")
     parts = [LogPart(branch_id=agent.branch_id)]
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         for n in range(12):
-            list(repo.store.search.hits(connection, agent.session.id, parts, query(f"sofa {n}"), FIRST, whole=True))
+            list(
+                repo.context.store.search.hits(
+                    connection, agent.session.id, parts, query(f"sofa {n}"), FIRST, whole=True
+                )
+            )
         assert [row.generic_plans for row in connection.execute(counts)] == [0]
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         assert connection.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
 
 
@@ -220,11 +260,11 @@ def test_w9_pages_of_hits_are_the_whole(repo):
     agent = chat(repo)
     for n in range(9):
         agent.run(f"needle {n}")
-    whole = [hit.snippet for hit in repo.search("needle", limit=1000)]
+    whole = [hit.snippet for hit in repo.session().search("needle", limit=1000)]
     assert whole == [f"needle {n}" for n in range(8, -1, -1)]
     seen, after = [], None
     while True:
-        page = repo.search("needle", limit=2, after=after)
+        page = repo.session().search("needle", limit=2, after=after)
         seen += [hit.snippet for hit in page]
         agent.run("another needle")
         after = page.next
@@ -240,20 +280,22 @@ def test_w9_forks_cost_nothing(repo):
         agent.run(f"say {n}")
     before = texts(repo)
     forks = [agent.fork(f"main#{n}") for n in range(2, 8)]
-    repo.search("say")
+    repo.session().search("say")
     assert texts(repo) == before
     forks[0].run("new")
     assert texts(repo) == before + 2
-    assert len(repo.search("say", branch=forks[-1].branch)) == 3
+    assert len(repo.session().search("say", branch=forks[-1].branch)) == 3
 
 
 def test_w9_a_database_of_an_earlier_release_is_searched_all_the_same(repo, agent):
     """W9: texts that nobody has put in yet are put in by the first search, and once."""
-    expected = {wanted: [h.to_dict() for h in repo.search(wanted, all_branches=True)] for wanted in ("a", "chair")}
+    expected = {
+        wanted: [h.to_dict() for h in repo.session().search(wanted, all_branches=True)] for wanted in ("a", "chair")
+    }
     count = texts(repo)
     forget(repo)
     for wanted, hits in expected.items():
-        again = [h.to_dict() for h in repo.search(wanted, all_branches=True)]
+        again = [h.to_dict() for h in repo.session().search(wanted, all_branches=True)]
         assert sorted(map(str, again)) == sorted(map(str, hits))
     assert texts(repo) == count
 
@@ -266,18 +308,18 @@ def test_w9_many_checkpoints_are_put_in_a_few_at_a_time(repo):
         agent.checkpoint(f"point {n}")
     forget(repo)
     told = []
-    found = repo.search("point", limit=1000, progress=lambda done, total: told.append((done, total)))
+    found = repo.session().search("point", limit=1000, progress=lambda done, total: told.append((done, total)))
     assert len(found) == CHECKPOINTS_AT_ONCE + 20
     assert told == [(CHECKPOINTS_AT_ONCE, CHECKPOINTS_AT_ONCE + 22)]
-    assert len(repo.search("needle")) == 1
+    assert len(repo.session().search("needle")) == 1
 
 
 def test_w9_turns_put_their_texts_in(repo, agent):
     """W9: after a turn and after a named checkpoint nothing is left to do for a search."""
     agent.run("a lamp")
     agent.checkpoint("x")
-    with repo.store.database.reading() as connection:
-        behind = repo.store.texts.behind(connection, agent.session.id)
+    with repo.context.store.database.reading() as connection:
+        behind = repo.context.store.texts.behind(connection, agent.session.id)
     assert agent.branch_id not in behind
 
 
@@ -288,21 +330,21 @@ def test_w9_what_was_deleted_is_not_found(repo):
     agent.checkpoint("alpha")
     message = agent.messages()[0]
     agent.run("more")
-    assert places(repo.search("needle")) == [("message", "main#2")]
-    repo.delete_checkpoint("alpha")
-    assert not repo.search("alpha").items
-    repo.delete_checkpoint("main#2")
-    assert places(repo.search("needle")) == [("message", "main#4")]
+    assert places(repo.session().search("needle")) == [("message", "main#2")]
+    repo.session().delete_checkpoint("alpha")
+    assert not repo.session().search("alpha").items
+    repo.session().delete_checkpoint("main#2")
+    assert places(repo.session().search("needle")) == [("message", "main#4")]
     agent.update_state(None, {"messages": [RemoveMessage(message.id)]})
     agent.run("again")
-    assert places(repo.search("needle")) == [("message", "main#4")]
+    assert places(repo.session().search("needle")) == [("message", "main#4")]
     for place in ("main#4", "main#5"):
-        repo.delete_checkpoint(place)
-    assert not repo.search("needle").items
-    repo.store.database.write(lambda c: repo.store.graphs.prune(c, agent.branch.langgraph_session_id))
-    repo.store.database.write(lambda c: collect(c, repo.store.graphs.content.blobs))
-    assert not repo.search("needle").items
-    assert len(repo.search("again")) == 1
+        repo.session().delete_checkpoint(place)
+    assert not repo.session().search("needle").items
+    repo.context.store.database.write(lambda c: repo.context.store.graphs.prune(c, agent.branch.langgraph_session_id))
+    repo.context.store.database.write(lambda c: collect(c, repo.context.store.graphs.content.blobs))
+    assert not repo.session().search("needle").items
+    assert len(repo.session().search("again")) == 1
 
 
 def test_w9_nothing_is_put_in_twice_when_its_checkpoint_was_deleted(repo):
@@ -312,13 +354,18 @@ def test_w9_nothing_is_put_in_twice_when_its_checkpoint_was_deleted(repo):
     agent.checkpoint("x")
     agent.run("more")
     agent.undo()
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         known = connection.execute(select(BRANCH.c.searched).where(BRANCH.c.id == agent.branch_id)).scalar()
-    repo.store.database.write(lambda c: repo.store.checkpoints.add(
-        c, agent.branch_id, repo.store.moment(c, repo.store.sessions.branch(c, agent.branch_id)).snapshot, _label(repo)
-    ))  # fmt: skip
-    repo.delete_checkpoint(f"main#{known}")
-    assert len(repo.search("needle", all_branches=True)) == 1
+    repo.context.store.database.write(
+        lambda c: repo.context.store.checkpoints.add(
+            c,
+            agent.branch_id,
+            repo.context.store.moment(c, repo.context.store.sessions.branch(c, agent.branch_id)).snapshot,
+            _label(repo),
+        )
+    )
+    repo.session().delete_checkpoint(f"main#{known}")
+    assert len(repo.session().search("needle", all_branches=True)) == 1
 
 
 def _label(repo):
@@ -332,17 +379,17 @@ def test_w9_tenants_and_users_find_only_their_own(database):
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         chat(hers).run("her needle")
         chat(his).run("his needle")
-        assert [h.snippet for h in hers.search("needle", all_branches=True)] == ["her needle"]
-        assert [h.snippet for h in his.search("needle", "s")] == ["his needle"]
+        assert [h.snippet for h in hers.session().search("needle", all_branches=True)] == ["her needle"]
+        assert [h.snippet for h in his.session("s").search("needle")] == ["his needle"]
         with pytest.raises(NotFound):
-            his.search("needle", hers.session("s").id)
+            his.session(hers.session("s").id).search("needle")
         scope = f"§s{hers.session('s').id}"
-        assert not his.search(scope, all_branches=True).items
-        strange = Texts(7, his.store.sessions, his.store.graphs)
+        assert not his.session().search(scope, all_branches=True).items
+        strange = Texts(7, his.context.store.sessions, his.context.store.graphs)
         with database.reading() as connection:
             assert strange.behind(connection, hers.session("s").id) == {}
-            found = type(his.store.search)(7, his.store.graphs)
-            parts = [LogPart(branch_id=hers.branch("s").id)]
+            found = type(his.context.store.search)(7, his.context.store.graphs)
+            parts = [LogPart(branch_id=hers.session("s").branch().id)]
             hits = found.hits(connection, hers.session("s").id, parts, query("needle"), FIRST, whole=True)
             assert list(hits) == []
 
@@ -355,7 +402,7 @@ def test_w9_messages_of_all_shapes_are_found(repo):
         [{"type": "text", "text": "needle in blocks"}, {"type": "image_url", "image_url": "x"}], name="é"
     )
     agent.invoke({"messages": [odd, AIMessage("", id="empty"), HumanMessage("bad \ud800\0 needle")]})
-    assert {h.snippet for h in repo.search("needle")} == {"needle in blocks", "bad \ud800\0 needle"}
+    assert {h.snippet for h in repo.session().search("needle")} == {"needle in blocks", "bad \ud800\0 needle"}
 
 
 def test_w9_failed_and_parallel_calls_are_found(repo):
@@ -364,24 +411,24 @@ def test_w9_failed_and_parallel_calls_are_found(repo):
     both = calls(call("add", "c1", item="oak"), call("add", "c2", item="elm"))
     agent = repo.wrap(tool_node_graph(scripted(both, "done"), world.tools()), "s", effects=world.effects())
     agent.run("go")
-    assert {h.kind for h in repo.search("oak")} == {"call", "message"}
-    assert len([h for h in repo.search("add") if h.kind == "call"]) == 2
+    assert {h.kind for h in repo.session().search("oak")} == {"call", "message"}
+    assert len([h for h in repo.session().search("add") if h.kind == "call"]) == 2
 
 
 def test_w9_a_huge_message_is_found_by_its_beginning(repo):
     """W9: of a message of megabytes the first words are found; it breaks neither database nor turn."""
     chat(repo).run("needle " + " ".join(f"word{n}" for n in range(400_000)) + " haystack")
-    (hit,) = repo.search("needle word7")
+    (hit,) = repo.session().search("needle word7")
     assert len(hit.snippet) < 200
-    assert not repo.search("haystack").items
+    assert not repo.session().search("haystack").items
 
 
 def test_w9_damage_is_told(repo, agent):
     """W9: a text that was found and is damaged raises Corrupt, and is not left out in silence."""
-    repo.search("sofa")
+    repo.session().search("sofa")
     damage(repo)
-    with agentgit.open(repo.store.database.url) as fresh, pytest.raises(Corrupt):
-        fresh.search("sofa")
+    with agentgit.open(repo.context.store.database.url) as fresh, pytest.raises(Corrupt):
+        fresh.session().search("sofa")
 
 
 def test_w9_damage_does_not_hide_the_rest(repo, agent):
@@ -390,8 +437,8 @@ def test_w9_damage_does_not_hide_the_rest(repo, agent):
     other.run("a needle")
     forget(repo)
     damage(repo)
-    with agentgit.open(repo.store.database.url) as fresh:
-        found = fresh.search("sofa", "s")
+    with agentgit.open(repo.context.store.database.url) as fresh:
+        found = fresh.session("s").search("sofa")
         assert (found.items, found.complete) == ([], False)
         assert "not all was looked at" in str(found)
 
@@ -399,24 +446,24 @@ def test_w9_damage_does_not_hide_the_rest(repo, agent):
 def damage(repo):
     """Spoil all messages."""
     spoil = text("UPDATE blob SET data = :junk WHERE type = 'message'")
-    repo.store.database.write(lambda c: c.execute(spoil, {"junk": b"\0"}))
+    repo.context.store.database.write(lambda c: c.execute(spoil, {"junk": b"\0"}))
 
 
 def test_w9_bad_questions_are_refused(repo, agent):
     """Bad input: each is a typed error."""
     for wrong in ("", " ", None, 7, "x" * 1001):
         with pytest.raises(InvalidInput):
-            repo.search(wrong)
+            repo.session().search(wrong)
     for wrong in (0, 1001, "2", True):
         with pytest.raises(InvalidInput):
-            repo.search("x", limit=wrong)
+            repo.session().search("x", limit=wrong)
     for wrong in ("x", "-1", "1-2", "", 7, "9" * 30):
         with pytest.raises(InvalidInput):
-            repo.search("x", after=wrong)
+            repo.session().search("x", after=wrong)
     with pytest.raises(NotFound):
-        repo.search("x", "nowhere")
+        repo.session("nowhere").search("x")
     with pytest.raises(NotFound):
-        repo.search("x", "s", "nowhere")
+        repo.session("s").search("x", branch="nowhere")
 
 
 def test_w9_what_cannot_be_written_is_searched_as_far_as_it_is_known(tmp_path, monkeypatch):
@@ -434,13 +481,13 @@ def test_w9_what_cannot_be_written_is_searched_as_far_as_it_is_known(tmp_path, m
             raise Unavailable("read only")
 
         with monkeypatch.context() as patch:
-            patch.setattr(repo.store.database, "write", refuse)
-            found = repo.search("needle")
+            patch.setattr(repo.context.store.database, "write", refuse)
+            found = repo.session().search("needle")
             assert [h.snippet for h in found] == ["known needle"]
             assert not found.complete
             assert "not all was looked at" in str(found)
-        assert len(repo.search("needle")) == 2
-        assert repo.search("needle").complete
+        assert len(repo.session().search("needle")) == 2
+        assert repo.session().search("needle").complete
 
 
 def test_w9_two_processes_put_each_text_in_once(tmp_path):
@@ -455,14 +502,14 @@ def test_w9_two_processes_put_each_text_in_once(tmp_path):
             import sys, agentgit
             with agentgit.open(sys.argv[1]) as repo:
                 for _ in range(5):
-                    found = len(repo.search("needle", limit=1000))
+                    found = len(repo.session().search("needle", limit=1000))
             print(found)
         """)
         several = [processes.Started(code, path) for _ in range(3)]
         agent.run("needle 30")
         counts = [int(one.wait().stdout) for one in several]
         assert all(30 <= count <= 31 for count in counts)
-        assert len(repo.search("needle", limit=1000)) == 31
+        assert len(repo.session().search("needle", limit=1000)) == 31
 
 
 def test_w9_a_killed_transaction_leaves_nothing_half(tmp_path):
@@ -479,10 +526,10 @@ def test_w9_a_killed_transaction_leaves_nothing_half(tmp_path):
 
             patch.setattr(Texts, "_add", fail)
             with pytest.raises(KeyboardInterrupt):
-                repo.search("needle")
+                repo.session().search("needle")
         assert texts(repo) == 0
-        assert len(repo.search("needle")) == 1
-        assert len(repo.search("needle")) == 1
+        assert len(repo.session().search("needle")) == 1
+        assert len(repo.session().search("needle")) == 1
 
 
 def test_w9_what_an_encrypting_serializer_wrote_is_not_put_in(tmp_path):
@@ -494,7 +541,7 @@ def test_w9_what_an_encrypting_serializer_wrote_is_not_put_in(tmp_path):
         assert sealed.type == "serde"
         agent = chat(repo)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(repo.store.graphs.content.blobs), "get_many", lambda *_: _All(sealed))
+            patch.setattr(type(repo.context.store.graphs.content.blobs), "get_many", lambda *_: _All(sealed))
             agent.run("hello")
         assert texts(repo) == 0
 
@@ -514,7 +561,7 @@ def test_w9_a_copied_file_is_searched(tmp_path):
         chat(repo).run("a needle")
     shutil.copy(tmp_path / "x.db", tmp_path / "y.db")
     with agentgit.open(tmp_path / "y.db") as repo:
-        assert len(repo.search("needle")) == 1
+        assert len(repo.session().search("needle")) == 1
     with closing(sqlite3.connect(tmp_path / "y.db")) as connection:
         connection.execute("INSERT INTO search_words(search_words) VALUES ('integrity-check')")
 
@@ -527,7 +574,7 @@ async def test_w9_search_has_a_twin(repo, agent):
 def test_w9_hits_are_shown(repo, agent):
     """W9: hits draw themselves as text and HTML, harmlessly."""
     agent.checkpoint("needle", description="<script>\x1b[31m")
-    found = repo.search("needle")
+    found = repo.session().search("needle")
     assert str(found).endswith("needle - <script>\\x1b[31m")
     assert "&lt;script&gt;" in found._repr_html_()
     assert "<script>" not in found._repr_html_()
@@ -536,7 +583,7 @@ def test_w9_hits_are_shown(repo, agent):
 def test_w9_a_database_of_tables_only_is_searched(database):
     """Bad input: a search where there is no session says so."""
     with agentgit.open(database.url) as repo, pytest.raises(NotFound, match="no session"):
-        repo.search("x")
+        repo.session().search("x")
     assert isinstance(database, Database)
 
 

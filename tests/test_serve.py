@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 import agentgit
 from agentgit import cli
-from agentgit.web import Link, app
+from agentgit.web import OwnerLink, app
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -29,7 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
 def test_d5_serve_shows_a_link_serves_and_stops_in_good_order(tmp_path):
     """D5: on a SQLite file it binds to this machine and says a link that lets in; SIGTERM ends live feeds, and it."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
-        repo.ensure_session("support-42")
+        repo.session("support-42", create=True)
     command = [sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
         try:
@@ -80,8 +80,8 @@ def test_d5_a_port_that_is_taken_is_told(tmp_path, monkeypatch, capsys):
 def test_d5_the_application_lives_inside_another_one(tmp_path):
     """D5: mounted below a path, all links, forms, redirects and the API stay below it."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
-        repo.ensure_session("support-42")
-        link, host = Link(repo), FastAPI()
+        repo.session("support-42", create=True)
+        link, host = OwnerLink(repo), FastAPI()
         host.mount("/git", app(repo, link=link))
         client = TestClient(host, base_url="http://localhost", headers={"origin": "http://localhost"})
         door = client.get("/git/sessions", follow_redirects=False)

@@ -9,7 +9,9 @@ from test_drawn import HOSTILE, Page, call
 
 from agentgit import Checkpoint, InternalSession, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
-from agentgit.render import calls, messages, show
+from agentgit.render import show
+from agentgit.render.views import calls, messages
+from agentgit.repository import Repository
 from agentgit.sessions.messages import History
 
 SAFE = {
@@ -48,18 +50,18 @@ SHOWN = [
     (lambda agent: agent.branch, ["* main", "5 checkpoints", "9 messages", "send(text='hello')"]),
     (lambda agent: agent.head, ["main#5", "9 messages", "3 tool calls", "send(text='hello')"]),
     (lambda agent: agent.tree(), ["s: 1 branch, 5 checkpoints", "(tag: good) before"]),
-    (lambda agent: agent.branches(), ["* main"]),
+    (lambda agent: agent.session.branches(), ["* main"]),
     (lambda agent: agent.checkpoints(), ["main#3", "before (tag: good)"]),
     (lambda agent: agent.tool_track(), ["add(item='chair')", "reversible", "done", "'number': 1"]),
     (lambda agent: agent.tool_track()[0], ["add(item='chair')", "reversible"]),
     (lambda agent: agent.history(), ["user", "add chair; note hurry", "→ send(text='hello')"]),
     (lambda agent: agent.log(), ["main#5", "before (tag: good)"]),
     (lambda agent: agent.search("hello"), ["main#5", "hello"]),
-    (lambda agent: agent.repository.tags("s"), ["good", "main#3"]),
-    (lambda agent: agent.repository.stats("s"), ["checkpoints", "calls"]),
-    (lambda agent: agent.repository.sessions(), ["s", "1 branch"]),
+    (lambda agent: agent.session.tags(), ["good", "main#3"]),
+    (lambda agent: agent.session.stats(), ["checkpoints", "calls"]),
+    (lambda agent: Repository(agent.session.context).sessions(), ["s", "1 branch"]),
     (lambda agent: agent.plan_rollback("good", tools="keep"), ["send(text='hello')"]),
-    (lambda agent: agent.repository.diff("main#1", "HEAD", "s"), ["+"]),
+    (lambda agent: agent.session.diff("main#1", "HEAD"), ["+"]),
     (lambda agent: agent.compare("good"), ["main"]),
 ]
 
@@ -80,7 +82,7 @@ def test_d4_every_value_is_shown_richly(agent):
 
 def test_d4_lists_stay_lists(agent):
     """D4: what is shown as a table is equal to, and prints as, the list that it is."""
-    for shown in (agent.tool_track(), agent.branches(), agent.checkpoints(), agent.history()):
+    for shown in (agent.tool_track(), agent.session.branches(), agent.checkpoints(), agent.history()):
         assert isinstance(shown, list)
         assert shown == list(shown)
         assert str(shown) == str(list(shown))

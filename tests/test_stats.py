@@ -1,4 +1,4 @@
-"""`repo.stats`: figures of sessions, branches and users, and what models have used, without a manual call (B6, W12)."""
+"""`session.stats`: figures of sessions, branches and users, and what models used, without a manual call (B6, W12)."""
 
 import operator
 from typing import Annotated
@@ -16,9 +16,9 @@ from scripted import GRAPHS, World, obedient, tool_node_graph
 import agentgit
 from agentgit.demo import ScriptedModel
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.maintenance import stats_lines
+from agentgit.render.views.maintenance import stats_lines
 from agentgit.saver.saver import SQLModelSaver
-from agentgit.sessions.stats import Tokens, added, beyond, cost_of
+from agentgit.sessions.stats import UsedTokens, added, beyond, cost_of
 from agentgit.store.threads import token_usage
 from agentgit.values import to_json
 
@@ -54,8 +54,8 @@ def test_b6_the_figures_of_a_session(repo):
     retry = agent.rollback("main#3")
     retry.run("add x")
     agent.fork("main#2")
-    found = repo.stats("s")
-    total, points = found.total, [p for b in repo.branches("s") for p in _own(repo, b)]
+    found = repo.session("s").stats()
+    total, points = found.total, [p for b in repo.session("s").branches() for p in _own(repo, b)]
     assert (total.checkpoints, total.automatic, total.named) == (14, 10, 4)
     assert (found.names, found.unique_names) == ({"cart": 3, "paid": 1}, 2)
     assert total.first == min(p.created_at for p in points)
@@ -67,12 +67,12 @@ def test_b6_the_figures_of_a_session(repo):
     assert [(one.name, one.figures.checkpoints, one.figures.rollbacks) for one in found.branches] == [
         ("main", 10, 1), ("main-2", 3, 0), ("main-3", 1, 0),
     ]  # fmt: skip
-    assert repo.stats("s", branch="main-2").total.calls == {"done": 1}
-    assert repo.stats("s", branch="main-2").subject == "branch main-2 of session s"
+    assert repo.session("s").stats(branch="main-2").total.calls == {"done": 1}
+    assert repo.session("s").stats(branch="main-2").subject == "branch main-2 of session s"
 
 
 def _own(repo, branch):
-    return [p for p in repo.checkpoints("s", branch.name) if p.internal_session_id == branch.id]
+    return [p for p in repo.session("s").checkpoints(branch=branch.name) if p.internal_session_id == branch.id]
 
 
 def test_b6_a_reversal_that_failed_counts(repo):
@@ -84,24 +84,22 @@ def test_b6_a_reversal_that_failed_counts(repo):
     world.broken.add("a")
     with pytest.raises(agentgit.RollbackIncomplete):
         agent.rollback("main#1")
-    assert repo.stats("s").total.reversal_success == pytest.approx(2 / 3)
+    assert repo.session("s").stats().total.reversal_success == pytest.approx(2 / 3)
 
 
 def test_b6_the_figures_of_a_user_and_of_nobody(repo):
     """B6: a user's figures are those of all his sessions and of no other user's; an empty session has zeros."""
     wrap(repo, "a").run("hi")
     wrap(repo, "b").run("hi")
-    with agentgit.open(repo.store.database.url, user="other") as other:
+    with agentgit.open(repo.context.store.database.url, user="other") as other:
         wrap(other, "c").run("hi")
-        assert other.stats(other.user).sessions == 1
+        assert other.maintenance.stats().sessions == 1
         with pytest.raises(NotFound):
-            other.stats(repo.user)
-        with pytest.raises(NotFound):
-            other.stats("a")
-    found = repo.stats(repo.user)
+            other.session("a").stats()
+    found = repo.maintenance.stats()
     assert (found.sessions, found.total.checkpoints, found.total.tokens["m"].messages) == (2, 4, 2)
-    repo.ensure_session("empty")
-    empty = repo.stats("empty")
+    repo.session("empty", create=True)
+    empty = repo.session("empty").stats()
     assert empty.total.to_dict()["checkpoints"] == 0
     assert (empty.total.duration_seconds, empty.total.reversal_success, empty.total.tokens) == (0.0, None, {})
     assert empty.to_dict()["branch_count"] == 1
@@ -114,8 +112,8 @@ def test_b6_counting_reads_no_state(repo, monkeypatch):
     def never(*_):
         raise AssertionError("a value was read")
 
-    monkeypatch.setattr(type(repo.store.graphs.content.blobs), "get_many", never)
-    assert repo.stats("s", prices={"m": (1, 1)}).total.tokens
+    monkeypatch.setattr(type(repo.context.store.graphs.content.blobs), "get_many", never)
+    assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
 
 
 # -- tokens
@@ -127,19 +125,19 @@ def test_w12_tokens_are_counted_by_themselves_on_every_kind_of_graph(repo, kind)
     agent = wrap(repo, kind=kind)
     for _ in range(3):
         agent.run("hi")
-    expected = Tokens(3, 10 + 30 + 50, 15)
-    assert repo.stats("s").total.tokens == {"m": expected}
+    expected = UsedTokens(3, 10 + 30 + 50, 15)
+    assert repo.session("s").stats().total.tokens == {"m": expected}
     retry = agent.rollback("main#3")
-    assert repo.stats("s", branch="main-2").total.tokens == {}
+    assert repo.session("s").stats(branch="main-2").total.tokens == {}
     retry.run("again")
-    assert repo.stats("s", branch="main-2").total.tokens == {"m": Tokens(1, 30, 5)}
-    found = repo.stats("s", prices={"m": (1, 10)})
-    assert found.total.tokens == {"m": Tokens(4, 120, 20)}
+    assert repo.session("s").stats(branch="main-2").total.tokens == {"m": UsedTokens(1, 30, 5)}
+    found = repo.session("s").stats(prices={"m": (1, 10)})
+    assert found.total.tokens == {"m": UsedTokens(4, 120, 20)}
     assert found.cost == pytest.approx((120 + 200) / 1e6)
     assert found.to_dict()["branches"][0]["cost"] == pytest.approx((90 + 150) / 1e6)
-    assert repo.stats("s", prices={"other": (1, 1)}).cost is None
-    assert repo.stats("s", prices={"*": (0, 0)}).cost == 0
-    assert repo.stats("s").cost is None
+    assert repo.session("s").stats(prices={"other": (1, 1)}).cost is None
+    assert repo.session("s").stats(prices={"*": (0, 0)}).cost == 0
+    assert repo.session("s").stats().cost is None
 
 
 def test_w12_a_fork_of_a_fork_counts_only_its_own(repo):
@@ -149,7 +147,7 @@ def test_w12_a_fork_of_a_fork_counts_only_its_own(repo):
     for depth in range(4):
         agent = agent.fork(name=f"f{depth}")
         agent.run("more")
-    own = [one.figures.tokens["m"].input for one in repo.stats("s").branches]
+    own = [one.figures.tokens["m"].input for one in repo.session("s").stats().branches]
     assert own == [10, 30, 50, 70, 90]
 
 
@@ -158,18 +156,18 @@ def test_w12_what_was_summed_up_or_changed_is_not_counted_twice(repo):
     agent = wrap(repo)
     agent.run("one")
     agent.run("two")
-    known = repo.stats("s").total.tokens
+    known = repo.session("s").stats().total.tokens
     messages = agent.messages()
     last = messages[-1]
     changed = AIMessage("edited", id=last.id, usage_metadata=last.usage_metadata, response_metadata={"model_name": "m"})
     agent.update_state(None, {"messages": [changed]})
-    assert repo.stats("s").total.tokens == known
+    assert repo.session("s").stats().total.tokens == known
     agent.update_state(None, {"messages": [RemoveMessage(id=m.id) for m in messages[:2]]})
-    assert repo.stats("s").total.tokens == known
+    assert repo.session("s").stats().total.tokens == known
     agent.update_state(None, {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), HumanMessage("summary")]})
-    assert repo.stats("s").total.tokens == known
+    assert repo.session("s").stats().total.tokens == known
     agent.run("three")
-    assert repo.stats("s").total.tokens["m"] == Tokens(3, known["m"].input + 20, 15)
+    assert repo.session("s").stats().total.tokens["m"] == UsedTokens(3, known["m"].input + 20, 15)
 
 
 def test_w12_several_models_have_each_their_own_tokens(repo):
@@ -183,7 +181,7 @@ def test_w12_several_models_have_each_their_own_tokens(repo):
     agent = wrap(repo, model=ScriptedModel(rule=rule))
     for _ in range(4):
         agent.run("hi")
-    assert {model: tokens.messages for model, tokens in repo.stats("s").total.tokens.items()} == {
+    assert {model: tokens.messages for model, tokens in repo.session("s").stats().total.tokens.items()} == {
         "a": 2, "b": 1, "unknown": 1,
     }  # fmt: skip
 
@@ -194,7 +192,7 @@ def test_w12_answers_that_no_model_callback_saw_are_counted(repo):
     graph.add_node("own", lambda state: {"messages": [said(into=7)]})
     graph.add_edge(START, "own")
     repo.wrap(graph.compile(), "s").run("hi")
-    assert repo.stats("s").total.tokens == {"m": Tokens(1, 7, 5)}
+    assert repo.session("s").stats().total.tokens == {"m": UsedTokens(1, 7, 5)}
 
 
 def test_w12_a_state_without_a_conversation_counts_nothing(repo):
@@ -213,7 +211,7 @@ def test_w12_a_state_without_a_conversation_counts_nothing(repo):
         return 2 * n
 
     repo.wrap(double, "t").invoke(3)
-    assert repo.stats("s").total.tokens == repo.stats("t").total.tokens == {}
+    assert repo.session("s").stats().total.tokens == repo.session("t").stats().total.tokens == {}
 
 
 HOSTILE = [
@@ -231,12 +229,12 @@ def test_bad_input_what_a_provider_says_is_no_number(repo, used):
     """Bad input: a number of tokens that cannot be one counts as zero, and the turn is saved as it is."""
     message = said(model="\0\ud800" * 300)
     object.__setattr__(message, "usage_metadata", used)
-    saver = SQLModelSaver(repo.store.database)
+    saver = SQLModelSaver(repo.context.store.database)
     put(saver, "t", {"messages": [message]})
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         at = saver.store.newest(connection, "t")
     ((model, tokens),) = token_usage.read(at.header).items()
-    assert tokens == Tokens(1, 0, 5)
+    assert tokens == UsedTokens(1, 0, 5)
     assert len(model) <= token_usage.LONGEST
     assert saver.get_tuple(on("t")) is not None
 
@@ -246,18 +244,12 @@ def test_bad_input_what_a_provider_says_is_no_number(repo, used):
 )
 def test_bad_input_a_price_that_is_none(repo, prices):
     """Bad input: what is no price is refused, with an example of one."""
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     with pytest.raises(InvalidInput, match=r"1\.25"):
-        repo.stats("s", prices=prices)
+        repo.session("s").stats(prices=prices)
 
 
-def test_bad_input_a_branch_of_a_user(repo):
-    """Bad input: a branch belongs to a session, not to a user."""
-    with pytest.raises(InvalidInput, match="one session"):
-        repo.stats(repo.user, branch="main")
-
-
-TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: Tokens(n[0], n[1] + n[3] + n[4], *n[2:]))
+TOKENS = st.tuples(*[st.integers(0, 10**9)] * 5).map(lambda n: UsedTokens(n[0], n[1] + n[3] + n[4], *n[2:]))
 COUNTS = st.dictionaries(st.text(max_size=3), TOKENS, max_size=4)
 
 
@@ -279,15 +271,15 @@ def test_w13_storage_of_its_own_and_shared(repo):
     agent = wrap(repo)
     for n in range(10):
         agent.run(f"{n} " * 300)
-    alone = repo.stats("s", storage=True).storage
+    alone = repo.session("s").stats(storage=True).storage
     assert alone.shared == 0
     assert alone.own > 0
     agent.fork(name="fork").run("and more " * 200)
-    branch = repo.stats("s", branch="fork", storage=True).storage
+    branch = repo.session("s").stats(branch="fork", storage=True).storage
     assert branch.shared > branch.own / 4
-    assert repo.stats("s", branch="main", storage=True).storage.shared == branch.shared
-    assert repo.stats("s").storage is None
-    assert repo.stats("s", storage=True).to_dict()["storage"]["own"] > alone.own
+    assert repo.session("s").stats(branch="main", storage=True).storage.shared == branch.shared
+    assert repo.session("s").stats().storage is None
+    assert repo.session("s").stats(storage=True).to_dict()["storage"]["own"] > alone.own
 
 
 def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
@@ -295,12 +287,12 @@ def test_w13_what_tools_were_told_and_said_counts_as_storage(repo):
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("hm")
-    before = repo.stats("s", storage=True).storage.own
+    before = repo.session("s").stats(storage=True).storage.own
     agent.checkpoint("big", data="x" * 10_000)
-    assert repo.stats("s", storage=True).storage.own - before == 10_002 + len("[]")  # no writes wait there
+    assert repo.session("s").stats(storage=True).storage.own - before == 10_002 + len("[]")  # no writes wait there
     agent.run("add " + "ü" * 10_000)
     (call,) = agent.tool_track()
-    assert repo.stats("s", storage=True).storage.own - before > 10_002 + 2 * len(to_json(call.args))
+    assert repo.session("s").stats(storage=True).storage.own - before > 10_002 + 2 * len(to_json(call.args))
 
 
 # -- nothing twice
@@ -317,7 +309,7 @@ def test_w12_what_a_merge_brings_is_counted_where_it_was_said(repo):
     third = agent.fork("main#1", name="third")
     third.cherry_pick("theirs#3")
     agent.run("four")
-    found = repo.stats("s")
+    found = repo.session("s").stats()
     assert {one.name: one.figures.tokens["m"].input for one in found.branches if one.figures.tokens} == {
         "main": 10 + 70, "theirs": 30 + 50,
     }  # fmt: skip
@@ -329,11 +321,11 @@ def test_w12_what_a_template_brings_is_not_used_again(repo):
     agent = wrap(repo, "a")
     agent.run("one")
     copy = wrap(repo, "b", template="a")
-    assert repo.stats("b").total.tokens == {}
+    assert repo.session("b").stats().total.tokens == {}
     copy.run("two")
-    assert repo.stats("b").total.tokens == {"m": Tokens(1, 30, 5)}
+    assert repo.session("b").stats().total.tokens == {"m": UsedTokens(1, 30, 5)}
     copy.fork(name="fork").run("three")
-    assert repo.stats(repo.user).total.tokens == {"m": Tokens(3, 10 + 30 + 50, 15)}
+    assert repo.maintenance.stats().total.tokens == {"m": UsedTokens(3, 10 + 30 + 50, 15)}
 
 
 def test_w12_a_cache_has_its_own_price(repo):
@@ -344,13 +336,13 @@ def test_w12_a_cache_has_its_own_price(repo):
     agent = wrap(repo, model=ScriptedModel(rule=lambda _: message.model_copy(update={"id": None})))
     agent.run("one")
     agent.run("two")
-    found = repo.stats("s")
-    assert found.total.tokens == {"m": Tokens(2, 2000, 20, 1200, 600)}
+    found = repo.session("s").stats()
+    assert found.total.tokens == {"m": UsedTokens(2, 2000, 20, 1200, 600)}
     assert "2000 in (1200 from a cache, 600 into a cache), 20 out" in str(stats_lines(found))
     for price, cost in (((1, 2), 2040), ((1, 2, 0.5), 1440), ((1, 2, 0.5, 3), 200 + 600 + 1800 + 40)):
-        assert repo.stats("s", prices={"m": price}).cost == pytest.approx(cost / 1e6)
+        assert repo.session("s").stats(prices={"m": price}).cost == pytest.approx(cost / 1e6)
     with pytest.raises(InvalidInput, match="from a cache"):
-        repo.stats("s", prices={"m": (1, 2, 3, 4, 5)})
+        repo.session("s").stats(prices={"m": (1, 2, 3, 4, 5)})
 
 
 @pytest.mark.parametrize("junk", ["x", 5, {"m": 5}, {"m": "abc"}, {"m": [1, "2", None, -3, True, 9, 9]}], ids=str)

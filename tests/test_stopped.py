@@ -9,7 +9,7 @@ from scripted import World, obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
-from agentgit.rollback.finish import Publishing
+from agentgit.rollback.finish import Finisher
 from agentgit.store.records.journal import Intent
 from agentgit.store.sql import process_owner
 
@@ -84,7 +84,7 @@ def test_w5_a_branch_says_that_nobody_knows_whether_its_effect_was_reversed(agen
     with pytest.raises(WorldDiverged, match="unknown whether it was reversed"):
         agent.run("and now?")
     with pytest.raises(RollbackBlocked, match="unknown whether it was reversed"):
-        agent.switch("main", "world")
+        agent = agent.switch("main", "world")
     assert world.items == ["chair", "table", "sofa"]
     repo.resolve(agent.tool_track()[-1], "did_not_happen")
     assert agent.run("look") == "done"
@@ -96,11 +96,11 @@ def test_w1_a_rollback_that_died_does_not_lock_its_session(agent, hands, repo, w
     assert world.items == ["chair", "table"]
     with pytest.raises(RollbackBlocked, match="unknown whether an earlier rollback reversed it"):
         agent.rollback("before")
-    assert [operation.status for operation in repo.operations("s")] == ["partial"]
+    assert [operation.status for operation in repo.session("s").operations()] == ["partial"]
     repo.resolve(agent.tool_track()[-2], "did_not_happen")
     agent.rollback("before")
     assert world.items == ["chair"]
-    assert repo.resume(repo.operations("s")[-1]).status == "done"
+    assert repo.resume(repo.session("s").operations()[-1]).status == "done"
     assert world.items == ["chair"]
 
 
@@ -118,13 +118,13 @@ def test_w5_what_a_dead_turn_may_have_done_stops_other_branches(repo, world, han
 def _leave_running(repo, agent, item):
     """Leave a call as a process leaves it that is killed inside of a tool."""
     with process_owner.owner() as owner:
-        repo.store.database.write(lambda c: repo.store.sessions.acquire(c, agent.branch.id, owner))
+        repo.context.store.database.write(lambda c: repo.context.store.sessions.acquire(c, agent.branch.id, owner))
         intent = Intent(
             session_id=agent.session.id, branch_id=agent.branch.id, batch=9, batch_index=0, tool_name="add",
             tool_call_id=None, effect="reversible", undo=None, args={"item": item}, idempotency_key="k", owner=owner,
             started_at=datetime.now(UTC),
         )  # fmt: skip
-        repo.store.database.write(lambda c: repo.store.journal.intend(c, intent))
+        repo.context.store.database.write(lambda c: repo.context.store.journal.intend(c, intent))
 
 
 def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands, repo, world, monkeypatch):
@@ -132,10 +132,10 @@ def test_w1_a_rollback_of_another_machine_is_taken_back_by_recover(agent, hands,
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(process_owner, "_here", lambda: "another machine")
         killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
-    operation = repo.operations("s")[0]
+    operation = repo.session("s").operations()[0]
     with pytest.raises(Conflict, match="being worked on"):
         repo.resume(operation)
-    assert repo.recover("s", "back").status == "partial"
+    assert repo.session("s").recover(branch="back").status == "partial"
     repo.resolve(agent.tool_track()[-1], "did_not_happen")
     assert repo.resume(operation).status == "done"
     assert world.items == ["chair"]
@@ -154,7 +154,7 @@ def test_w1_resume_waits_for_turns(agent, hands, repo, world):
     stream = other.switch("other", "ignore").stream({"messages": [("user", "look")]})
     next(stream)
     with pytest.raises(Conflict, match="running"):
-        repo.resume(repo.operations("s")[-1])
+        repo.resume(repo.session("s").operations()[-1])
     stream.close()
 
 
@@ -165,10 +165,10 @@ def test_w1_resume_says_what_stands_in_its_way_and_can_be_forced(agent, hands, r
         agent.rollback("before")
     hands.errors.clear()
     agent.switch("main", "ignore").run("send hello")
-    operation = repo.operations("s")[-1]
+    operation = repo.session("s").operations()[-1]
     with pytest.raises(RollbackBlocked, match="force=True"):
         repo.resume(operation)
-    assert (world.items, repo.operations("s")[-1].status) == (["chair", "table"], "partial")
+    assert (world.items, repo.session("s").operations()[-1].status) == (["chair", "table"], "partial")
     report = repo.resume(operation, force=True)
     assert [item.invocation.tool_name for item in report.kept] == ["send"]
     assert (world.items, world.sent, report.status) == (["chair"], ["hello"], "done")
@@ -179,7 +179,7 @@ def test_w1_what_can_never_be_undone_can_be_given_up(agent, hands, repo, world):
     hands.errors["table"] = RuntimeError("broken for ever")
     with pytest.raises(RollbackIncomplete, match="force=True"):
         agent.rollback("before", name="back")
-    report = repo.resume(repo.operations("s")[0], force=True)
+    report = repo.resume(repo.session("s").operations()[0], force=True)
     assert [(item.invocation.args["item"], "broken for ever" in item.reason) for item in report.kept] == [
         ("table", True)
     ]
@@ -200,10 +200,10 @@ def test_w5_a_switch_that_cannot_be_finished_can_be_given_up(repo, world, hands)
     broken = repo.wrap(tool_node_graph(obedient(), [_refusing(tool) for tool in world.tools()]), "s", branch="main",
                        effects=world.effects(add=reversible(hands.undo)))  # fmt: skip
     with pytest.raises(RollbackIncomplete, match="sold out"):
-        broken.switch("main", "world")
+        broken = broken.switch("main", "world")
     with pytest.raises(Conflict, match="resume"):
         broken.run("look")
-    report = repo.resume(repo.operations("s")[0], force=True)
+    report = repo.resume(repo.session("s").operations()[0], force=True)
     assert [item.invocation.args["item"] for item in report.gone] == ["table"]
     assert world.items == ["chair"]
     assert wrapped(repo, world, hands, branch="main").run("look") == "done"
@@ -229,7 +229,7 @@ def test_w5_a_resumed_switch_runs_again_what_was_reversed_since(repo, world, han
     with pytest.raises(RollbackIncomplete):
         wrapped(repo, world, hands, branch="other").switch("main", "world")
     hands.errors.clear()
-    operation = repo.operations("s")[0]
+    operation = repo.session("s").operations()[0]
     wrapped(repo, world, hands, branch="other").rollback("main#1")
     assert world.items == []
     repo.resume(operation)
@@ -247,8 +247,8 @@ def test_w5_what_another_switch_ran_again_does_not_run_twice(repo, world, hands)
     with pytest.raises(RollbackIncomplete):
         wrapped(repo, world, hands, branch="other").switch("main", "world")
     hands.errors.clear()
-    stopped = repo.operations("s")[0]
-    twin.switch("twin", "world")
+    stopped = repo.session("s").operations()[0]
+    twin = twin.switch("twin", "world")
     assert world.items == ["chair"]
     assert [item.invocation.args["item"] for item in repo.resume(stopped).redone] == ["chair"]
     assert world.items == ["chair"]
@@ -262,8 +262,8 @@ def test_w1_what_was_reversed_and_ran_again_since_is_reversed_when_a_rollback_is
         agent.rollback("before", conversation=False)
     assert world.items == ["chair", "table"]
     hands.errors.clear()
-    stopped = repo.operations("s")[0]
-    twin.switch("twin", "world")
+    stopped = repo.session("s").operations()[0]
+    twin = twin.switch("twin", "world")
     assert sorted(world.items) == ["chair", "sofa", "table"]
     report = repo.resume(stopped)
     assert world.items == ["chair"]
@@ -279,7 +279,7 @@ def test_w5_an_effect_that_ran_again_and_was_reversed_again_is_missed(repo, worl
     before = agent.checkpoint("before")
     agent.run("add chair")
     other = agent.rollback(before, name="other")
-    agent.switch("main", "world")
+    agent = agent.switch("main", "world")
     assert world.items == ["chair"]
     other.rollback(before)
     assert world.items == []
@@ -320,7 +320,7 @@ def test_w1_an_undo_that_was_done_by_hand_is_seen(agent, hands, repo, world):
     with pytest.raises(RollbackIncomplete):
         looking.rollback("before")
     world.items.remove("table")
-    assert repo.resume(repo.operations("s")[0]).status == "done"
+    assert repo.resume(repo.session("s").operations()[0]).status == "done"
     assert [args["item"] for _, args, _ in world.undone] == ["sofa"]
 
 
@@ -368,7 +368,7 @@ def test_w1_two_rollbacks_of_a_session_never_act_at_once(database, world):
             thread.start()
         for thread in threads:
             thread.join()
-        done = [operation for operation in repo.operations("s") if operation.status == "done"]
+        done = [operation for operation in repo.session("s").operations() if operation.status == "done"]
     assert max(most) == 1
     assert len(world.undone) == 3
     assert len(done) == 4 - len(refused) > 0
@@ -382,13 +382,13 @@ def test_w1_what_was_to_be_kept_and_was_reversed_since_is_not_said_to_be_kept(ag
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:
-        dying.setattr(Publishing, "end", die)
+        dying.setattr(Finisher, "end", die)
         with pytest.raises(KeyboardInterrupt):
             agent.rollback("before", tools="keep", name="kept")
     agent.switch("main", "ignore").rollback("before", name="clean")
     if again:
-        agent.switch("main", "world")
-    report = repo.resume(next(one for one in repo.operations("s") if one.status == "partial"), force=True)
+        agent = agent.switch("main", "world")
+    report = repo.resume(next(one for one in repo.session("s").operations() if one.status == "partial"), force=True)
     kept, taken = ({item.invocation.args["item"] for item in items} for items in (report.kept, report.reversed))
     both, none = {"table", "sofa"}, set()
     assert (kept, taken, set(world.items) & both) == ((both, none, both) if again else (none, both, none))

@@ -33,7 +33,7 @@ def wrapped(repo, world, session="new", **more):
 @pytest.mark.parametrize("how", ["checkpoint", "id", "text", "session"])
 def test_w11_a_session_begins_as_a_checkpoint(repo, agent, world, how):
     """W11: the conversation and the state come, named by a value, an id or text; the old session stays as it is."""
-    before = repo.checkpoint("before", "old")
+    before = repo.session("old").get_checkpoint("before")
     template = {"checkpoint": before, "id": before.id, "text": "old@before", "session": "old"}[how]
     point = agent.head if how == "session" else before
     made = wrapped(repo, world, template=template)
@@ -43,7 +43,7 @@ def test_w11_a_session_begins_as_a_checkpoint(repo, agent, world, how):
     assert (made.head.metadata["reference"], made.tool_track()) == ("main#1", [])
     made.run("note hello")
     assert len(made.history()) == len(point.conversation_history) + 4
-    assert repo.diff(point, made.head).common_messages == len(point.conversation_history)
+    assert repo.session().diff(point, made.head).common_messages == len(point.conversation_history)
     assert agent.run("note bye") == "done"
 
 
@@ -89,7 +89,7 @@ def test_w11_a_name_may_have_an_at(repo, world):
 
 def test_w11_other_users_do_not_see_it(repo, agent, world):
     """W11: what belongs to somebody else is no template."""
-    with agentgit.open(repo.store.database.url, user="eve") as eve, pytest.raises(NotFound):
+    with agentgit.open(repo.context.store.database.url, user="eve") as eve, pytest.raises(NotFound):
         wrapped(eve, world, template=agent.head.id)
 
 
@@ -123,7 +123,7 @@ def test_w11_subgraphs_come_along(repo, world):
 def test_w11_an_imported_session_knows_its_template(repo, agent, world, tmp_path):
     """W11, B8: an imported session goes on when it is wrapped with the same template by name, and no other."""
     wrapped(repo, world, template="old@before").run("note hello")
-    repo.export("new", tmp_path / "new.jsonl")
+    repo.session("new").export(tmp_path / "new.jsonl")
     repo.import_(tmp_path / "new.jsonl", session="again")
     assert len(wrapped(repo, world, "again", template="old@before").history()) == 9
     with pytest.raises(Conflict, match="from old@main#3, and not from old@main#5"):

@@ -34,9 +34,9 @@ def agent(repo, world):
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
 
 
-def kinds(repo, *of, **how):
+def kinds(repo, of=None, **how):
     """The kinds of the events, without their checkpoints."""
-    return [event.kind for event in repo.events(*of, **how) if event.kind != "checkpoint.created"]
+    return [event.kind for event in repo.events.list(session=of, **how) if event.kind != "checkpoint.created"]
 
 
 def tamper(repo, *statements):
@@ -51,7 +51,7 @@ def tamper(repo, *statements):
         for statement in statements:
             connection.execute(statement)
 
-    repo.store.database.write(work)
+    repo.context.store.database.write(work)
 
 
 def test_w12_a_story_is_told_in_its_order(repo, agent, world):
@@ -60,13 +60,13 @@ def test_w12_a_story_is_told_in_its_order(repo, agent, world):
     agent.run("look")
     retry = agent.rollback("main#1")
     retry.fork(name="aside")
-    retry.switch("main")
-    repo.tag("main#2", "v1")
-    repo.untag("v1")
-    repo.set_retention(Retention(max_checkpoints=5), "s")
-    repo.set_retention(None, "s")
-    repo.gc(shrink=False)
-    found = list(repo.events())
+    retry = retry.switch("main")
+    repo.session().tag("main#2", "v1")
+    repo.session().untag("v1")
+    repo.session("s").retention.set(Retention(max_checkpoints=5))
+    repo.session("s").retention.set(None)
+    repo.maintenance.gc(shrink=False)
+    found = list(repo.events.list())
     assert [event.kind for event in found if event.kind != "checkpoint.created"] == [
         "session.created", "call.done", "turn.done", "turn.done", "rollback.begun", "call.reversed", "rollback.done",
         "fork.done", "switch.done", "tag.created", "tag.deleted", "retention.changed", "retention.changed", "gc.done",
@@ -79,25 +79,25 @@ def test_w12_a_story_is_told_in_its_order(repo, agent, world):
     assert (by_kind["rollback.done"].branch_name, by_kind["rollback.done"].detail["reversed"]) == ("main-2", 1)
     assert by_kind["tag.created"].user_id == repo.user.id
     assert by_kind["gc.done"].session_id is None
-    assert repo.audit_verify().is_sound
+    assert repo.events.verify().is_sound
     assert set(by_kind) <= set(KINDS)
 
 
 def test_w12_what_did_not_happen_is_not_told(repo, agent):
     """W12: an event is in the transaction of what it tells of, so a verb that is taken back tells nothing."""
     agent.run("hello")
-    before = list(repo.events())
+    before = list(repo.events.list())
 
     def work(connection):
-        repo.store.checkpoints.add(connection, agent.branch_id, repo.store.moment(
-            connection, repo.store.sessions.branch(connection, agent.branch_id)).snapshot,
+        repo.context.store.checkpoints.add(connection, agent.branch_id, repo.context.store.moment(
+            connection, repo.context.store.sessions.branch(connection, agent.branch_id)).snapshot,
             named(1, "never"))  # fmt: skip
         raise Conflict("taken back")
 
     with pytest.raises(Conflict):
-        repo.store.database.write(work)
-    assert list(repo.events()) == before
-    assert repo.checkpoints("s")[-1].checkpoint_name is None
+        repo.context.store.database.write(work)
+    assert list(repo.events.list()) == before
+    assert repo.session("s").checkpoints()[-1].checkpoint_name is None
 
 
 def test_w12_half_a_rollback_and_its_end_are_told(repo, agent, world):
@@ -131,38 +131,40 @@ def test_w12_deletions_name_what_went(repo, agent):
     """W12: a checkpoint that a person deleted, and those that the retention let go, are told with their ids."""
     agent.checkpoint("x")
     agent.checkpoint("y")
-    gone = repo.delete_checkpoint("x")
-    event = list(repo.events())[-1]
+    gone = repo.session().delete_checkpoint("x")
+    event = list(repo.events.list())[-1]
     assert (event.kind, event.detail["checkpoints"], event.user_id) == ("checkpoint.deleted", [gone.id], repo.user.id)
-    repo.set_retention(Retention(max_checkpoints=2, keep_last=1, compress_after=None), "s")
+    repo.session("s").retention.set(Retention(max_checkpoints=2, keep_last=1, compress_after=None))
     for _ in range(3):
         agent.checkpoint("z")
-    by_itself = list(repo.events(kinds="checkpoint.deleted"))[-1]
+    by_itself = list(repo.events.list(kinds="checkpoint.deleted"))[-1]
     assert (by_itself.user_id, by_itself.detail["count"]) == (None, 1)
 
 
 def test_w12_the_database_refuses_to_change_it(repo, agent):
     """W12: no statement of whoever uses the database edits, replaces or deletes an event."""
     agent.checkpoint("x")
-    with repo.store.database.reading() as connection:
+    with repo.context.store.database.reading() as connection:
         row = dict(connection.execute(AUDIT_EVENT.select().limit(1)).mappings().one())
     refused = [update(AUDIT_EVENT).values(kind="tag.created"), delete(AUDIT_EVENT)]
-    refused += [text("DELETE FROM audit_event")] if repo.store.database.is_sqlite else [text("TRUNCATE audit_event")]
-    if repo.store.database.is_sqlite:
+    refused += (
+        [text("DELETE FROM audit_event")] if repo.context.store.database.is_sqlite else [text("TRUNCATE audit_event")]
+    )
+    if repo.context.store.database.is_sqlite:
         replacing = insert(AUDIT_EVENT).prefix_with("OR REPLACE")
         elsewhere = {**row, "external_session_id": 7, "kind": "tag.created"}  # the same event by its other key
         for values in ({**row, "kind": "tag.created"}, elsewhere):
             with pytest.raises(AgentGitError, match="UNIQUE"):
-                repo.store.database.write(lambda c, v=values: c.execute(replacing.values(v)))
+                repo.context.store.database.write(lambda c, v=values: c.execute(replacing.values(v)))
         by_rowid = "INSERT OR REPLACE INTO audit_event (rowid, {0}) SELECT 1, {1} FROM audit_event WHERE rowid = 1"
         names = list(row)
         changed = ["seq + 9" if name == "seq" else "id + 9" if name == "id" else name for name in names]
         statement = text(by_rowid.format(", ".join(names), ", ".join(changed)))
         with pytest.raises(AgentGitError, match="UNIQUE"):
-            repo.store.database.write(lambda c: c.execute(statement))
+            repo.context.store.database.write(lambda c: c.execute(statement))
     for statement in refused:
         with pytest.raises(NotAllowed):
-            repo.store.database.write(lambda c, s=statement: c.execute(s))
+            repo.context.store.database.write(lambda c, s=statement: c.execute(s))
     assert kinds(repo) == ["session.created"]
 
 
@@ -171,7 +173,7 @@ def test_w12_a_change_past_the_triggers_is_found(repo, agent, how):
     """W12: an edit, a removal in the middle, a swap, a cut at the end and a forged end are each found."""
     for n in range(4):
         agent.checkpoint(f"c{n}")
-    known = repo.audit_tips()
+    known = repo.events.tips()
     second, third, last = (AUDIT_EVENT.c.seq == n for n in (2, 3, 5))
     statements = {
         "edit": [update(AUDIT_EVENT).where(second).values(user_id=7)],
@@ -186,19 +188,19 @@ def test_w12_a_change_past_the_triggers_is_found(repo, agent, how):
     tamper(repo, *statements[how])
     if how == "anew":
         agent.checkpoint("another")
-    assert not repo.audit_verify(known).is_sound
-    assert repo.audit_verify().is_sound == (how in ("cut", "anew"))
-    assert repo.fsck().is_sound == (how in ("cut", "anew"))
-    assert repo.fsck(level=1).is_sound == (how not in ("remove", "swap"))
+    assert not repo.events.verify(known).is_sound
+    assert repo.events.verify().is_sound == (how in ("cut", "anew"))
+    assert repo.maintenance.fsck().is_sound == (how in ("cut", "anew"))
+    assert repo.maintenance.fsck(level=1).is_sound == (how not in ("remove", "swap"))
 
 
 def test_w12_tips_lead_on(repo, agent):
     """W12: tips that were written down hold as long as the trail only grows; what is no tip is refused."""
     agent.checkpoint("x")
-    known = repo.audit_verify().tips
-    assert known == repo.audit_tips()
+    known = repo.events.verify().tips
+    assert known == repo.events.tips()
     agent.checkpoint("y")
-    again = repo.audit_verify(known)
+    again = repo.events.verify(known)
     assert (again.is_sound, again.events, again.findings) == (True, 3, ())
     with pytest.raises(InvalidInput):
         tips_of('{"session_id": 7, "number": 2, "hash": "ab"}\n{"session_id": 7')
@@ -207,15 +209,15 @@ def test_w12_tips_lead_on(repo, agent):
 def test_w12_two_writers_make_one_chain(database):
     """W12: threads that write to one session at the same time, through two handles, leave one chain without a gap."""
     with agentgit.open(database.url) as one, agentgit.open(database.url) as two:
-        session = one.ensure_session("s")
+        session = one.session("s", create=True)
         problems = []
 
         def write(repo, name):
             try:
                 for n in range(10):
-                    repo.store.database.write(
+                    repo.context.store.database.write(
                         lambda c, n=n: note(
-                            c, repo.store.tenant_id, "tag.created", session_id=session.id, name=f"{name}{n}"
+                            c, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=f"{name}{n}"
                         )
                     )
             except AgentGitError as error:
@@ -228,63 +230,67 @@ def test_w12_two_writers_make_one_chain(database):
             thread.start()
         for thread in threads:
             thread.join()
-        found = list(one.events("s"))
+        found = list(one.events.list(session="s"))
         assert problems == []
         assert [event.number for event in found] == list(range(1, 32))
         assert [e.detail["name"] for e in found if e.detail.get("name", "").startswith("b")] == [
             f"b{n}" for n in range(10)
         ]
-        assert one.audit_verify().is_sound
+        assert one.events.verify().is_sound
 
 
 def test_w12_a_feed_goes_on_where_it_ended(repo, agent):
     """W12: `after` gives what is newer, by event or by id, of one session or all; kinds and times choose."""
     agent.checkpoint("x")
-    repo.ensure_session("other")
-    first, *rest = repo.events()
-    assert list(repo.events(after=first)) == rest == list(repo.events(after=first.id))
-    assert [event.number for event in repo.events("s", after=first)] == [2]
-    assert [event.session_name for event in repo.events(kinds="session.*")] == ["s", "other"]
-    assert list(repo.events(since=datetime.now(UTC) + timedelta(hours=1))) == []
-    assert repo.last_events(limit=1) == [rest[-1]]
+    repo.session("other", create=True)
+    first, *rest = repo.events.list()
+    assert list(repo.events.list(after=first)) == rest == list(repo.events.list(after=first.id))
+    assert [event.number for event in repo.events.list(session="s", after=first)] == [2]
+    assert [event.session_name for event in repo.events.list(kinds="session.*")] == ["s", "other"]
+    assert list(repo.events.list(since=datetime.now(UTC) + timedelta(hours=1))) == []
+    assert repo.events.newest(limit=1) == [rest[-1]]
     for wrong in ({"kinds": "chekpoint.created"}, {"since": datetime.now()}, {"after": "x"}):  # the mistake
         with pytest.raises(InvalidInput):
-            repo.events(**wrong)
+            repo.events.list(**wrong)
     with pytest.raises(InvalidInput, match=r"checkpoint\.created"):
         chosen("checkpoint.creatd")
     with pytest.raises(NotFound):
-        repo.events("nobody")
+        repo.events.list(session="nobody")
 
 
 def test_w12_an_event_whose_id_is_taken_gets_another_one(repo, monkeypatch):
     """W12: two writers may make one id in one millisecond; the second one makes another, and nobody hears of it."""
-    one, other = (repo.ensure_session(name) for name in ("one", "other"))
-    taken = list(repo.events(one.id))[-1].id
+    one, other = (repo.session(name, create=True) for name in ("one", "other"))
+    taken = list(repo.events.list(session=one.id))[-1].id
     given = iter([taken])
     monkeypatch.setattr(trail, "new_id", lambda: next(given, None) or new_id())
-    repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=other.id, name="n"))
+    repo.context.store.database.write(
+        lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=other.id, name="n")
+    )
     assert next(given, "used") == "used"
-    assert [event.kind for event in repo.events(other.id)][-1] == "tag.created"
-    assert repo.audit_verify().is_sound
+    assert [event.kind for event in repo.events.list(session=other.id)][-1] == "tag.created"
+    assert repo.events.verify().is_sound
 
 
 def test_w12_pages_lose_nothing(repo, monkeypatch):
     """W12: a long feed is read page by page, each event once."""
     monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
-    sessions = [repo.ensure_session(f"s{n}") for n in range(3)]
+    sessions = [repo.session(f"s{n}", create=True) for n in range(3)]
     for n in range(10):
         for session in sessions:
-            repo.store.database.write(
-                lambda c, n=n, s=session: note(c, repo.store.tenant_id, "tag.created", session_id=s.id, name=str(n))
+            repo.context.store.database.write(
+                lambda c, n=n, s=session: note(
+                    c, repo.context.store.tenant_id, "tag.created", session_id=s.id, name=str(n)
+                )
             )
-    found = Counter((event.session_id, event.number) for event in repo.events())
+    found = Counter((event.session_id, event.number) for event in repo.events.list())
     assert (len(found), max(found.values())) == (33, 1)
-    assert len(list(repo.events("s1"))) == 11
+    assert len(list(repo.events.list(session="s1"))) == 11
 
 
 def test_w12_another_process_follows(repo, agent):
     """W12: who follows the trail gets what other handles do, soon, each event once."""
-    got, feed = [], repo.events(follow=True, poll=0.01)
+    got, feed = [], repo.events.list(follow=True, poll=0.01)
 
     def follow():
         for event in feed:
@@ -294,7 +300,7 @@ def test_w12_another_process_follows(repo, agent):
 
     thread = threading.Thread(target=follow)
     thread.start()
-    with agentgit.open(repo.store.database.url) as other:
+    with agentgit.open(repo.context.store.database.url) as other:
         for name in ("a", "b", "last"):
             other.wrap(tool_node_graph(scripted("x"), []), "s").checkpoint(name)
     thread.join(60)
@@ -305,36 +311,36 @@ def test_w12_another_process_follows(repo, agent):
 def test_w12_nobody_sees_what_others_do(database):
     """W12: a user's feed has his own sessions alone, also by their ids."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
-        session = hers.ensure_session("s")
-        assert list(his.events()) == []
+        session = hers.session("s", create=True)
+        assert list(his.events.list()) == []
         with pytest.raises(NotFound):
-            his.events(session.id)
-        assert [event.session_id for event in hers.events()] == [session.id]
+            his.events.list(session=session.id)
+        assert [event.session_id for event in hers.events.list()] == [session.id]
 
 
 def test_w12_hostile_names_and_huge_details_are_kept(repo):
     """W12: control characters, NUL, lone surrogates and a very long list come back as they were, and verify."""
     name = "a\x00b\x1b[31m\udc80</script>\u202e"
-    session = repo.ensure_session(name)
+    session = repo.session(name, create=True)
     huge = list(range(50_000))
-    repo.store.database.write(
-        lambda c: note(c, repo.store.tenant_id, "checkpoint.deleted", session_id=session.id, checkpoints=huge)
+    repo.context.store.database.write(
+        lambda c: note(c, repo.context.store.tenant_id, "checkpoint.deleted", session_id=session.id, checkpoints=huge)
     )
-    created, deleted = repo.events()
+    created, deleted = repo.events.list()
     assert (created.session_name, deleted.detail["checkpoints"]) == (name, huge)
-    assert repo.audit_verify().is_sound
+    assert repo.events.verify().is_sound
 
 
 def test_w12_an_export_leaves_the_trail_behind(repo, agent, tmp_path):
     """W12, B8: an imported session has a trail of its own, which begins with the import and says what came."""
     agent.run("add chair")
-    repo.export("s", tmp_path / "s.jsonl")
+    repo.session("s").export(tmp_path / "s.jsonl")
     made = repo.import_(tmp_path / "s.jsonl", session="copy")
-    (event,) = repo.events("copy")
+    (event,) = repo.events.list(session="copy")
     assert (event.kind, event.number, event.detail["checkpoints"], event.detail["calls"]) == (
         "session.imported", 1, made.checkpoints, 1,
     )  # fmt: skip
-    assert repo.fsck(level=3).is_sound
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 KILLED = """
@@ -346,7 +352,7 @@ def dying(connection):
     if plain(connection).rows:
         os._exit(9)
 database.end_notes = dying
-repo.ensure_session("never")
+repo.session("never", create=True)
 """
 
 
@@ -355,22 +361,24 @@ def test_w12_a_process_that_dies_before_its_commit_tells_nothing(database):
     url = database.url.render_as_string(hide_password=False)
     done = subprocess.run([sys.executable, "-c", KILLED, url], check=False)  # noqa: S603  # our own program
     with agentgit.open(database.url) as repo:
-        assert (done.returncode, repo.sessions(), list(repo.events())) == (9, [], [])
-        assert repo.audit_verify().is_sound
+        assert (done.returncode, repo.sessions(), list(repo.events.list())) == (9, [], [])
+        assert repo.events.verify().is_sound
 
 
 def test_w12_ids_grow_along_a_chain_whatever_the_clocks_say(repo, monkeypatch):
     """W12: a process whose clock is behind writes events that come after those of one whose clock is ahead."""
-    session = repo.ensure_session("s")
+    session = repo.session("s", create=True)
     monkeypatch.setattr("agentgit.store.audit.trail.new_id", lambda: 5)
-    repo.store.database.write(lambda c: note(c, repo.store.tenant_id, "tag.created", session_id=session.id))
-    first, second = repo.events()
+    repo.context.store.database.write(
+        lambda c: note(c, repo.context.store.tenant_id, "tag.created", session_id=session.id)
+    )
+    first, second = repo.events.list()
     assert first.id < second.id <= first.id + 1024
-    assert [event.number for event in repo.events(after=first)] == [2]
+    assert [event.number for event in repo.events.list(after=first)] == [2]
 
 
 def test_w12_a_database_in_memory_has_a_trail_too():
     """W12: nothing about the trail needs a file."""
     with agentgit.open(":memory:") as repo, closing(Database(":memory:")):
-        repo.ensure_session("s")
+        repo.session("s", create=True)
         assert kinds(repo) == ["session.created"]

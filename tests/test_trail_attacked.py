@@ -109,7 +109,7 @@ class Attacker:
 
 def past_triggers(repo, *statements):
     """Run statements as the owner of the database, who has dropped the triggers."""
-    database = repo.store.database
+    database = repo.context.store.database
     with database.engine.begin() as connection:
         if database.is_sqlite:
             query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('audit_event', 'erasure')"
@@ -127,11 +127,11 @@ def attack(repo):
     agent = repo.wrap(tool_node_graph(scripted("x"), []), "s")
     for n in range(4):
         agent.checkpoint(f"c{n}")
-    if repo.store.database.is_sqlite:
-        yield Attacker(repo.store.database.url, repo.store.tenant_id)
+    if repo.context.store.database.is_sqlite:
+        yield Attacker(repo.context.store.database.url, repo.context.store.tenant_id)
         return
-    with as_role(repo.store.database.url) as url:
-        yield Attacker(url, repo.store.tenant_id)
+    with as_role(repo.context.store.database.url) as url:
+        yield Attacker(url, repo.context.store.tenant_id)
 
 
 def test_q7_a_made_up_erasure_lets_nothing_go(repo, attack):
@@ -141,8 +141,8 @@ def test_q7_a_made_up_erasure_lets_nothing_go(repo, attack):
     attack.refused(attack.erasure(session, seq, digest), attack.delete(session))
     attack.refused(attack.delete(session, "AND seq = 5"))
     attack.refused(*attack.rows_of(session), attack.erasure(session, seq, digest))
-    assert repo.audit_verify().is_sound
-    assert len(list(repo.events("s"))) == 5
+    assert repo.events.verify().is_sound
+    assert len(list(repo.events.list(session="s"))) == 5
 
 
 def test_q7_tables_of_ones_own_do_not_stand_in(repo, attack):
@@ -164,8 +164,8 @@ def test_q7_tables_of_ones_own_do_not_stand_in(repo, attack):
         theirs = [one.replace("INTO ", f"INTO {place}.") for one in (told, attack.erasure(session, seq, digest))]
         attack.refused(*shadow, *theirs)
         attack.refused(*shadow, attack.delete(session, "AND seq > 3").replace("audit_event", f"{place}.audit_event"))
-    assert len(list(repo.events("s"))) == 5
-    assert repo.audit_verify().is_sound
+    assert len(list(repo.events.list(session="s"))) == 5
+    assert repo.events.verify().is_sound
 
 
 def test_q7_what_is_told_has_to_be_so(repo, attack):
@@ -184,43 +184,43 @@ def test_q7_what_is_told_has_to_be_so(repo, attack):
         nobody = "SET agentgit.user_id = '77'"
         attack.refused(attack.told(session, 0, b""), nobody, attack.erasure(session, 0, b""))
         attack.refused(*gone, attack.told(session, 0, b""), nobody, attack.erasure(session, 0, b""))
-    assert repo.audit_verify().is_sound
-    assert len(list(repo.events("s"))) == 5
+    assert repo.events.verify().is_sound
+    assert len(list(repo.events.list(session="s"))) == 5
 
 
 def test_q7_who_erases_by_hand_is_told_of_as_anybody(repo, attack):
     """Q7: what a role may do for agentgit it may do by hand: all of the erasure, and the trail tells of it for good."""
-    session, known = repo.session("s").id, repo.audit_tips()
+    session, known = repo.session("s").id, repo.events.tips()
     seq, _, digest = attack.end_of(session)
     attack.run(
         *attack.rows_of(session), attack.told(session, seq, digest), attack.erasure(session, seq, digest),
         attack.delete(session),
     )  # fmt: skip
-    found = repo.audit_verify(known)
+    found = repo.events.verify(known)
     assert (found.is_sound, found.erased) == (True, [session])
     attack.refused(attack.delete(0))
     attack.refused("DELETE FROM erasure") if attack.is_sqlite else None
-    assert [event.kind for event in repo.audit()] == ["session.erased"]
+    assert [event.kind for event in repo.events.audit()] == ["session.erased"]
 
 
 def test_q7_an_erasure_past_the_triggers_is_named(repo, attack):
     """Q7: a row of `erasure` counts only with the word of the tenant's own chain, never for a session that is there."""
-    session, other = repo.session("s").id, repo.ensure_session("other").id
+    session, other = repo.session("s").id, repo.session("other", create=True).id
     seq, _, digest = attack.end_of(session)
     attack.run(attack.told(session, seq, digest, chain=other))  # which is no place for it
     past_triggers(repo, attack.erasure(session, seq, digest), attack.delete(session))
-    found = repo.audit_verify()
+    found = repo.events.verify()
     assert [(one.row, one.what) for one in found.findings] == [
         (f"erasure {session}", "the trail does not tell that this session was erased so"),
         (f"erasure {session}", "this session is still there"),
     ]
     assert found.erased == []
-    assert {one.row for one in repo.fsck(2).findings} >= {f"erasure {session}"}
+    assert {one.row for one in repo.maintenance.fsck(2).findings} >= {f"erasure {session}"}
 
 
 def test_q7_kept_tips_find_what_the_owner_cut(repo, attack, tmp_path, monkeypatch):
     """Q7: tips kept elsewhere, by one command again and again, find a cut, an exchanged and a vanished chain."""
-    monkeypatch.setenv("AGENTGIT_DATABASE_URL", repo.store.database.url.render_as_string(hide_password=False))
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", repo.context.store.database.url.render_as_string(hide_password=False))
     session, kept = repo.session("s").id, tmp_path / "tips.jsonl"
 
     def keep():
@@ -231,12 +231,12 @@ def test_q7_kept_tips_find_what_the_owner_cut(repo, attack, tmp_path, monkeypatc
         return CliRunner().invoke(app, ["audit", "verify", "--tips", str(kept)])
 
     keep()
-    repo.ensure_session("other")
+    repo.session("other", create=True)
     keep()
     assert [tip.number for tip in tips_of(kept.read_text()) if tip.session_id == session] == [5, 5]
     assert verified().exit_code == 0
     past_triggers(repo, attack.delete(session, "AND seq = 5"))
-    assert repo.audit_verify().is_sound  # nothing inside of the database tells
+    assert repo.events.verify().is_sound  # nothing inside of the database tells
     done = verified()
     assert (done.exit_code, f"audit_event {session}/5" in done.stdout) == (12, True)
     attack.run(attack.told(3, 1, b"", chain=session))  # another end in its place
@@ -254,23 +254,23 @@ def test_q7_kept_tips_find_what_the_owner_cut(repo, attack, tmp_path, monkeypatc
 
 def test_q7_events_are_tips_too(repo, attack):
     """Q7: a line of what an event is, as feeds and webhooks give it, is read as a tip."""
-    event = repo.last_events("s", limit=1)[0]
+    event = repo.events.newest(session="s", limit=1)[0]
     (tip,) = tips_of(json.dumps(event.to_dict(), default=str))
     assert tip == Tip(session_id=event.session_id, number=5, hash=event.hash)
-    assert repo.audit_verify([tip]).is_sound
+    assert repo.events.verify([tip]).is_sound
 
 
 def test_q7_events_that_do_not_fit_are_named(repo, attack):
     """Q7: an event out of its place in the chain is named; one that agentgit might have added is not."""
     session = repo.session("s").id
     attack.run(attack.told(7, 1, b"", chain=session))
-    assert repo.audit_verify().is_sound
+    assert repo.events.verify().is_sound
     right = attack.told(8, 1, b"", chain=session)
     attack.run(right.replace(f"{session}, 7, ", f"{session}, 9, "))
-    (finding,) = repo.audit_verify().findings
+    (finding,) = repo.events.verify().findings
     assert (finding.row, "are not there" in finding.what) == (f"audit_event {session}/9", True)
     attack.run(attack.told(8, 1, b"", chain=0).replace("session.erased", "login.done"))
-    assert {one.row for one in repo.audit_verify().findings} == {finding.row, "audit_event 0/1"}
+    assert {one.row for one in repo.events.verify().findings} == {finding.row, "audit_event 0/1"}
 
 
 def test_q7_a_trigger_that_looks_elsewhere_is_a_changed_schema(empty_server):

@@ -31,7 +31,7 @@ def agent(repo):
 
 def test_w15_a_step_has_what_was_seen_done_and_got(agent, repo):
     """W15: one step for each AI message, with the messages since the last one, the calls, and their results."""
-    first, second, *_ = repo.trajectories("s", "main")
+    first, second, *_ = repo.session("s").trajectories(branch="main")
     assert (first["session"], first["branch"], first["step"]) == ("s", "main", 0)
     assert [m["content"] for m in first["observation"]] == ["add chair; charge 5"]
     assert [c["name"] for c in first["action"]["tool_calls"]] == ["add", "charge"]
@@ -46,15 +46,15 @@ def test_w15_a_step_has_what_was_seen_done_and_got(agent, repo):
 
 def test_w15_states_are_named_by_the_checkpoint_before_them(agent, repo):
     """W15: the hash is that of the newest checkpoint until then; how much was said is the place in the conversation."""
-    for step in repo.trajectories("s", "main"):
-        place = repo.checkpoint(step["state"]["checkpoint"], "s")
+    for step in repo.session("s").trajectories(branch="main"):
+        place = repo.session("s").get_checkpoint(step["state"]["checkpoint"])
         assert step["state"]["state_hash"] == (place.metadata["state_hash"] or None)
         assert place.metadata["message_count"] <= step["state"]["messages"]
 
 
 def test_w15_rewards_and_labels_are_those_of_checkpoints(agent, repo):
     """W15: from the data that a person kept with a checkpoint, and its name; what nobody judged has none."""
-    judged = [(step["reward"], step["label"], step["done"]) for step in repo.trajectories("s", "main")]
+    judged = [(step["reward"], step["label"], step["done"]) for step in repo.session("s").trajectories(branch="main")]
     assert judged == [(None, None, False), (1.0, "good", False), (None, None, False), (-1, "bad", True)]
 
 
@@ -69,42 +69,42 @@ def test_w15_no_step_is_judged_by_what_was_said_before_a_summary(repo):
     agent.run("three")
     agent.checkpoint("good", data={"reward": 1})
     agent.run("four")
-    steps = list(repo.trajectories("s"))
+    steps = list(repo.session("s").trajectories())
     assert [(step["reward"], step["label"]) for step in steps] == [(1, "good"), (None, None)]
     for step in steps:
         if place := step["state"]["checkpoint"]:
-            at = repo.checkpoint(place, "s").conversation_history
+            at = repo.session("s").get_checkpoint(place).conversation_history
             assert at == agent.history()[: len(at)]
 
 
 def test_w15_each_branch_is_a_trajectory_from_the_root(agent, repo):
     """W15: branches share their beginning; together the steps of each are what its conversation says."""
-    steps = list(repo.trajectories("s"))
+    steps = list(repo.session("s").trajectories())
     assert [step["branch"] for step in steps] == ["main"] * 4 + ["main-2"] * 4
     for name in ("main", "main-2"):
         own = [step for step in steps if step["branch"] == name]
         said = [m for step in own for m in (*step["observation"], step["action"])]
-        history = repo.branch("s", name).conversation_history
+        history = repo.session("s").branch(name).conversation_history
         assert [m["content"] for m in said] == [m["content"] for m in history]
     with pytest.raises(NotFound):
-        list(repo.trajectories("s", "nobody"))
+        list(repo.session("s").trajectories(branch="nobody"))
 
 
 def test_w15_an_exploration_gives_its_score_as_reward(repo):
     """W15: to the last step of each branch that was scored."""
     agent = repo.wrap(agent_graph(obedient(), World().tools()), "s", effects={"look": "read_only"})
     agent.explore(["hi"], choices=2, score=lambda leaf: 0.25)
-    last = [step["reward"] for step in repo.trajectories("s") if step["done"]]
+    last = [step["reward"] for step in repo.session("s").trajectories() if step["done"]]
     assert last == [0.25, 0.25]
 
 
 def test_w15_a_trajectory_is_the_same_after_an_import(agent, repo):
     """W15: nothing of it is lost on the way to another database."""
     file = BytesIO()
-    repo.export("s", file)
+    repo.session("s").export(file)
     with agentgit.open(":memory:") as other:
         other.import_(BytesIO(file.getvalue()))
-        assert list(other.trajectories("s")) == list(repo.trajectories("s"))
+        assert list(other.session("s").trajectories()) == list(repo.session("s").trajectories())
 
 
 def run(monkeypatch, *words):
@@ -121,7 +121,7 @@ def test_w15_the_command_line_writes_json_lines(tmp_path, monkeypatch, capsys):
     with agentgit.open(place) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run(f"add {chr(0xD800)}")
-        steps = json.loads(json.dumps(list(repo.trajectories("s"))))
+        steps = json.loads(json.dumps(list(repo.session("s").trajectories())))
     assert run(monkeypatch, "trajectory", "s@main", "--db", place) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == steps
     assert run(monkeypatch, "trajectory", "--json", "--db", place) == 0
@@ -165,4 +165,4 @@ def test_b8_an_export_goes_through_a_pipe(tmp_path, monkeypatch, capsysbinary):
     monkeypatch.setattr(sys, "stdin", Pipe())
     assert run(monkeypatch, "import", "-", "--db", tmp_path / "b.db") == 0
     with agentgit.open(tmp_path / "b.db") as other:
-        assert len(other.tool_track("s")) == 1
+        assert len(other.session("s").tool_track()) == 1

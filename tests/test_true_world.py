@@ -143,7 +143,7 @@ class TrueWorld(RuleBasedStateMachine):
     def start(self) -> None:
         """Begin a process."""
         self.repo = agentgit.open(self.folder / "agentgit.db")
-        self.mortal = Mortal(self.repo.store.database)
+        self.mortal = Mortal(self.repo.context.store.database)
 
     def teardown(self) -> None:
         self.repo.close()
@@ -187,9 +187,9 @@ class TrueWorld(RuleBasedStateMachine):
 
     def journal(self) -> list[ToolInvocation]:
         """Every call that was ever recorded."""
-        with self.repo.store.database.reading() as connection:
+        with self.repo.context.store.database.reading() as connection:
             query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(TOOL_INVOCATION.c.id)
-            return self.repo.store.journal.own_values(connection, connection.execute(query).all())
+            return self.repo.context.store.journal.own_values(connection, connection.execute(query).all())
 
     def unclear(self) -> set[str]:
         """Items with a call of which the journal does not claim to know."""
@@ -202,11 +202,11 @@ class TrueWorld(RuleBasedStateMachine):
 
     def usable(self) -> list[str]:
         """Branches whose rollback is not half done."""
-        return [branch.name for branch in self.repo.branches("s") if branch.status in ("open", "running")]
+        return [branch.name for branch in self.repo.session("s").branches() if branch.status in ("open", "running")]
 
     def stopped(self) -> list[Any]:
         """Operations that are not done."""
-        return [operation for operation in self.repo.operations("s") if operation.status != "done"]
+        return [operation for operation in self.repo.session("s").operations() if operation.status != "done"]
 
     # -- the steps of a life
 
@@ -305,20 +305,20 @@ class TrueWorld(RuleBasedStateMachine):
         """A switch brings the world to the branch, or leaves it alone and has that accepted."""
         agent, to = self.agent(pick(self.usable(), which)), pick(self.usable(), other)
         self.compare(agent.plan_switch(to).steps, set(self.lines[to].path), self.lines[to].kept)
-        before, known = self.shop.standing, {operation.id for operation in self.repo.operations("s")}
+        before, known = self.shop.standing, {operation.id for operation in self.repo.session("s").operations()}
         came = self.attempt(death, lambda: agent.switch(to, sync, force=force))
         if sync != "world" or isinstance(came, RollbackBlocked):
             assert self.shop.standing == before
         if sync != "world":
-            self.aloof |= {one.id: self.now for one in self.repo.operations("s") if one.id not in known}
+            self.aloof |= {one.id: self.now for one in self.repo.session("s").operations() if one.id not in known}
         self.settle(came)
 
     @precondition(lambda self: self.tool_of and self.usable())
     @rule(which=some, death=deaths)
     def redo(self, which: int, death: int | None) -> None:
         """Redo takes a rollback back: the branch it left goes on in the world it had."""
-        branches = {branch.id: branch.name for branch in self.repo.branches("s")}
-        made = {operation.internal_session_id: operation for operation in self.repo.operations("s")}
+        branches = {branch.id: branch.name for branch in self.repo.session("s").branches()}
+        made = {operation.internal_session_id: operation for operation in self.repo.session("s").operations()}
         ways = [
             (branches[new], branches[operation.source_session_id])
             for new, operation in made.items()
@@ -419,9 +419,9 @@ class TrueWorld(RuleBasedStateMachine):
         """
         if isinstance(came, RollbackIncomplete):
             self.agrees(came.report)
-        names = {branch.id: branch.name for branch in self.repo.branches("s")}
+        names = {branch.id: branch.name for branch in self.repo.session("s").branches()}
         points = {point: path for line in self.lines.values() for point, path in line.points}
-        for operation in reversed(self.repo.operations("s")):
+        for operation in reversed(self.repo.session("s").operations()):
             if operation.kind == "fork" or operation.id in self.settled:
                 continue
             name, left = names[operation.internal_session_id], names[operation.source_session_id]
@@ -535,7 +535,7 @@ class ExecutedWorld(TrueWorld):
                     assert stands == there, f"{call} is said to be {group}"
 
     def teardown(self) -> None:
-        assert not self.repo.fsck().findings
+        assert not self.repo.maintenance.fsck().findings
         super().teardown()
 
 

@@ -56,12 +56,12 @@ def ordering(undo, **more):
 
 def reopened(repo, **how):
     """Open the database as another process does, in which nothing is declared."""
-    return agentgit.open(repo.store.database.url, **how)
+    return agentgit.open(repo.context.store.database.url, **how)
 
 
 def write_rows(repo, **values) -> None:
     """Change all recorded calls, as somebody does who can write to the database."""
-    repo.store.database.write(lambda c: c.execute(update(ToolInvocationRow).values(**values)))
+    repo.context.store.database.write(lambda c: c.execute(update(ToolInvocationRow).values(**values)))
 
 
 # -- scripts and notebooks
@@ -88,7 +88,7 @@ def test_t3_another_script_does_not_run_its_own_function_of_that_name(repo, tmp_
 
     def unwrapped(own, graph, effects):
         with pytest.raises(RollbackBlocked, match=r"__main__:undo@\w+ in mine\.py is not declared here"):
-            own.rollback("main#1", "s")
+            own.session("s").rollback("main#1")
 
     def wrapped(own, graph, effects):
         agent = own.wrap(graph, "s", effects=effects)
@@ -101,7 +101,7 @@ def test_t3_another_script_does_not_run_its_own_function_of_that_name(repo, tmp_
 
     def again(own, graph, effects):
         with pytest.raises(RollbackBlocked, match="is not declared here"):
-            own.rollback("main#1", "s")
+            own.session("s").rollback("main#1")
         return own.wrap(graph, "s", effects=effects).rollback("main#1").report
 
     report = run_script(tmp_path / "mine.py", repo, mine, again)
@@ -142,12 +142,12 @@ def test_t3_a_notebook_can_undo_again_as_soon_as_the_graph_is_wrapped(repo, monk
     restarted = Notebook(monkeypatch, **names)
     with reopened(repo) as later:
         restarted.run(CELL)
-        (step,) = later.plan_rollback("main#1", "s").steps
+        (step,) = later.session("s").plan_rollback("main#1").steps
         assert (step.action, "is not declared here; wrap the graph again" in step.why) == ("block", True)
         agent = later.wrap(restarted.main.graph, "s", effects=restarted.main.effects)
         (step,) = agent.plan_rollback("main#1").steps
         assert (step.action, step.why) == ("reverse", "its undo takes it back")
-        later.rollback("main#1", "s")
+        later.session("s").rollback("main#1")
     assert LEDGER == []
 
 
@@ -158,7 +158,7 @@ def test_t3_a_function_of_a_notebook_that_was_changed_is_named(repo, monkeypatch
     first.run(CELL.replace("LEDGER", "WRONG"))
     order_a_chair(repo, first.main.graph, first.main.effects)
     with pytest.raises(RollbackIncomplete, match="WRONG"):
-        repo.rollback("main#1", "s")
+        repo.session("s").rollback("main#1")
     first.run(CELL)  # the cell is mended and run again, in the same kernel
     agent = repo.wrap(first.main.graph, "s", effects=first.main.effects)
     changed = "the source of __main__:undo has changed since the call"
@@ -174,7 +174,7 @@ def test_t3_what_an_older_version_recorded_of_main_cannot_be_compared(repo, monk
     notebook.run(CELL)
     order_a_chair(repo, notebook.main.graph, notebook.main.effects)
     write_rows(repo, undo="__main__:undo")
-    (step,) = repo.plan_rollback("main#1", "s").steps
+    (step,) = repo.session("s").plan_rollback("main#1").steps
     assert (step.action, "whether __main__:undo is what it was" in step.why) == ("reverse", True)
 
 
@@ -223,7 +223,7 @@ def test_t3_a_closure_is_found_again_when_its_graph_is_wrapped_again(repo):
         return ordering(lambda args, result: LEDGER.remove(args["item"]))
 
     order_a_chair(repo, *make())
-    assert repo.tool_track("s")[0].undo.endswith("make.<locals>.<lambda>")
+    assert repo.session("s").tool_track()[0].undo.endswith("make.<locals>.<lambda>")
     with reopened(repo) as later:
         graph, effects = make()
         later.wrap(graph, "s", effects=effects).rollback("main#1")
@@ -403,16 +403,16 @@ def attacked(repo, evil):
 
 def attempts(repo):
     """Everything that may look for a function of the calls on branch `main` of session `s`."""
-    how = {"session": "s", "branch": "main"}
+    session, how = repo.session("s"), {"branch": "main"}
     return [
-        lambda: repo.plan_rollback("main#1", **how),
-        lambda: repo.rollback("main#1", **how),
-        lambda: repo.rollback("main#1", conversation=False, **how),
-        lambda: repo.undo(1, **how),
-        lambda: repo.rollback("main#2", replay="redo", **how),
-        lambda: repo.rollback("main#2", replay="execute", **how),
-        lambda: repo.plan_switch("main", "s"),
-        lambda: repo.switch("main", "s", sync="world"),
+        lambda: session.plan_rollback("main#1", **how),
+        lambda: session.rollback("main#1", **how),
+        lambda: session.rollback("main#1", conversation=False, **how),
+        lambda: session.undo(1, **how),
+        lambda: session.rollback("main#2", replay="redo", **how),
+        lambda: session.rollback("main#2", replay="execute", **how),
+        lambda: session.plan_switch("main"),
+        lambda: session.switch("main", sync="world"),
     ]
 
 
@@ -427,7 +427,7 @@ def test_t3_nothing_that_a_row_names_is_imported_or_called(attacked, status):
                 attempt()
     gained = {one for one in set(sys.modules) - known if not one.startswith("agentgit.")}
     assert (RAN, LEDGER, gained) == ([], ["chair"], set())
-    assert attacked.tool_track("s", "main")[0].status == status
+    assert attacked.session("s").tool_track(branch="main")[0].status == status
 
 
 @pytest.mark.parametrize("name", [one for one in HOSTILE if not one.startswith("test_trust:cancel@")])
@@ -474,7 +474,7 @@ def refusing(args, result):
 def test_t3_the_command_line_imports_nothing_that_a_row_names(attacked):
     """T3: the command line tells which function is not declared, and what to name; it imports nothing."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
-    where = attacked.store.database.url.render_as_string(hide_password=False)
+    where = attacked.context.store.database.url.render_as_string(hide_password=False)
     for line in (["plan", "main#1"], ["rollback", "main#1", "--yes"], ["undo", "--yes"]):
         code, out = command(*line, "--db", where)
         assert code in (0, RollbackBlocked.exit_code)
@@ -499,7 +499,7 @@ def test_t3_a_plan_that_a_viewer_asks_for_imports_nothing(attacked):
     """T3: a viewer's plan over HTTP, and its page, name what is not declared; nothing is imported for it."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
     ada = attacked.as_user(attacked.users.add("ada"))
-    attacked.share("s", ada.user, role="viewer")
+    attacked.session("s").sharing.share(ada.user, role="viewer")
     key = ada.keys.create("a program", scopes=("read",)).secret
     asking = TestClient(app(attacked), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
     known = set(sys.modules)
@@ -533,9 +533,9 @@ def test_t3_a_decorated_tool_of_the_same_name_elsewhere_is_not_used(attacked):
         return item
 
     write_rows(attacked, undo=f"{__name__}:namesake")
-    assert "is not declared here" in attacked.plan_rollback("main#1", "s").steps[0].why
+    assert "is not declared here" in attacked.session("s").plan_rollback("main#1").steps[0].why
     write_rows(attacked, status="reversed", undo=None)
-    (step,) = attacked.plan_switch("main", "s").steps
+    (step,) = attacked.session("s").plan_switch("main").steps
     assert (step.action, "the tool order is not here" in step.why) == ("block", True)
     assert order.name == "order"
     assert RAN == []
@@ -550,7 +550,7 @@ def test_t3_a_tool_with_another_undo_function_is_not_run_again(attacked):
     graph, effects = ordering(namesake)
     attacked.wrap(graph, "s", effects=effects)
     write_rows(attacked, status="reversed")
-    (step,) = attacked.plan_switch("main", "s").steps
+    (step,) = attacked.session("s").plan_switch("main").steps
     assert (step.action, f"{__name__}:namesake is declared here" in step.why) == ("block", True)
     assert LEDGER == ["chair"]
 
@@ -589,8 +589,8 @@ def test_t3_a_trusted_module_is_imported_once_when_the_database_is_opened(repo, 
     with reopened(repo, trust=["shop_of_trust"]) as later:
         assert RAN == ["imported shop_of_trust"]
         known = set(sys.modules)
-        assert later.plan_rollback("main#1", "s").is_admissible
-        later.rollback("main#1", "s")
+        assert later.session("s").plan_rollback("main#1").is_admissible
+        later.session("s").rollback("main#1")
         assert {one for one in set(sys.modules) - known if not one.startswith("agentgit.")} == set()
     assert (LEDGER, RAN) == ([], ["imported shop_of_trust"])
 
@@ -599,16 +599,16 @@ def test_t3_the_environment_names_trusted_modules(repo, shop, monkeypatch):
     """T3: `$AGENTGIT_TRUST` names modules with commas between them; what is given to `open` wins over it."""
     monkeypatch.setenv("AGENTGIT_TRUST", " shop_of_trust, agentgit.demo,")
     with reopened(repo, trust=[]) as later:
-        assert later.plan_rollback("main#1", "s").blockers
+        assert later.session("s").plan_rollback("main#1").blockers
     assert RAN == []
     with reopened(repo) as later:
-        later.rollback("main#1", "s")
+        later.session("s").rollback("main#1")
     assert LEDGER == []
 
 
 def test_t3_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeypatch):
     """T3: `agentgit log` needs no module; `agentgit rollback` takes `--trust`, or the environment's."""
-    where = repo.store.database.url.render_as_string(hide_password=False)
+    where = repo.context.store.database.url.render_as_string(hide_password=False)
     monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
     assert command("log", "--db", where)[0] == 0
     assert RAN == []
@@ -670,14 +670,14 @@ def test_t3_a_module_that_opens_the_database_itself_can_be_trusted(repo, shop, m
     assert RAN == ["imported shop_of_trust"]
     opened.append(runpy.run_path(str(shop / "shop_of_trust.py"), run_name="other")["repo"])
     for own in opened:
-        assert own.plan_rollback("main#1", "s").is_admissible
+        assert own.session("s").plan_rollback("main#1").is_admissible
         own.close()
 
 
 def test_t3_a_program_is_not_imported_a_second_time(repo, shop, monkeypatch):
     """T3: a script that trusts itself by the name of its file is looked into as it is, and not run again."""
     body = "import sys\nmain = sys.modules['__main__']\nwith test.reopened(test.REPO) as own:\n"
-    body += "    plan = own.plan_rollback('main#1', 's')\n"
+    body += "    plan = own.session('s').plan_rollback('main#1')\n"
     (shop / "shop_of_trust.py").write_text(TRUSTED + body)
     monkeypatch.setitem(globals(), "REPO", repo)
     monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
@@ -690,7 +690,7 @@ def test_t3_functions_that_are_declared_by_path_are_imported_where_they_are_decl
     effects = {"order": reversible("shop_of_trust:cancel", verify="no_such_shop:look")}
     with reopened(repo, effects=effects) as later:
         assert RAN == ["imported shop_of_trust"]
-        later.rollback("main#1", "s")
+        later.session("s").rollback("main#1")
     assert LEDGER == []
 
 
@@ -702,9 +702,9 @@ def test_t3_two_trusted_modules_may_each_have_a_tool_of_one_name(repo, shop):
         "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    return item\n"
     )
     with reopened(repo, trust=["shop_of_trust", "other_shop"]) as later:
-        later.rollback("main#1", "s")
+        later.session("s").rollback("main#1")
         assert LEDGER == []
-        (step,) = later.plan_switch("main", "s").steps
+        (step,) = later.session("s").plan_switch("main").steps
         assert step.action in ("block", "redo")
     sys.modules.pop("other_shop")
 
@@ -780,5 +780,5 @@ def test_t3_a_verify_that_is_not_declared_here_is_named(repo):
     order_a_chair(repo, *ordering(cancel, verify=unsure))
     write_rows(repo, status="unknown")
     with reopened(repo) as later:
-        (step,) = later.plan_rollback("main#1", "s").steps
+        (step,) = later.session("s").plan_rollback("main#1").steps
     assert f"its verify {__name__}:unsure is not declared here" in step.why

@@ -98,7 +98,7 @@ def writing(work):
 
 def first_point(repo):
     """The first restore point of the session."""
-    return next(point for point in repo.checkpoints("s") if point.metadata["reference"] == "main#1")
+    return next(point for point in repo.session("s").checkpoints() if point.metadata["reference"] == "main#1")
 
 
 def until_written(work):
@@ -118,8 +118,8 @@ def test_t_a_rewind_in_the_middle_of_a_stream_says_that_the_turn_runs(repo, work
     for back in (
         lambda: agent.rewind_files("main#1", force=force),
         lambda: agent.rollback("main#1", force=force),
-        lambda: repo.rewind_files("main#1", "s", force=force),
-        lambda: repo.rollback("main#1", "s", force=force),
+        lambda: repo.session("s").rewind_files("main#1", force=force),
+        lambda: repo.session("s").rollback("main#1", force=force),
     ):
         with pytest.raises(Conflict, match=r"main is running.*close the stream"):
             back()
@@ -173,13 +173,13 @@ async def test_t_a_stream_that_is_held_is_closed_by_hand(repo, work):
 
 def exported(repo):
     file = io.BytesIO()
-    repo.export("s", file)
+    repo.session("s").export(file)
     file.seek(0)
     return file
 
 
 IN_A_TRANSACTION = {
-    "gc": lambda repo, progress: repo.gc(progress=progress),
+    "gc": lambda repo, progress: repo.maintenance.gc(progress=progress),
     "import_": lambda repo, progress: repo.import_(exported(repo), session="copy", progress=progress),
 }
 
@@ -190,19 +190,19 @@ def test_t_a_progress_callback_that_writes_is_refused_at_once(repo, verb, other,
     """A callback that writes would wait for its own caller: it is told so, nothing is half done, and later it works."""
     agent = wrapped(repo, World())
     agent.run("add chair")
-    writer = agentgit.open(repo.store.database.url) if other else repo
+    writer = agentgit.open(repo.context.store.database.url) if other else repo
     request.addfinalizer(writer.close)
     made = []
 
     def progress(*_):
-        made.append(writer.ensure_session(f"written {len(made)}"))
+        made.append(writer.session(f"written {len(made)}", create=True))
 
     with pytest.raises(Conflict, match="inside a transaction"):
         IN_A_TRANSACTION[verb](repo, progress)
     assert "copy" not in [one.session_name for one in repo.sessions()]
-    assert writer.ensure_session("afterwards").session_name == "afterwards"
+    assert writer.session("afterwards", create=True).name == "afterwards"
     assert IN_A_TRANSACTION[verb](repo, None)
-    assert repo.fsck(level=3).findings == ()
+    assert repo.maintenance.fsck(level=3).findings == ()
 
 
 @pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
@@ -210,7 +210,7 @@ def test_t_a_progress_callback_may_read(repo, verb):
     """A callback that only looks works: on a file and on a server nobody waits for it."""
     wrapped(repo, World()).run("add chair")
     seen = []
-    work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.fsck(progress=progress)}
+    work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
     work[verb](repo, lambda *_: seen.append(len(repo.sessions())))
     assert set(seen) == {1}
 
@@ -220,10 +220,10 @@ def test_t_a_callback_that_reads_a_database_in_memory_is_refused(verb):
     """There is one connection: a transaction inside of another would take that one back without a word."""
     with agentgit.open(":memory:") as repo:
         wrapped(repo, World()).run("add chair")
-        work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.fsck(progress=progress)}
+        work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
         with pytest.raises(Conflict, match="inside a transaction"):
             work[verb](repo, lambda *_: repo.sessions())
-        assert repo.fsck(level=3).findings == ()
+        assert repo.maintenance.fsck(level=3).findings == ()
         assert work[verb](repo, None)
 
 
@@ -234,11 +234,11 @@ async def test_t_a_callback_that_lets_a_thread_write_is_refused_too(repo):
 
     def progress(*_):
         try:
-            asyncio.run(asyncio.to_thread(repo.ensure_session, "written"))
+            asyncio.run(repo.asession("written", create=True))
         except Conflict as error:
             raised.append(str(error))
 
-    await asyncio.to_thread(repo.gc, progress=progress)
+    await asyncio.to_thread(repo.maintenance.gc, progress=progress)
     assert raised
 
 
@@ -253,7 +253,7 @@ def test_t_a_callback_raises_and_the_repository_goes_on(repo):
         with pytest.raises(KeyError, match="mine"):
             work(repo, progress)
     assert [one.session_name for one in repo.sessions()] == ["s"]
-    assert repo.fsck(level=3).findings == ()
+    assert repo.maintenance.fsck(level=3).findings == ()
 
 
 # -- after close
@@ -267,23 +267,49 @@ def test_t_after_close_nothing_is_opened_again(database, tmp_path):
     agent = wrapped(repo, World(), workspace=work)
     agent.run("add chair")
     session, point = repo.session("s"), agent.head
-    saver = SQLModelSaver(repo.store.database)
+    saver = SQLModelSaver(repo.context.store.database)
     repo.close()
     repo.close()
     config = {"configurable": {"thread_id": "t"}}
     verbs = [
-        lambda: agent.run("add table"), lambda: agent.invoke(None), lambda: next(agent.stream(inputs("hm")[0])),
-        lambda: agent.get_state(), lambda: agent.checkpoint("x"), lambda: agent.rollback("main#1"), agent.undo,
-        agent.redo, agent.fork, lambda: agent.switch("main"), lambda: agent.explore(["hm"]), agent.tree, agent.messages,
-        agent.tool_track, lambda: agent.head, lambda: agent.merge("main"), lambda: agent.rewind_files("main#1"),
-        lambda: agent.update_state(None, {"messages": []}), lambda: asyncio.run(agent.ainvoke(inputs("hm")[0])),
-        lambda: repo.sessions(), lambda: repo.gc(), lambda: repo.fsck(), lambda: list(repo.events()),
-        lambda: repo.on("*", print), lambda: repo.as_user("ann"), repo.audit_verify,
-        lambda: repo.wrap(agent.graph, "s"), repo.tags,
-        lambda: saver.get_tuple(config), lambda: list(saver.list(config)), lambda: saver.delete_thread("t"),
-        lambda: asyncio.run(saver.aget_tuple(config)), saver.gc, lambda: repo.branches(session),
-        lambda: repo.import_(io.BytesIO(b"x")), lambda: repo.export("s", io.BytesIO()), lambda: point.session_state,
-    ]  # fmt: skip
+        lambda: agent.run("add table"),
+        lambda: agent.invoke(None),
+        lambda: next(agent.stream(inputs("hm")[0])),
+        lambda: agent.get_state(),
+        lambda: agent.checkpoint("x"),
+        lambda: agent.rollback("main#1"),
+        agent.undo,
+        agent.redo,
+        agent.fork,
+        lambda: agent.switch("main"),
+        lambda: agent.explore(["hm"]),
+        agent.tree,
+        agent.messages,
+        agent.tool_track,
+        lambda: agent.head,
+        lambda: agent.merge("main"),
+        lambda: agent.rewind_files("main#1"),
+        lambda: agent.update_state(None, {"messages": []}),
+        lambda: asyncio.run(agent.ainvoke(inputs("hm")[0])),
+        lambda: repo.sessions(),
+        lambda: repo.maintenance.gc(),
+        lambda: repo.maintenance.fsck(),
+        lambda: list(repo.events.list()),
+        lambda: repo.events.on("*", print),
+        lambda: repo.as_user("ann"),
+        repo.events.verify,
+        lambda: repo.wrap(agent.graph, "s"),
+        agent.session.tags,
+        lambda: saver.get_tuple(config),
+        lambda: list(saver.list(config)),
+        lambda: saver.delete_thread("t"),
+        lambda: asyncio.run(saver.aget_tuple(config)),
+        saver.gc,
+        lambda: session.branches(),
+        lambda: repo.import_(io.BytesIO(b"x")),
+        lambda: repo.session("s").export(io.BytesIO()),
+        lambda: point.session_state,
+    ]
     assert repr(agent).endswith("closed)")
     for verb in verbs:
         with pytest.raises(Unavailable, match=r"was closed here.*agentgit\.open"):
@@ -295,7 +321,7 @@ def test_t_after_close_nothing_is_opened_again(database, tmp_path):
 def test_t_a_turn_that_is_closed_under_raises(repo):
     """A repository that is closed while its agent runs ends that turn with an error; the next one takes over."""
     world = World()
-    with agentgit.open(repo.store.database.url) as other:
+    with agentgit.open(repo.context.store.database.url) as other:
         agent = wrapped(other, world)
         stream = agent.stream(inputs("add chair")[0])
         next(stream)
@@ -306,4 +332,4 @@ def test_t_a_turn_that_is_closed_under_raises(repo):
             list(stream)
     again = wrapped(repo, world)
     again.run("add table")
-    assert repo.fsck(level=3).findings == ()
+    assert repo.maintenance.fsck(level=3).findings == ()

@@ -69,8 +69,8 @@ def test_d6_a_server_of_an_earlier_schema_is_upgraded_by_the_command(empty_serve
 def filled(database, revision):
     """Make the tables of a schema, and put a session and all that belongs to it there; give the rows."""
     with agentgit.open(":memory:") as repo:
-        repo.ensure_session("here")
-        found = rows_of(repo.store.database)
+        repo.session("here", create=True)
+        found = rows_of(repo.context.store.database)
     schema.upgrade(database, revision)
 
     def put(connection):

@@ -40,52 +40,54 @@ def agent(repo, world):
 @pytest.fixture
 def later(repo, agent):
     """The repository as another process opens it: no graph was wrapped there."""
-    with agentgit.open(repo.store.database.url, trust=[__name__]) as later:
+    with agentgit.open(repo.context.store.database.url, trust=[__name__]) as later:
         yield later
 
 
 def test_w1_a_rollback_needs_no_graph(later, world):
     """W1, W2: plan and rollback work with the undo function of a trusted module; the report names the new branch."""
-    plan = later.plan_rollback("one chair", "s")
+    plan = later.session("s").plan_rollback("one chair")
     assert [step.invocation.args for step in plan.reversals] == [{"item": "table"}]
     assert world.items == ["chair", "table"]
-    report = later.rollback("one chair", "s", name="again", request_id="click")
+    report = later.session("s").rollback("one chair", name="again", request_id="click")
     assert (report.branch, report.status, report.kind) == ("again", "done", "rollback")
     assert world.items == ["chair"]
-    assert later.branch("s").name == "again"
-    assert later.rollback("one chair", "s", branch="main", request_id="click") == report
+    assert later.session("s").branch().name == "again"
+    assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
     assert len(world.undone) == 1
 
 
 def test_w1_a_request_keeps_its_report_whatever_came_after(later, world):
     """W1: the same request tells what it did, also when its branch was switched to since."""
-    report = later.rollback("one chair", "s", request_id="click")
-    later.switch("main", "s", sync="ignore")
-    later.switch(report.branch, "s", sync="note")
-    assert later.rollback("one chair", "s", branch="main", request_id="click") == report
+    report = later.session("s").rollback("one chair", request_id="click")
+    later.session("s").switch("main", sync="ignore")
+    later.session("s").switch(report.branch, sync="note")
+    assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
 
 
 def test_w8_the_world_alone_goes_back(later, world):
     """W8: without the conversation no branch is made, and the report says which kind it was."""
-    assert later.plan_rollback("main#1", "s", conversation=False).kind == "world_only"
-    report = later.rollback("main#1", "s", conversation=False)
+    assert later.session("s").plan_rollback("main#1", conversation=False).kind == "world_only"
+    report = later.session("s").rollback("main#1", conversation=False)
     assert (report.kind, report.branch, world.items) == ("world_only", "main", [])
-    assert len(later.branches("s")) == 1
+    assert len(later.session("s").branches()) == 1
 
 
 def test_w5_switch_moves_the_session_and_brings_the_world_if_it_is_asked_to(later, agent, world):
-    """W5: without sync nothing is touched and nothing reported; what cannot be made again here blocks, and says why."""
-    later.rollback("one chair", "s", name="other")
-    assert later.switch("main", "s") is None
-    assert later.branch("s").name == "main"
+    """W5: without sync nothing is touched and nothing recorded; what cannot be made again here blocks, and says why."""
+    later.session("s").rollback("one chair", name="other")
+    before = len(later.session("s").operations())
+    assert later.session("s").switch("main").operation_id == 0
+    assert len(later.session("s").operations()) == before
+    assert later.session("s").branch().name == "main"
     with pytest.raises(WorldDiverged):
         agent.run("on")
-    assert later.plan_switch("main", "s").blockers
+    assert later.session("s").plan_switch("main").blockers
     with pytest.raises(RollbackBlocked, match="the tool add is not here"):
-        later.switch("main", "s", sync="world")
-    agent.repository.switch("main", "s", sync="world")
+        later.session("s").switch("main", sync="world")
+    agent.session.switch("main", sync="world")
     assert world.items == ["chair", "table"]
-    assert later.switch("other", "s", sync="ignore").kind == "switch"
+    assert later.session("s").switch("other", sync="ignore").kind == "switch"
 
 
 def test_what_a_person_saw_is_recorded_with_the_result(repo, world):
@@ -110,22 +112,22 @@ def test_what_a_person_saw_is_recorded_with_the_result(repo, world):
     with pytest.raises(Killed):
         agent.run("a safe")
     agent.plan_rollback("main#1")
-    (lost,) = repo.tool_track("s")
+    (lost,) = repo.session("s").tool_track()
     assert lost.status == "unknown"
     with pytest.raises(InvalidInput, match="Leave it out"):
         repo.resolve(lost, "did_not_happen", result={"number": 9})
     assert repo.resolve(lost, "happened", result={"number": 9}).result == {"number": 9}
-    repo.rollback("main#1", "s")
+    repo.session("s").rollback("main#1")
     assert world.undone == [("put", {"item": "safe"}, {"number": 9})]
 
 
 def test_an_operation_is_found_by_its_id(repo, agent):
     """`resume` takes an operation or its id; another user's is not found, nor what is no id."""
     agent.rollback("one chair")
-    (operation,) = repo.operations("s")
+    (operation,) = repo.session("s").operations()
     assert repo.operation(operation.id) == operation
     assert repo.resume(operation.id).status == "done"
-    with agentgit.open(repo.store.database.url, user="mallory") as other:
+    with agentgit.open(repo.context.store.database.url, user="mallory") as other:
         for ask in (other.operation, other.resume):
             with pytest.raises(NotFound, match="no operation"):
                 ask(operation.id)
@@ -142,29 +144,30 @@ def test_wrong_names_are_refused(repo, agent):
     fork = agent.fork(name="fork")
     fork.checkpoint("twice")
     agent.fork("main#1", name="early")
-    for ask in (repo.plan_rollback, repo.rollback):
+    with pytest.raises(NotFound):
+        repo.session("nobody")
+    session = repo.session("s")
+    for ask in (session.plan_rollback, session.rollback):
         with pytest.raises(NotFound):
-            ask("main#1", "nobody")
+            ask("main#1", branch="nothing")
         with pytest.raises(NotFound):
-            ask("main#1", "s", branch="nothing")
-        with pytest.raises(NotFound):
-            ask("nowhere", "s")
+            ask("nowhere")
         with pytest.raises(Ambiguous):
-            ask("twice", "s", branch="early")
+            ask("twice", branch="early")
         with pytest.raises(InvalidInput):
-            ask("main#1", "s", tools="undo")
-    for switch in (repo.plan_switch, repo.switch):
+            ask("main#1", tools="undo")
+    for switch in (session.plan_switch, session.switch):
         with pytest.raises(NotFound):
-            switch("nothing", "s")
+            switch("nothing")
     with pytest.raises(InvalidInput):
-        repo.switch("main", "s", sync="perhaps")
-    assert len(repo.operations("s")) == 2
+        repo.session("s").switch("main", sync="perhaps")
+    assert len(repo.session("s").operations()) == 2
 
 
 def test_a_half_done_branch_is_not_switched_to(repo, agent, world):
     """W1: what a rollback has not finished cannot be used by way of the repository either."""
     world.broken.add("table")
     with pytest.raises(agentgit.RollbackIncomplete):
-        repo.rollback("one chair", "s", name="half")
+        repo.session("s").rollback("one chair", name="half")
     with pytest.raises(Conflict):
-        repo.switch("half", "s")
+        repo.session("s").switch("half")

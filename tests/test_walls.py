@@ -19,11 +19,13 @@ TABLES = [table for table in METADATA.sorted_tables if "tenant_id" in table.c]
 
 def rows(repo, *without):
     """Give all rows of a tenant, by their tables; on SQLite without the words, which are forgotten for all at once."""
-    found, words = {}, {"search_text"} if repo.store.database.is_sqlite else set()
-    with repo.store.database.reading() as connection:
+    found, words = {}, {"search_text"} if repo.context.store.database.is_sqlite else set()
+    with repo.context.store.database.reading() as connection:
         for table in TABLES:
             columns = [column for column in table.c if column.name != "searched"]
-            mine = select(*columns).where(table.c.tenant_id == repo.store.tenant_id).order_by(*table.primary_key)
+            mine = (
+                select(*columns).where(table.c.tenant_id == repo.context.store.tenant_id).order_by(*table.primary_key)
+            )
             if table.name not in {*without, *words}:
                 found[table.name] = [tuple(row) for row in connection.execute(mine)]
     return found
@@ -33,40 +35,48 @@ def filled(world):
     """Fill the tables of a tenant that a session alone leaves empty; give what names something there."""
     repo, ada = world.repo, world.ada
     key, hook = repo.keys.create("k", user="ada"), ada.webhooks.add("https://example.com/", "*")
-    ada.tag("main#1", "more", "s")
-    ada.ensure_session("gone")
-    ada.delete_session("gone")
+    ada.session("s").tag("main#1", "more")
+    ada.session("gone", create=True)
+    ada.session("gone").delete()
     repo.users.delete(repo.users.add("gone"))
     with pytest.raises(NotAllowed):
         repo.authenticate("x", source="10.0.0.1")
-    return key, hook, ada.share_link("s", "editor")
+    return key, hook, ada.session("s").sharing.create_link("editor")
 
 
 def test_d5_from_another_tenant_no_row_is_seen_and_none_changed(world, tmp_path):
     """D5: with users and sessions of the same names there, every verb of a tenant leaves every table of another one."""
     key, hook, link = filled(world)
-    session, point = world.ada.session("s"), world.ada.checkpoint("main#2", "s")
-    branch = world.ada.branch("s")
+    session, point = world.ada.session("s"), world.ada.session("s").get_checkpoint("main#2")
+    branch = world.ada.session("s").branch()
     before = rows(world.repo)
     empty = {name for name, found in before.items() if not found}
     assert empty <= {"encryption_key", "workspace_snapshot"}
-    with agentgit.open(world.repo.store.database.url, tenant="acme") as there:
+    with agentgit.open(world.repo.context.store.database.url, tenant="acme") as there:
         ada = there.as_user(there.users.add("ada"))
         for name in ("bob", "guest"):
             there.users.add(name)
         mine = ada.wrap(build(str(tmp_path / "shop.db")), "s", effects=EFFECTS)
         mine.run("order two lamps")
-        ada.share("s", "local", "owner")
+        ada.session("s").sharing.share("local", "owner")
         strange = {
-            "operation": lambda: there.operation(world.operation), "resume": lambda: there.resume(world.operation),
-            "resolve": lambda: there.resolve(world.call, "happened"), "link": lambda: there.revoke_link(world.link),
-            "accept": lambda: there.accept(link.token), "key": lambda: there.keys.revoke(key.key),
-            "hook": lambda: ada.webhooks.remove(hook), "retry": lambda: ada.webhooks.retry(hook.id),
-            "session": lambda: there.session(session), "session id": lambda: there.delete_session(session.id),
-            "checkpoint": lambda: there.checkpoint(point), "template": lambda: ada.ensure_session("t", point),
-            "id": lambda: ada.ensure_session("t", point.id), "branch": lambda: there.export(branch, io.BytesIO()),
-            "diff": lambda: there.diff(point.id, "main#1", "ada/s"), "rewind": lambda: ada.rewind_files(point.id, "s"),
-        }  # fmt: skip
+            "operation": lambda: there.operation(world.operation),
+            "resume": lambda: there.resume(world.operation),
+            "resolve": lambda: there.resolve(world.call, "happened"),
+            "link": lambda: there.revoke_link(world.link),
+            "accept": lambda: there.accept(link.token),
+            "key": lambda: there.keys.revoke(key.key),
+            "hook": lambda: ada.webhooks.remove(hook),
+            "retry": lambda: ada.webhooks.retry(hook.id),
+            "session": lambda: there.session(session),
+            "session id": lambda: there.session(session.id).delete(),
+            "checkpoint": lambda: there.session().get_checkpoint(point),
+            "template": lambda: ada.session("t", create=True, template=point),
+            "id": lambda: ada.session("t", create=True, template=point.id),
+            "branch": lambda: there.session(branch.external_session_id).export(io.BytesIO()),
+            "diff": lambda: there.session("ada/s").diff(point.id, "main#1"),
+            "rewind": lambda: ada.session("s").rewind_files(point.id),
+        }
         assert {name: (outcome(ask) or [None])[0] for name, ask in strange.items()} == dict.fromkeys(
             strange, NotFound.__name__
         )
@@ -75,7 +85,7 @@ def test_d5_from_another_tenant_no_row_is_seen_and_none_changed(world, tmp_path)
         for needs, ask in (one for one in VERBS.values() if one[0] != OWN):
             outcome(lambda ask=ask: ask(there, world))
             assert rows(world.repo) == before, (needs, ask)
-        seen = str(rows(there)) + str(list(there.events())) + str(there.audit()) + str(there.users.all())
+        seen = str(rows(there)) + str(list(there.events.list())) + str(there.events.audit()) + str(there.users.all())
         assert not [word for word in ("chair", str(session.id), str(key.key.id), "olga") if word in seen]
 
 
@@ -88,21 +98,25 @@ def test_d5_a_key_does_what_its_scope_says_and_changes_nothing_else(world, scope
     assert NEEDS == {**FOR_ROLE, ADMIN: "admin"}
     repo = world.repo
     repo.users.add("root", is_admin=True)
-    world.ada.share("s", "root", "owner")
-    link = world.ada.share_link("s")
+    world.ada.session("s").sharing.share("root", "owner")
+    link = world.ada.session("s").sharing.create_link()
     handle = repo.authenticate(repo.keys.create("k", scope, user="root").secret)
     before, wrong = rows(repo, "audit_event"), {}
     own = {
-        "accept": lambda r, w: r.accept(link.token), "unshare": lambda r, w: r.unshare("ada/s", "root"),
-        "keys.create": lambda r, w: r.keys.create("more"), "keys.revoke": lambda r, w: r.keys.revoke(1),
+        "accept": lambda r, w: r.accept(link.token),
+        "unshare": lambda r, w: r.session("ada/s").sharing.unshare("root"),
+        "keys.create": lambda r, w: r.keys.create("more"),
+        "keys.revoke": lambda r, w: r.keys.revoke(1),
         "webhooks.add": lambda r, w: r.webhooks.add("https://example.com/"),
         "webhooks.add s": lambda r, w: r.webhooks.add("https://example.com/", session="ada/s"),
-        "ensure_session": lambda r, w: r.ensure_session("new"), "wrap": lambda r, w: w.wrap(r, "new"),
-        "import_": lambda r, w: r.import_(io.BytesIO(b"{}")), "users.delete": lambda r, w: r.users.delete("root"),
+        "ensure_session": lambda r, w: r.session("new", create=True),
+        "wrap": lambda r, w: w.wrap(r, "new"),
+        "import_": lambda r, w: r.import_(io.BytesIO(b"{}")),
+        "users.delete": lambda r, w: r.users.delete("root"),
         "set_password": lambda r, w: r.users.set_password("root", None),
         "revoke_tokens": lambda r, w: r.users.revoke_tokens("root"),
         "import_langgraph": lambda r, w: r.import_langgraph("no.db"),
-    }  # fmt: skip
+    }
     writes = {name: (EDITOR, ask) for name, ask in own.items() if not name.startswith(("keys", "users", "set", "rev"))}
     admin = {name: (OWNER, ask) for name, ask in own.items() if name not in writes}
     for name, (needs, ask) in {**VERBS, **admin, **(writes if scope != "write" else {})}.items():

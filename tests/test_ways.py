@@ -89,7 +89,7 @@ def test_d5_what_was_foreseen_is_given_once(postgres_url):
     row = {"id": 7, "name": "7", "created_at": datetime.now(UTC), "tokens_revoked_at": None}
 
     def work(connection):
-        count.foresee(connection, {})
+        count.prefetch(connection, {})
         taken.run(connection, row)
         return [count.first(connection, {}).n for _ in range(2)]
 

@@ -55,11 +55,11 @@ def test_d5_a_session_is_read_by_its_parts(ask, repo):
     first = ask("GET", f"{at}/log?limit=3")
     second = ask("GET", f"{at}/log?limit=3&after={first['next']}")
     refs = [point["reference"] for point in first["items"] + second["items"]]
-    assert refs == [point.metadata["reference"] for point in repo.log("support-42").page(6)]
-    assert ask("GET", f"{at}/checkpoint?ref=main%235")["id"] == repo.checkpoint("main#5", "support-42").id
+    assert refs == [point.metadata["reference"] for point in repo.session("support-42").log().page(6)]
+    assert ask("GET", f"{at}/checkpoint?ref=main%235")["id"] == repo.session("support-42").get_checkpoint("main#5").id
     head = f"{at}/checkpoints/{first['items'][0]['id']}"
     said = ask("GET", f"{head}/messages?offset=1&limit=2")
-    assert said["items"] == repo.checkpoint("HEAD", "support-42").conversation_history[1:3]
+    assert said["items"] == repo.session("support-42").get_checkpoint("HEAD").conversation_history[1:3]
     assert (said["total"], said["next"]) == (13, 3)
     assert ask("GET", f"{head}/messages?offset=12")["next"] is None
     assert [call["tool_name"] for call in ask("GET", f"{head}/calls?offset=2")["items"]] == ["charge_card", "send_mail"]
@@ -70,7 +70,7 @@ def test_d5_a_session_is_read_by_its_parts(ask, repo):
 def test_d5_two_places_are_compared(ask, repo):
     """D5: diff and comparison are those of the library."""
     at = f"/sessions/{repo.session('support-42').id}"
-    assert ask("GET", f"{at}/diff?a=main&b=HEAD") == repo.diff("main", "HEAD", "support-42").to_dict()
+    assert ask("GET", f"{at}/diff?a=main&b=HEAD") == repo.session("support-42").diff("main", "HEAD").to_dict()
     assert ask("GET", f"{at}/compare?a=main&b=main-2")["fork"] == "main#3"
 
 
@@ -78,7 +78,7 @@ def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
     """W2: a plan does nothing; what blocks is a 409 with the plan; forced, it is done; sent again, it is done once."""
     at = f"/sessions/{repo.session('support-42').id}"
     plan = ask("GET", f"{at}/plan?to=main%232")
-    assert (plan["is_admissible"], len(repo.branches("support-42"))) == (False, 2)
+    assert (plan["is_admissible"], len(repo.session("support-42").branches())) == (False, 2)
     refused = ask("POST", f"{at}/rollbacks", 409, to="main#2")
     assert refused["type"] == "urn:agentgit:error:RollbackBlocked"
     assert refused["plan"]["steps"] == plan["steps"]
@@ -87,7 +87,7 @@ def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
     assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["charge_card", "create_order"]
     assert [item["invocation"]["tool_name"] for item in report["kept"]] == ["send_mail"]
     assert ask("POST", f"{at}/rollbacks", 201, **wanted)["operation_id"] == report["operation_id"]
-    assert [branch.name for branch in repo.branches("support-42")] == ["main", "main-2", "again"]
+    assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
     assert ask("GET", f"/operations/{report['operation_id']}")["status"] == "done"
     assert ask("GET", f"{at}/operations")["items"][0]["id"] == report["operation_id"]
     switched = ask("POST", f"{at}/switch", branch="main")
@@ -97,8 +97,8 @@ def test_w2_a_rollback_is_planned_done_once_and_reported(ask, repo):
 def test_t2_a_path_that_cannot_run_again_is_refused_or_answered_from_the_record(ask, repo):
     """T2: the API obeys the same rules: a server without the tools runs none, and force answers from the record."""
     at = f"/sessions/{repo.session('support-42').id}"
-    place = repo.checkpoints("support-42", "main")[-1].metadata["reference"]
-    track = repo.tool_track("support-42", "main")
+    place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
+    track = repo.session("support-42").tool_track(branch="main")
     plan = ask("GET", f"{at}/plan?to={place.replace('#', '%23')}&branch=main&replay=execute")
     assert {step["otherwise"] for step in plan["steps"] if step["action"] == "block"} <= {"answer", "gone", "keep"}
     assert ask("POST", f"{at}/rollbacks", 409, to=place, replay="execute")["plan"]["is_admissible"] is False
@@ -107,7 +107,7 @@ def test_t2_a_path_that_cannot_run_again_is_refused_or_answered_from_the_record(
     assert (report["redone"], report["status"]) == ([], "done")
     told = [*report["answered"], *report["gone"]]
     assert [item["invocation"]["id"] for item in told] == [call.id for call in track]
-    assert [call.replay_of for call in repo.tool_track("support-42")] == [call.id for call in track]
+    assert [call.replay_of for call in repo.session("support-42").tool_track()] == [call.id for call in track]
 
 
 def test_w1_a_rollback_that_stops_half_way_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
@@ -132,7 +132,9 @@ def test_w9_a_tag_is_given_and_taken(ask, repo):
     assert ask("POST", f"{at}/tags", 201, ref="main#2", name="v1", description="good")["reference"] == "main#2"
     assert ask("POST", f"{at}/tags", 409, ref="main#3", name="v1")["title"] == "Conflict"
     assert [tag["name"] for tag in ask("GET", f"{at}/tags")["items"]] == ["v1"]
-    assert ask("DELETE", f"{at}/tags?name=v1")["checkpoint_id"] == repo.checkpoint("main#2", "support-42").id
+    assert (
+        ask("DELETE", f"{at}/tags?name=v1")["checkpoint_id"] == repo.session("support-42").get_checkpoint("main#2").id
+    )
     assert ask("DELETE", f"{at}/tags?name=v1", 404)["status"] == 404
 
 
@@ -142,7 +144,7 @@ def test_b8_a_session_is_downloaded_and_read_again(ask, repo, tmp_path):
     assert answer.headers["content-disposition"].startswith("attachment")
     (tmp_path / "s.jsonl").write_bytes(answer.content)
     again = repo.import_(tmp_path / "s.jsonl").session
-    assert [one.name for one in repo.branches(again)] == ["main", "main-2"]
+    assert [one.name for one in repo.session(again).branches()] == ["main", "main-2"]
 
 
 def test_w11_a_session_begins_as_a_checkpoint_of_another(ask):
@@ -155,8 +157,8 @@ def test_w11_a_session_begins_as_a_checkpoint_of_another(ask):
 def test_d5_what_is_not_shared_is_not_there(repo):
     """D5: to somebody else every path of a session, its checkpoints, calls and operations answers as if none were."""
     session = repo.session("support-42")
-    head, call = repo.checkpoint("HEAD", "support-42"), repo.tool_track("support-42")[0]
-    operation = repo.operations("support-42")[0]
+    head, call = repo.session("support-42").get_checkpoint("HEAD"), repo.session("support-42").tool_track()[0]
+    operation = repo.session("support-42").operations()[0]
     bob = Program(repo.as_user("bob"))
     described = bob("GET", "/openapi.json")["paths"]
     filled = {
@@ -299,7 +301,7 @@ def test_d5_events_are_told_live_and_a_feed_goes_on_where_it_was_cut(repo, tmp_p
     """D5: a feed gives what is committed, each event with its id; after a cut nothing is left out or told twice."""
     session = repo.session("support-42")
     key = repo.keys.create("feed", scopes=("read",)).secret
-    known = repo.last_events("support-42")
+    known = repo.events.newest(session="support-42")
 
     def kinds(client: httpx.Client, wanted: int, **headers: str) -> list[tuple[int, str]]:
         found, id = [], 0
@@ -321,7 +323,7 @@ def test_d5_events_are_told_live_and_a_feed_goes_on_where_it_was_cut(repo, tmp_p
         cut = known[-4]
         rest = kinds(client, 3, **{"last-event-id": str(cut.id)})
         assert rest == [(event.id, event.kind) for event in known[-3:]]
-        repo.tag("main#2", "while away", "support-42")
+        repo.session("support-42").tag("main#2", "while away")
         assert kinds(client, 1, **{"last-event-id": str(rest[-1][0])})[0][1] == "tag.created"
 
 
@@ -338,3 +340,15 @@ def test_d5_the_api_is_the_same_on_both_databases(database, tmp_path):
         report = ask("POST", f"{at}/rollbacks", 201, to="main#1", request_id="both")
         assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["create_order"]
         assert ask("DELETE", at)["sessions"] == 1
+
+
+def test_d5_the_description_of_the_api_has_no_example_of_another_language(repo):
+    """D5: what a field means is said in sentences; Python that shows the class at work stays out of them."""
+    described = TestClient(app(repo), base_url="https://git.example").get("/api/v1/openapi.json").json()
+    fields = [
+        field
+        for answer in described["components"]["schemas"].values()
+        for field in answer.get("properties", {}).values()
+    ]
+    assert len(fields) > 200
+    assert not [field for field in fields if ">>>" in field.get("description", "")]

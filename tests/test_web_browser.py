@@ -14,7 +14,7 @@ from sites import hostile, served, story
 
 import agentgit
 from agentgit.demo import EFFECTS, build
-from agentgit.web import Link, app
+from agentgit.web import OwnerLink, app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -89,7 +89,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
         hostile(repo, folder)
         repo.users.add("x" * 120)
         repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)  # the one that moved last stays the hostile
-        link = Link(repo)
+        link = OwnerLink(repo)
         made = app(repo, link=link, hosts=["127.0.0.1"])
         with served(made) as address:
             credential = link.enter(link.token)
@@ -144,14 +144,14 @@ def paths(repo: agentgit.Repository, name: str) -> dict[str, str]:
     """Give the pages of a session that people look at, by a short name."""
     session = next(one for one in repo.sessions() if one.session_name.startswith(name))
     at = f"/sessions/{session.id}"
-    head = repo.checkpoints(session)[-1]
+    head = repo.session(session).checkpoints()[-1]
     found = {
         "session": at, "checkpoint": f"{at}/checkpoints/{head.id}", "files": f"{at}/checkpoints/{head.id}/files",
         "diff": f"{at}/diff?a=main%231&b=HEAD", "plan": f"{at}/rollback?to=main%231", "search": f"{at}/search?q=note",
         "calls": f"{at}/calls", "operations": f"{at}/operations", "sharing": f"{at}/sharing",
         "events": f"/audit?session={session.id}",
     }  # fmt: skip
-    operations = repo.operations(session)
+    operations = repo.session(session).operations()
     return found | ({"operation": f"/operations/{operations[-1].id}"} if operations else {})
 
 
@@ -198,11 +198,11 @@ def test_d5_the_main_story_by_keyboard_alone(pages, site, shots):
     reach(page, "Roll back")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_contain_text("Rollback done")
-    report = site.repo.operations("support-42")[0]
+    report = site.repo.session("support-42").operations()[0]
     assert page.url.endswith(f"/operations/{report.id}")
     hit(page, "u")
     expect(page.locator("h1")).to_have_text("support-42")
-    assert len(site.repo.branches("support-42")) == 3
+    assert len(site.repo.session("support-42").branches()) == 3
     hit(page, "?")
     expect(page.locator("h1")).to_have_text("Help")
 
@@ -281,4 +281,4 @@ def test_d5_everything_works_without_scripts(pages, site):
     page.get_by_role("link", name="Switch to main", exact=True).click()
     page.get_by_role("button", name="Switch").click()
     expect(page.locator("#branches li", has_text="current")).to_contain_text("main")
-    assert site.repo.branch("support-42").name == "main"
+    assert site.repo.session("support-42").branch().name == "main"

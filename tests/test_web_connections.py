@@ -234,7 +234,7 @@ def test_q5_health_and_readiness(repo, caplog):
     assert found == [(200, "alive\n"), (200, "ready\n")]
     for path in ("/login", "/metrics", "/sessions/healthz", "/login/healthz", "/api/v1/readyz", "//healthz"):
         assert client.get(f"http://10.0.0.1{path}").status_code == 400, path
-    repo.store.database.write(lambda c: c.execute(text("UPDATE agentgit_version SET version_num = '9999'")))
+    repo.context.store.database.write(lambda c: c.execute(text("UPDATE agentgit_version SET version_num = '9999'")))
     answer = client.get("/readyz")
     assert (answer.status_code, answer.text) == (503, "not ready\n")
     assert "9999" in caplog.text  # the reason is in the log, and not told to strangers

@@ -23,9 +23,12 @@ import agentgit
 from agentgit.web import api, app
 
 CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
-]  # fmt: skip
+]
 
 BASE = "http://localhost/api/v1"
 
@@ -36,13 +39,16 @@ CONFIGURED = {
     "behind proxies, for some names": {"trusted_proxies": PROXIES, "hosts": ["localhost", "git.example"]},
     "with a public URL": {"trusted_proxies": PROXIES, "public_url": "https://git.example"},
     "with a public URL on a port, below a path": {
-        "trusted_proxies": PROXIES, "public_url": "https://git.example:8443/below/it",
+        "trusted_proxies": PROXIES,
+        "public_url": "https://git.example:8443/below/it",
     },
     "with a public URL that is not closed": {
-        "trusted_proxies": PROXIES, "public_url": "http://git.example", "insecure": True,
+        "trusted_proxies": PROXIES,
+        "public_url": "http://git.example",
+        "insecure": True,
     },
     "for some names, not behind a proxy": {"hosts": ["git.example", "[::1]"]},
-}  # fmt: skip
+}
 """Ways to run the application that change what it does with the headers of a request."""
 
 EXAMPLES = 4
@@ -65,9 +71,11 @@ def asked(tmp_path_factory: pytest.TempPathFactory):
 def _ids(repo: agentgit.Repository) -> dict[str, int]:
     """Give ids that exist, so that requests come further than to a 404."""
     return {
-        "session_id": repo.session("support-42").id, "checkpoint_id": repo.checkpoint("HEAD", "support-42").id or 0,
-        "operation_id": repo.operations("support-42")[0].id, "invocation_id": repo.tool_track("support-42")[0].id,
-    }  # fmt: skip
+        "session_id": repo.session("support-42").id,
+        "checkpoint_id": repo.session("support-42").get_checkpoint("HEAD").id or 0,
+        "operation_id": repo.session("support-42").operations()[0].id,
+        "invocation_id": repo.session("support-42").tool_track()[0].id,
+    }
 
 
 SCHEMA = schemathesis.openapi.from_dict(api.make().openapi())
@@ -105,42 +113,105 @@ def expect_described(asked, operation, mode, examples):
         ids = {}  # the others need it
 
     @given(case=operation.as_strategy(mode, path_parameters=ids or None))
-    @settings(
-        max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )  # fmt: skip
+    @settings(max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     def ask(case: schemathesis.Case) -> None:
-        case.call_and_validate(
-            BASE, app=asked.app, headers={"authorization": f"Bearer {asked.key}"}, checks=CHECKS
-        )  # fmt: skip
+        case.call_and_validate(BASE, app=asked.app, headers={"authorization": f"Bearer {asked.key}"}, checks=CHECKS)
 
     ask()
 
 
 HEADERS = [
-    "accept", "accept-encoding", "authorization", "content-length", "content-type", "cookie", "forwarded", "host",
-    "if-none-match", "last-event-id", "origin", "range", "referer", "sec-fetch-site", "transfer-encoding", "upgrade",
-    "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-http-method-override", "x-real-ip", "x-request-id",
-]  # fmt: skip
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "content-length",
+    "content-type",
+    "cookie",
+    "forwarded",
+    "host",
+    "if-none-match",
+    "last-event-id",
+    "origin",
+    "range",
+    "referer",
+    "sec-fetch-site",
+    "transfer-encoding",
+    "upgrade",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-http-method-override",
+    "x-real-ip",
+    "x-request-id",
+]
 """The headers that a server, a proxy or a framework may act on."""
 
 VALUES = st.one_of(
-    st.sampled_from([
-        "", "*", "null", "-1", "0", "9" * 30, "git.example", "localhost", "127.0.0.1", "[::1]", "https://git.example",
-        "chunked", "Bearer", "Bearer ", "Basic eDp5", "websocket", "PUT", "bytes=0-", "text/html;q=x", "a" * 8000,
-        "__Host-agentgit=x", "for=1.2.3.4;host=evil.example;proto=https", "1.2.3.4, 127.0.0.1",
-        "application/json; charset=utf-7", "http", "HTTPS", "http, https", "javascript", "git.example:8443",
-        "git.example:99999", "evil.example", "a@b/c?d#e", "//evil.example", "https://[", "[::1", "[::1]:99999",
-        "192.0.2.1:80", "unknown, 10.0.0.1", "10.0.0.1,,", "::ffff:10.0.0.1", "fe80::1%25lo", "2001:db8::1",
-        ",".join(["10.0.0.1"] * 900),
-    ]),
+    st.sampled_from(
+        [
+            "",
+            "*",
+            "null",
+            "-1",
+            "0",
+            "9" * 30,
+            "git.example",
+            "localhost",
+            "127.0.0.1",
+            "[::1]",
+            "https://git.example",
+            "chunked",
+            "Bearer",
+            "Bearer ",
+            "Basic eDp5",
+            "websocket",
+            "PUT",
+            "bytes=0-",
+            "text/html;q=x",
+            "a" * 8000,
+            "__Host-agentgit=x",
+            "for=1.2.3.4;host=evil.example;proto=https",
+            "1.2.3.4, 127.0.0.1",
+            "application/json; charset=utf-7",
+            "http",
+            "HTTPS",
+            "http, https",
+            "javascript",
+            "git.example:8443",
+            "git.example:99999",
+            "evil.example",
+            "a@b/c?d#e",
+            "//evil.example",
+            "https://[",
+            "[::1",
+            "[::1]:99999",
+            "192.0.2.1:80",
+            "unknown, 10.0.0.1",
+            "10.0.0.1,,",
+            "::ffff:10.0.0.1",
+            "fe80::1%25lo",
+            "2001:db8::1",
+            ",".join(["10.0.0.1"] * 900),
+        ]
+    ),
     st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\r\n\0").decode("latin-1").strip()),
-)  # fmt: skip
+)
 
 OPEN = ["/login", "/below/it/login", "/healthz", "/readyz", "/static/agentgit.css", "/api/v1/openapi.json"]
 PATHS = [
-    *OPEN, "/", "/sessions", "/static/app.css", "/api/v1/me", "/api/v1/sessions", "/enter?token=x", "/join?token=%00",
-    "/metrics", "/below/it/sessions", "//evil.example/x", "/%2e%2e/",
-]  # fmt: skip
+    *OPEN,
+    "/",
+    "/sessions",
+    "/static/app.css",
+    "/api/v1/me",
+    "/api/v1/sessions",
+    "/enter?token=x",
+    "/join?token=%00",
+    "/metrics",
+    "/below/it/sessions",
+    "//evil.example/x",
+    "/%2e%2e/",
+]
 
 
 FORWARDED = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
@@ -162,10 +233,11 @@ def knock(made, peer, method, path, headers):
 @pytest.mark.parametrize("way", CONFIGURED)
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    peer=st.sampled_from(PEERS), method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE"]),
+    peer=st.sampled_from(PEERS),
+    method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE"]),
     path=st.sampled_from(PATHS),
     headers=st.lists(st.tuples(st.sampled_from(FORWARDED) | st.sampled_from(HEADERS), VALUES), max_size=6),
-)  # fmt: skip
+)
 def test_q5_no_header_makes_the_server_fail_or_lets_anybody_in(asked, way, peer, method, path, headers):
     """Q5: whatever headers come, nobody without a credential is let in, nothing is a failure of ours, and no text of
     theirs becomes a header, a redirect or markup of the answer; what a stranger says of proxies changes nothing."""

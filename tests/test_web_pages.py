@@ -64,14 +64,14 @@ def test_w2_what_is_done_is_what_was_looked_at(ada, repo, tmp_path):
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a chair")
     stale = ada.post(page, f"{at}/rollback", 409, force="true")
     assert "Nothing was done: since you looked, something happened" in stale.text
-    assert len(repo.branches("support-42")) == 2
+    assert len(repo.session("support-42").branches()) == 2
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     blocked = ada.post(page, f"{at}/rollback", 409)
     assert "send_mail" in blocked.text
     done = ada.post(page, f"{at}/rollback", force="true", name="again")
     assert "Rollback done: branch again" in done.text
     assert ada.post(page, f"{at}/rollback", force="true", name="again").url == done.url
-    assert [branch.name for branch in repo.branches("support-42")] == ["main", "main-2", "again"]
+    assert [branch.name for branch in repo.session("support-42").branches()] == ["main", "main-2", "again"]
 
 
 def test_w1_what_stopped_half_way_is_decided_and_finished_on_its_page(ada, repo, tmp_path, monkeypatch):
@@ -82,16 +82,16 @@ def test_w1_what_stopped_half_way_is_decided_and_finished_on_its_page(ada, repo,
     shop.mkdir()  # the shop cannot be opened there
     page = ada.post(ada.get(f"{at}/rollback?to=main%232"), f"{at}/rollback", force="true")
     assert "stopped half way" in ada.get(at).text
-    failed = repo.report(repo.operations("support-42")[0]).failed[0].invocation
+    failed = repo.report(repo.session("support-42").operations()[0]).failed[0].invocation
     page = ada.post(page, f"/invocations/{failed.id}/resolve", outcome="happened")
     page = ada.post(page, page.url.path + "/resume", force="true")
     assert "Rollback done" in page.text
-    assert repo.operations("support-42")[0].status == "done"
+    assert repo.session("support-42").operations()[0].status == "done"
 
 
 def test_d5_a_session_of_ten_thousand_checkpoints_is_a_small_page(ada, repo):
     """D5: with 10,000 more checkpoints the tree is folded, the log goes by pages, and the page stays small."""
-    head = repo.checkpoint("HEAD", "support-42")
+    head = repo.session("support-42").get_checkpoint("HEAD")
     before = len(ada.get(f"/sessions/{repo.session('support-42').id}").content)
 
     def more(connection):
@@ -99,7 +99,7 @@ def test_d5_a_session_of_ten_thousand_checkpoints_is_a_small_page(ada, repo):
         copies = [{**row, "id": row["id"] + n, "number": row["number"] + n} for n in range(1, 10_001)]
         connection.execute(insert(CHECKPOINT), copies)
 
-    repo.store.database.write(more)
+    repo.context.store.database.write(more)
     page = ada.get(f"/sessions/{repo.session('support-42').id}")
     assert "10011 checkpoints" in page.text
     assert len(page.content) < before + 60_000
@@ -141,7 +141,7 @@ def test_d5_people_share_and_take_away_by_form(ada, repo):
     assert token not in ada.get(f"{at}/sharing").text
     joined = bob.post(bob.get("/join"), "/join", token=token)
     assert joined.url.path == at
-    begun = bob.get(f"{at}/checkpoints/{repo.checkpoint('main#2', 'support-42').id}")
+    begun = bob.get(f"{at}/checkpoints/{repo.session('support-42').get_checkpoint('main#2').id}")
     assert "mine" in bob.post(begun, "/sessions", name="mine").text
 
 
@@ -156,7 +156,7 @@ def test_d5_users_and_keys_by_form(ada, repo):
     assert repo.users.find("eve").disabled_at is not None
     page = ada.post(ada.get("/keys"), "/keys", name="robot", scope="read", days="1")
     secret = re.search(r'<pre id="secret">(agit_\S+)</pre>', page.text).group(1)
-    assert repo.authenticate(secret).principal.scopes == {"read"}
+    assert repo.authenticate(secret).context.principal.scopes == {"read"}
     assert secret not in ada.get("/keys").text
     Visitor(repo.as_user("bob")).get("/users", 403)
 
@@ -173,7 +173,7 @@ def test_d5_a_session_is_erased_only_by_its_name(ada, repo):
 def test_d5_a_user_is_erased_only_by_their_name(ada, repo):
     """D5: deleting a user asks for the name; then they are gone, with their sessions."""
     eve = repo.users.add("eve")
-    repo.as_user(eve).ensure_session("hers")
+    repo.as_user(eve).session("hers", create=True)
     mark = re.search(r'name="csrf" value="(\w+)"', ada.get("/users").text).group(1)
     form = {"csrf": mark, "user": str(eve.id), "name": "ev"}
     assert "Nothing was deleted" in ada.client.post("/users/delete", data=form).text
@@ -183,11 +183,11 @@ def test_d5_a_user_is_erased_only_by_their_name(ada, repo):
 
 def test_d5_pages_offer_only_what_ones_role_may_do(ada, repo):
     """D5: a viewer finds no form that would be refused, and is told who may; an editor finds them."""
-    session, point = repo.session("support-42"), repo.checkpoint("before the table", "support-42")
+    session, point = repo.session("support-42"), repo.session("support-42").get_checkpoint("before the table")
     at = f"/sessions/{session.id}"
     bob = Visitor(repo.as_user("bob"))
     for role, offered in (("viewer", False), ("editor", True)):
-        repo.share(session, "bob", role)
+        session.sharing.share("bob", role)
         page, plan, tree = (
             bob.get(f"{at}{to}").text for to in (f"/checkpoints/{point.id}", "/rollback?to=main%231", "")
         )

@@ -31,8 +31,9 @@ from sites import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
 import agentgit
 from agentgit.auth import JWT
 from agentgit.errors import InvalidInput
+from agentgit.repository import Repository
 from agentgit.store.records import login_attempts
-from agentgit.web import Link, app, server
+from agentgit.web import OwnerLink, app, server
 from agentgit.web.proxies import Proxies, read_ip
 
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
@@ -158,7 +159,9 @@ def test_q4_a_device_is_known_for_one_user_and_one_password(repo):
 def test_q4_no_key_and_no_token_makes_devices_without_end(repo):
     """Q4: each new device has ten free guesses, so only who has just shown the password gets one."""
     key = repo.keys.create("leaked", "admin", user="ada")
-    repo.jwt = JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit")
+    repo = Repository(
+        repo.context, jwt=JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit"), is_borrowed=True
+    )
     said = {"sub": "ada", "aud": "agentgit", "iat": int(time.time()) + 1, "exp": int(time.time()) + 60}
     time.sleep(1.5)  # a token of the second in which its user was made is none
     token = jwt.encode(said, "0123456789abcdef" * 4, algorithm="HS256")
@@ -392,7 +395,7 @@ def test_q4_people_and_programs_log_in_by_the_documented_command(request, tmp_pa
                 with one.stream("GET", "/api/v1/events/live") as feed:
                     lines = feed.iter_lines()
                     assert next(lines).startswith("retry:")
-                    repo.as_user("ada").ensure_session("through the proxy")
+                    repo.as_user("ada").session("through the proxy", create=True)
                     assert next(line for line in lines if line.startswith("event: ")) == "event: session.created"
                 key = other.post("/api/v1/login", json={"name": "bob", "password": PASSWORD}).json()["key"]
                 me = other.get("/api/v1/me", headers={"authorization": f"Bearer {key}"}).json()
@@ -466,7 +469,7 @@ def test_q4_browsers_come_by_the_link_below_a_mount_and_a_public_path(repo):
     """Q4: an application that is mounted goes by the public URL of itself."""
     from fastapi import FastAPI
 
-    link, host = Link(repo), FastAPI()
+    link, host = OwnerLink(repo), FastAPI()
     host.mount("/git", app(repo, link=link, trusted_proxies=[PROXY], public_url="https://git.example/git"))
     client = TestClient(host, base_url="http://backend", client=(PROXY, 1), follow_redirects=False)
     client.headers["x-forwarded-proto"] = "https"

@@ -14,7 +14,7 @@ from sites import quick_passwords, served, story  # noqa: F401  # a fixture
 
 import agentgit
 from agentgit.errors import NotAllowed
-from agentgit.web import Limits, Link, app
+from agentgit.web import Limits, OwnerLink, app
 from agentgit.web.authentication import HOURS
 
 PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
@@ -41,7 +41,7 @@ def visitor(repo: agentgit.Repository, host: str = "https://git.example", **opti
 
 def at_home(repo: agentgit.Repository, **options: object) -> TestClient:
     """Give a browser that is in by the link."""
-    link = Link(repo)
+    link = OwnerLink(repo)
     client = visitor(repo, "http://localhost:8700", link=link, hosts=["localhost"], **options)
     assert client.get(f"/enter?token={link.token}").status_code == 303
     return client
@@ -63,7 +63,7 @@ def log_in(client: TestClient, name: str = "ada", password: str = PASSWORD, **mo
 
 def test_q6_the_link_works_until_it_ends_and_a_preview_spends_nothing(repo, monkeypatch):
     """Q6: the link may be opened again, by another browser and after a preview; after 12 hours it lets nobody in."""
-    link = Link(repo)
+    link = OwnerLink(repo)
     made = app(repo, link=link)
     preview, one, other, late = (
         TestClient(made, base_url="http://localhost:8700", follow_redirects=False) for _ in range(4)
@@ -113,7 +113,7 @@ def test_d5_after_logging_out_the_key_of_the_browser_is_worth_nothing(repo):
     page = client.get("/sessions")
     assert page.status_code == 200
     secret = client.cookies["__Host-agentgit"]
-    assert secret.encode() not in Path(repo.store.database.url.database).read_bytes()
+    assert secret.encode() not in Path(repo.context.store.database.url.database).read_bytes()
     assert client.post("/logout", data={"csrf": mark(page)}).status_code == 303
     with pytest.raises(NotAllowed):
         repo.authenticate(secret)
@@ -123,7 +123,7 @@ def test_d5_after_logging_out_the_key_of_the_browser_is_worth_nothing(repo):
 
 def test_d5_a_link_is_not_used_up_by_an_open_line(repo):
     """D5: who comes with the link over plain http, from another machine, is refused, and can come again by https."""
-    link = Link(repo)
+    link = OwnerLink(repo)
     made = app(repo, link=link)
     by = [TestClient(made, base_url=f"{scheme}://git.example", follow_redirects=False) for scheme in ("http", "https")]
     assert [one.get(f"/enter?token={link.token}").status_code for one in by] == [403, 303]
@@ -134,7 +134,7 @@ def test_d5_any_key_can_log_itself_out(repo, by_link):
     """D5: also one that may only look, and also where browsers come in by a link; another key it cannot end."""
     ada = repo.as_user("ada")
     key, other = ada.keys.create("to look", "read"), ada.keys.create("other", "read")
-    client = visitor(repo, link=Link(repo) if by_link else None)
+    client = visitor(repo, link=OwnerLink(repo) if by_link else None)
     client.headers["authorization"] = f"Bearer {key.secret}"
     assert client.delete(f"/api/v1/keys/{other.key.id}").status_code == 403
     assert client.post("/api/v1/logout").status_code == 204
@@ -216,7 +216,7 @@ def test_d5_every_answer_says_what_a_browser_may_do_with_it(repo):
 
 def test_d5_the_head_of_an_answer_can_be_had_alone(repo):
     """D5: HEAD says of a page, the API, a file and a failure what GET does, without a body; it uses up no link."""
-    link = Link(repo)
+    link = OwnerLink(repo)
     client = TestClient(app(repo, link=link), base_url="http://localhost", follow_redirects=False)
     assert client.head(f"/enter?token={link.token}").status_code == 405
     assert client.get(f"/enter?token={link.token}").status_code == 303
@@ -233,7 +233,7 @@ def test_d5_a_page_has_no_inline_style_or_script(repo):
     """D5: what the policy forbids is not in the pages, so nothing of them is lost."""
     client = at_home(repo)
     session = repo.session("support-42")
-    head = repo.checkpoints("support-42")[-1]
+    head = repo.session("support-42").checkpoints()[-1]
     for path in ("/sessions", f"/sessions/{session.id}", f"/sessions/{session.id}/checkpoints/{head.id}", "/audit"):
         text = client.get(path).text
         assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)", text), path
@@ -297,7 +297,7 @@ def test_d5_a_body_that_drips_is_not_waited_for(repo):
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     told = []
-    guard = Guard(app, Site(entrance=Link(repo), limits=Limits(seconds=0.1)), lambda _, error: told.append(error))
+    guard = Guard(app, Site(entrance=OwnerLink(repo), limits=Limits(seconds=0.1)), lambda _, error: told.append(error))
     scope = {"type": "http", "scheme": "http", "headers": [], "method": "POST", "path": "/"}
     with pytest.raises(TypeError):  # there is no answer to send: what was told is looked at
         asyncio.run(guard(scope, drip, None))
@@ -307,7 +307,7 @@ def test_d5_a_body_that_drips_is_not_waited_for(repo):
 def test_d5_logging_out_ends_the_feeds_of_a_browser_that_came_by_the_link(repo, monkeypatch):
     """D5: a live feed ends when the browser that has it open logs out."""
     monkeypatch.setattr("agentgit.web.event_stream.POLL_SECONDS", 0.01)
-    link = Link(repo)
+    link = OwnerLink(repo)
     with served(app(repo, link=link)) as address:
         name, credential = f"agentgit-{address.rpartition(':')[2]}", link.enter(link.token)
         with (
@@ -322,7 +322,7 @@ def test_d5_logging_out_ends_the_feeds_of_a_browser_that_came_by_the_link(repo, 
 
 def test_d5_one_user_has_a_few_live_feeds(repo):
     """D5: one more than the limit is told to wait; when one ends there is room again."""
-    link = Link(repo)
+    link = OwnerLink(repo)
     made = app(repo, link=link, limits=Limits(feeds=2))
     with served(made) as address:
         jar = {f"agentgit-{address.rpartition(':')[2]}": link.enter(link.token)}
@@ -351,7 +351,7 @@ def test_d5_what_nobody_expected_tells_nothing_of_itself(repo, monkeypatch, capl
         raise RuntimeError("the secret of the house")
 
     monkeypatch.setattr(type(repo), "sessions", broken)
-    link = Link(repo)
+    link = OwnerLink(repo)
     client = TestClient(app(repo, link=link), base_url="http://localhost")
     client.get(f"/enter?token={link.token}", follow_redirects=False)
     with caplog.at_level(logging.ERROR):

@@ -111,8 +111,10 @@ def opened(tmp_path):
         repo = agentgit.open(tmp_path / "a.db", webhook_hosts=hosts)
         handles.append(repo)
         repo.webhooks.add("https://example.com/", "session.*", SECRET)
-        repo.store.database.write(lambda c: c.execute(update(WEBHOOK).values(url=url)))  # as somebody else's code may
-        repo.ensure_session("s")
+        repo.context.store.database.write(
+            lambda c: c.execute(update(WEBHOOK).values(url=url))
+        )  # as somebody else's code may
+        repo.session("s", create=True)
         return repo
 
     yield open_it
@@ -183,7 +185,7 @@ def test_q8_the_address_that_was_checked_is_connected_to(opened, names):
         assert repo.webhooks.deliver().sent == 1
         assert (len(good.got), names.asked) == (1, ["rebind.test"])
         assert good.got[0][0]["host"] == f"rebind.test:{good.server_port}"
-        repo.ensure_session("t")
+        repo.session("t", create=True)
         assert "a loopback address" in refusal(repo)
         assert (len(good.got), inside.got) == (1, [])
 
@@ -230,7 +232,7 @@ def test_q8_the_operator_allows_names_addresses_and_networks(names, tmp_path, mo
                 with agentgit.open(":memory:", webhook_hosts=given) as repo:
                     ada = repo.as_user(repo.users.add("ada"))
                     ada.webhooks.add(f"http://{host}:{server.server_port}/", "session.*", SECRET)
-                    ada.ensure_session("s")
+                    ada.session("s", create=True)
                     assert (repo.webhooks.deliver().sent, len(server.got)) == (1, 1)
                     with pytest.raises(InvalidInput):
                         ada.webhooks.add("http://192.168.1.1/", "*", SECRET)
@@ -309,7 +311,7 @@ def test_q8_the_variables_of_a_server_are_not_secrets(opened, monkeypatch):
         for secret in ("env:HUSH", "env:" + "x" * 40):
             with pytest.raises(InvalidInput, match="env:NAME"):
                 repo.webhooks.add("https://example.com/", "*", secret)
-            repo.store.database.write(lambda c, s=secret: c.execute(update(WEBHOOK).values(secret=s)))
+            repo.context.store.database.write(lambda c, s=secret: c.execute(update(WEBHOOK).values(secret=s)))
             assert repo.webhooks.deliver().to_dict() == {"sent": 0, "failed": 0, "dead": 1, "waiting": 0}
             assert "env:NAME is not a secret" in repo.webhooks.list()[0].last_error
             repo.webhooks.retry(repo.webhooks.list()[0])
@@ -330,7 +332,7 @@ def test_q8_a_secret_from_the_environment_of_its_user(tmp_path, monkeypatch):
         assert run("add", f"http://127.0.0.1:{server.server_port}/", "--secret-env", "MINE", MINE=SECRET) is None
         assert isinstance(run("add", "https://example.com/", "--secret-env", "MINE"), InvalidInput)
         with agentgit.open(tmp_path / "a.db") as repo:
-            repo.ensure_session("s")
+            repo.session("s", create=True)
         assert run("deliver") is None
         verify(SECRET, *server.got[-1])
     assert SECRET not in said

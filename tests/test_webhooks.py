@@ -85,7 +85,7 @@ def long_pauses(monkeypatch):
 def due_now(repo):
     """Let what waits for another try be due."""
     past = datetime.now(UTC) - timedelta(seconds=1)
-    repo.store.database.write(lambda c: c.execute(update(WEBHOOK_DELIVERY).values(next_at=past)))
+    repo.context.store.database.write(lambda c: c.execute(update(WEBHOOK_DELIVERY).values(next_at=past)))
 
 
 def ids(receiver):
@@ -95,13 +95,13 @@ def ids(receiver):
 def test_w12_an_event_is_sent_signed(repo, receiver):
     """W12: what is due is sent once, as Standard Webhooks says, with a signature that the receiver can check."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
-    repo.ensure_session("support-42")
+    repo.session("support-42", create=True)
     assert [one.pending for one in repo.webhooks.list()] == [1]
     assert repo.webhooks.deliver().to_dict() == {"sent": 1, "failed": 0, "dead": 0, "waiting": 0}
     ((headers, body),) = receiver.got
     message = json.loads(body)
     assert (message["type"], message["data"]["session_name"]) == ("session.created", "support-42")
-    assert message["data"]["hash"] == next(repo.events("support-42")).hash
+    assert message["data"]["hash"] == next(repo.events.list(session="support-42")).hash
     assert headers["webhook-id"] == f"evt_{message['data']['hash'][:32]}"
     text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     made = base64.b64encode(hmac.new(b"k" * 32, text, hashlib.sha256).digest()).decode()
@@ -128,7 +128,7 @@ def test_w12_what_is_signed_wrongly_or_long_ago_is_refused():
 def test_w12_what_fails_comes_again_with_the_same_id(repo, receiver):
     """W12: a failure is tried again later, each time later, with the same id and body, until the receiver takes it."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     receiver.answers.extend([500, 302, 429])
     receiver.headers["location"] = receiver.url
     for _ in range(3):
@@ -143,11 +143,11 @@ def test_w12_what_fails_comes_again_with_the_same_id(repo, receiver):
 def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver, monkeypatch):
     """W12: after its tries an event is dead, is seen to be, and is sent again when asked for; 410 ends at once."""
     hook = repo.webhooks.add(receiver.url, "session.*", SECRET)
-    repo.ensure_session("s")
-    repo.store.database.write(lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=TRIES - 1)))
+    repo.session("s", create=True)
+    repo.context.store.database.write(lambda c: c.execute(update(WEBHOOK_DELIVERY).values(attempts=TRIES - 1)))
     receiver.answers.append(503)
     assert repo.webhooks.deliver().dead == 1
-    repo.ensure_session("t")
+    repo.session("t", create=True)
     receiver.answers.append(410)
     assert repo.webhooks.deliver().dead == 1
     due_now(repo)
@@ -160,13 +160,13 @@ def test_w12_what_is_never_taken_is_given_up_and_can_be_retried(repo, receiver, 
 def test_w12_nobody_there_is_a_failure_like_others(repo, monkeypatch):
     """W12: a host that refuses, and one that never answers, are failures; no try takes longer than its time."""
     repo.webhooks.add("http://127.0.0.1:9/", "session.*", SECRET)
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     assert repo.webhooks.deliver().failed == 1
     assert "Connect" in repo.webhooks.list()[0].last_error
     monkeypatch.setattr(webhook_sender, "SECONDS", 0.2)
     with Receiver() as deaf:  # it listens, and nobody accepts
         repo.webhooks.add(deaf.url, "session.*", SECRET)
-        repo.ensure_session("t")
+        repo.session("t", create=True)
         assert repo.webhooks.deliver().failed == 2
     assert "Timeout" in repo.webhooks.list()[1].last_error
 
@@ -176,9 +176,9 @@ def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
     monkeypatch.setattr(webhook_sender, "SECONDS", 30)
     repo.webhooks.add(receiver.url, "session.*", SECRET)
     for n in range(20):
-        repo.ensure_session(f"s{n}")
+        repo.session(f"s{n}", create=True)
     sent = []
-    with agentgit.open(repo.store.database.url) as other:
+    with agentgit.open(repo.context.store.database.url) as other:
         workers = [
             threading.Thread(target=lambda r=r: sent.append(r.webhooks.deliver().sent)) for r in (repo, other) * 2
         ]
@@ -192,20 +192,20 @@ def test_w12_two_workers_never_send_the_same(repo, receiver, monkeypatch):
 def test_w12_what_a_dead_worker_took_is_sent_by_another(repo, receiver, monkeypatch):
     """W12: what a worker took and died with is left to others when its time is over; a late answer is nothing."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
-    repo.ensure_session("s")
-    (taken,) = repo.store.database.write(lambda c: repo.store.outbox.take(c, 5))
+    repo.session("s", create=True)
+    (taken,) = repo.context.store.database.write(lambda c: repo.context.store.outbox.take(c, 5))
     assert repo.webhooks.deliver().sent == 0
     due_now(repo)
     receiver.answers.append(500)
     assert repo.webhooks.deliver().failed == 1
-    repo.store.database.write(lambda c: repo.store.outbox.settle(c, taken, None))
+    repo.context.store.database.write(lambda c: repo.context.store.outbox.settle(c, taken, None))
     assert repo.webhooks.list()[0].pending == 1
 
 
 DYING = """
 import os, sys, agentgit
 repo = agentgit.open(sys.argv[1])
-repo.ensure_session("s")
+repo.session("s", create=True)
 os._exit(9)
 """
 
@@ -213,7 +213,7 @@ os._exit(9)
 def test_w12_killed_between_commit_and_delivery(repo, receiver):
     """W12: what a process did that was killed right after its commit is sent by the next worker."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
-    url = repo.store.database.url.render_as_string(hide_password=False)
+    url = repo.context.store.database.url.render_as_string(hide_password=False)
     assert subprocess.run([sys.executable, "-c", DYING, url], check=False).returncode == 9  # noqa: S603  # our own program
     assert repo.webhooks.deliver().sent == 1
     assert json.loads(receiver.got[0][1])["data"]["session_name"] == "s"
@@ -225,11 +225,11 @@ def test_w12_what_did_not_happen_is_not_sent(repo, receiver):
     before = repo.webhooks.list()[0].pending
 
     def work(connection):
-        repo.store.sessions.create(connection, repo.user.id, "never")
+        repo.context.store.sessions.create(connection, repo.user.id, "never")
         raise NotFound("taken back")
 
     with pytest.raises(NotFound):
-        repo.store.database.write(work)
+        repo.context.store.database.write(work)
     assert repo.webhooks.list()[0].pending == before == 1  # that it was added
 
 
@@ -237,22 +237,22 @@ def test_w12_each_user_has_his_own(database, receiver):
     """W12: nobody sees or removes another user's webhook, nor are his events sent there; one worker does all."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
         hook = ann.webhooks.add(receiver.url, "session.*", SECRET)
-        bob.ensure_session("his")
+        bob.session("his", create=True)
         assert (bob.webhooks.list(), ann.webhooks.list()[0].pending) == ([], 0)
         for verb in (bob.webhooks.remove, bob.webhooks.retry):
             with pytest.raises(NotFound):
                 verb(hook)
-        one, _ = ann.ensure_session("one"), ann.webhooks.add(receiver.url, "tag.*", SECRET, "one")
-        two = ann.ensure_session("two")
+        one, _ = ann.session("one", create=True), ann.webhooks.add(receiver.url, "tag.*", SECRET, session="one")
+        two = ann.session("two", create=True)
         for session in (one, two):
-            ann.store.database.write(
-                lambda c, s=session: outbox.note(c, ann.store.tenant_id, "tag.created", session_id=s.id)
+            ann.context.store.database.write(
+                lambda c, s=session: outbox.note(c, ann.context.store.tenant_id, "tag.created", session_id=s.id)
             )
         assert [one.pending for one in ann.webhooks.list()] == [2, 1]
         with agentgit.open(database.url) as admin:
             assert admin.webhooks.deliver().sent == 3
         assert ann.webhooks.remove(hook).id == hook.id
-        assert [event.kind for event in ann.events()][-1] == "webhook.removed"
+        assert [event.kind for event in ann.events.list()][-1] == "webhook.removed"
 
 
 def test_w12_secrets_are_not_shown(repo, receiver):
@@ -260,7 +260,7 @@ def test_w12_secrets_are_not_shown(repo, receiver):
     hook = repo.webhooks.add(receiver.url + "?token=hidden", "session.*")
     assert len(key_of(hook.secret)) == 32
     assert repo.webhooks.list()[0].secret is None
-    said = repr(hook) + json.dumps(hook.to_dict()) + repr(repo.webhooks.list()) + repr(list(repo.events()))
+    said = repr(hook) + json.dumps(hook.to_dict()) + repr(repo.webhooks.list()) + repr(list(repo.events.list()))
     assert hook.secret not in said
     assert "hidden" not in said
 
@@ -289,7 +289,7 @@ def test_w12_hostile_names_are_json(repo, receiver):
     """W12: what a session is called can break neither the body nor a header."""
     name = 'a"\r\nx: y\x00\udc80</script>'
     repo.webhooks.add(receiver.url, "session.*", SECRET)
-    repo.ensure_session(name)
+    repo.session(name, create=True)
     assert repo.webhooks.deliver().sent == 1
     headers, body = receiver.got[0]
     assert json.loads(body)["data"]["session_name"] == name
@@ -300,27 +300,27 @@ def test_w12_hostile_names_are_json(repo, receiver):
 async def test_w12_a_coroutine_can_deliver(repo, receiver):
     """W12: delivery has a loop of its own, so it works where one runs already."""
     repo.webhooks.add(receiver.url, "session.*", SECRET)
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     assert repo.webhooks.deliver().sent == 1
 
 
 def test_w12_fsck_counts_the_outbox(repo):
     """W12: webhooks and what waits for them are looked at, and are whole."""
     repo.webhooks.add("https://example.com/", "*", SECRET)
-    repo.ensure_session("s")
-    assert repo.fsck(level=3).is_sound
+    repo.session("s", create=True)
+    assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_w12_nothing_secret_is_logged_or_told_by_failures(repo, receiver, caplog):
     """W12: neither httpcore nor a failed statement shows what follows a `?` in a URL, or a secret."""
     caplog.set_level("DEBUG")
     repo.webhooks.add(f"{receiver.url}?token=hush", "session.*", SECRET)
-    repo.ensure_session("s")
+    repo.session("s", create=True)
     assert repo.webhooks.deliver().sent == 1
     assert "hush" not in caplog.text
-    (row,) = repo.store.database.write(lambda c: c.execute(WEBHOOK.select()).mappings().all())
+    (row,) = repo.context.store.database.write(lambda c: c.execute(WEBHOOK.select()).mappings().all())
     with pytest.raises(agentgit.AgentGitError) as caught:
-        repo.store.database.write(lambda c: c.execute(WEBHOOK.insert().values(dict(row))))
+        repo.context.store.database.write(lambda c: c.execute(WEBHOOK.insert().values(dict(row))))
     shown = "".join(traceback.format_exception(caught.value))
     assert "hush" not in shown
     assert SECRET not in shown
@@ -332,9 +332,9 @@ def test_w12_a_receiver_that_is_down_holds_nobody_else_up(repo, receiver, tmp_pa
     agent = repo.wrap(agentgit.demo.build(str(tmp_path / "shop.db")), "s")
     agent.run("hello")
     for n in range(30):
-        repo.tag("HEAD", f"t{n}", "s")
+        repo.session("s").tag("HEAD", f"t{n}")
     repo.webhooks.add(receiver.url, "tag.*", SECRET)
-    repo.tag("HEAD", "last", "s")
+    repo.session("s").tag("HEAD", "last")
     done = repo.webhooks.deliver()
     assert (done.sent, done.waiting) == (1, 31)
     assert done.failed <= webhook_sender.AT_ONCE
@@ -346,10 +346,10 @@ def test_w12_webhooks_share_no_cookies(repo, receiver):
     receiver.headers["set-cookie"] = "who=me"
     for path in ("/a", "/b"):
         repo.webhooks.add(receiver.url + path, "session.*", SECRET)
-    repo.ensure_session("s")
-    repo.ensure_session("t")
+    repo.session("s", create=True)
+    repo.session("t", create=True)
     assert repo.webhooks.deliver().sent == 4
-    repo.ensure_session("u")
+    repo.session("u", create=True)
     repo.webhooks.deliver()
     assert all("cookie" not in {name.lower() for name in headers} for headers, _ in receiver.got)
 
@@ -358,6 +358,6 @@ def test_w12_a_kind_of_a_newer_version_stops_nobody(repo):
     """W12: a webhook that wants what this version does not know gets what it knows, and writers go on."""
     repo.webhooks.add("http://127.0.0.1:1/x", ["session.*"], SECRET)
     stored = b'["session.*","dream.ended"]'
-    repo.store.database.write(lambda c: c.execute(update(WEBHOOK).values(kinds=stored)))
-    repo.ensure_session("s")
+    repo.context.store.database.write(lambda c: c.execute(update(WEBHOOK).values(kinds=stored)))
+    repo.session("s", create=True)
     assert repo.webhooks.list()[0].pending == 1

@@ -11,7 +11,7 @@ from scripted import World, obedient, tool_node_graph
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.effects import reversible
-from agentgit.rollback.executor import Worker
+from agentgit.rollback.executor import Executor
 from agentgit.store.records.sessions import SessionStore
 
 
@@ -53,7 +53,7 @@ def test_w5_switch_brings_the_world_to_the_branch(left, world):
     assert world.items == ["chair", "sofa"]
     plan = agent.plan_switch("main")
     assert [(s.action, s.invocation.args["item"]) for s in plan.steps] == [("reverse", "sofa"), ("redo", "table")]
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     assert world.items == ["chair", "table"]
     assert agent.branch.is_current
     assert [item.invocation.args["item"] for item in agent.report.redone] == ["table"]
@@ -67,7 +67,7 @@ def test_w5_what_ran_again_is_not_on_the_track_twice(left, world):
     """W5: a redo stands for the call that it repeats; track, positions and checkpoints stay as they were."""
     agent, _ = left
     track = [(c.position, c.tool_name, c.args) for c in agent.tool_track()]
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     assert [(c.position, c.tool_name, c.args) for c in agent.tool_track()] == track
     agent.run("add sofa")
     assert [c.args["item"] for c in agent.tool_track()] == ["chair", "table", "sofa"]
@@ -78,9 +78,9 @@ def test_w5_what_ran_again_can_be_reversed_again(left, world):
     """W1, W5: back and forth as often as one likes, each effect is there once or not at all."""
     agent, retry = left
     for _ in range(3):
-        agent.switch("main", sync="world")
+        agent = agent.switch("main", sync="world")
         assert world.items == ["chair", "table"]
-        agent.switch("main-2", sync="world")
+        agent = agent.switch("main-2", sync="world")
         assert world.items == ["chair"]
     again = retry.rollback("before")
     assert world.items == ["chair"]
@@ -117,7 +117,7 @@ def test_forward_rollback_names_what_is_gone_or_runs_it_again(left, world):
 def test_w5_note_tells_the_model(left, world):
     """W5: with sync='note' the world stays, and the next message is preceded by what changed."""
     agent, _ = left
-    agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="note")
     assert world.items == ["chair"]
     agent.run("and now?")
     note, said = [m for m in agent.messages() if isinstance(m, HumanMessage)][-2:]
@@ -136,7 +136,7 @@ def heard(agent):
 def test_w5_a_fork_is_told_what_its_branch_waits_to_be_told(left):
     """W5: who goes on from where a note waits has the same conversation, and is told; from before it, he is not."""
     agent, _ = left
-    agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="note")
     earlier, fork = agent.fork("main#1"), agent.fork()
     for branch, is_told in ((fork, True), (earlier, False), (agent, True)):
         branch.run("and now?")
@@ -146,13 +146,13 @@ def test_w5_a_fork_is_told_what_its_branch_waits_to_be_told(left):
 def test_w5_a_note_that_no_longer_holds_is_not_told(left, world):
     """W5: who was to be told that the table is gone is not told so when it is back, nor when he chose to ignore it."""
     agent, retry = left
-    agent.switch("main", sync="note")
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="world")
     assert world.items == ["chair", "table"]
     agent.run("look")
-    retry.switch("main-2", sync="world")
-    agent.switch("main", sync="note")
-    agent.switch("main", sync="ignore")
+    retry = retry.switch("main-2", sync="world")
+    agent = agent.switch("main", sync="note")
+    agent = agent.switch("main", sync="ignore")
     agent.run("look")
     assert heard(agent) == []
 
@@ -166,7 +166,7 @@ def test_w5_the_model_is_told_what_a_call_returned_when_it_ran_again(left, world
         again = retry.redo()
     elif back == "switch":
         again = agent.switch("main", sync="world")
-        agent.switch("main", sync="world")  # nothing to do, and nothing is forgotten
+        agent = agent.switch("main", sync="world")  # nothing to do, and nothing is forgotten
     else:
         again = retry.rollback("main#5", replay="redo", on_drift="continue")
     again.run("look")
@@ -179,10 +179,10 @@ def test_w5_the_model_is_told_what_a_call_returned_when_it_ran_again(left, world
 def test_w5_ignore_is_recorded(left, repo, world):
     """W5: with sync='ignore' the branch goes on in the world as it is, and the operation says so."""
     agent, _ = left
-    agent.switch("main", sync="ignore")
+    agent = agent.switch("main", sync="ignore")
     agent.run("add sofa")
     assert world.items == ["chair", "sofa"]
-    newest = repo.operations("s")[0]
+    newest = repo.session("s").operations()[0]
     assert (newest.kind, newest.status) == ("switch", "done")
 
 
@@ -215,7 +215,7 @@ def test_w5_redone_and_taken_back_again_is_no_divergence(left, world):
     """W5: what was gone when a branch last looked, and is gone now, stops nobody, whatever happened in between."""
     agent, retry = left
     lives_without = retry.rollback("main")
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     assert world.items == ["chair", "table"]
     agent.rollback("before")
     assert world.items == ["chair"]
@@ -231,7 +231,7 @@ def test_w5_a_fork_lives_with_what_stood_when_it_was_made(repo, world):
     fork = agent.fork(early)
     fork.run("add sofa")
     assert world.items == ["chair", "table", "sofa"]
-    fork.switch(fork.branch, sync="world")
+    fork = fork.switch(fork.branch, sync="world")
     assert world.items == ["chair", "sofa"]
 
 
@@ -242,7 +242,7 @@ def test_w5_a_change_in_the_middle_of_a_turn_stops_the_next_effect(repo, world):
     other = agent.fork()
     steps = agent.stream({"messages": [("user", "add table")]}, stream_mode="values")
     next(steps)
-    repo.store.database.write(lambda c: _pretend(repo, c, other.branch))
+    repo.context.store.database.write(lambda c: _pretend(repo, c, other.branch))
     with pytest.raises(WorldDiverged):
         list(steps)
     assert world.items == ["chair"]
@@ -261,7 +261,7 @@ def _pretend(repo, connection, branch):
         tool_call_id="x", effect="reversible", undo=None, args={"item": "lamp"}, idempotency_key="x", owner="x",
         started_at=now,
     )  # fmt: skip
-    journal = repo.store.journal
+    journal = repo.context.store.journal
     journal.end(connection, journal.intend(connection, intent), CallOutcome(status="done", result={}, ended_at=now))
 
 
@@ -272,10 +272,10 @@ def test_w8_only_the_tools_are_rolled_back(repo, world):
     before = agent.checkpoint("before")
     agent.run("add table")
     same = agent.rollback(before, conversation=False)
-    assert same is agent
+    assert same.branch_id == agent.branch_id
     assert world.items == ["chair"]
     assert len(agent.history()) == 8
-    assert [b.name for b in agent.branches()] == ["main"]
+    assert [b.name for b in agent.session.branches()] == ["main"]
     assert [item.invocation.args["item"] for item in agent.report.reversed] == ["table"]
     agent.run("add sofa")
     assert world.items == ["chair", "sofa"]
@@ -304,7 +304,7 @@ def test_a_rollback_that_contradicts_itself_is_refused(left, world, wrong):
     with pytest.raises(InvalidInput):
         retry.rollback("before", conversation=False, **wrong)
     with pytest.raises(InvalidInput, match="world, note, ignore"):
-        retry.switch("main", sync="perhaps")
+        retry = retry.switch("main", sync="perhaps")
     assert world.items == ["chair"]
 
 
@@ -350,7 +350,7 @@ def test_a_switch_that_fails_half_way_can_be_resumed(left, repo, world):
     retry.run("add sofa")
     world.broken.add("sofa")
     with pytest.raises(RollbackIncomplete) as caught:
-        agent.switch("main", sync="world")
+        agent = agent.switch("main", sync="world")
     assert world.items == ["chair", "sofa"]
     with pytest.raises(Conflict, match="resume"):
         agent.run("now?")
@@ -370,8 +370,8 @@ def test_a_switch_past_something_irreversible_is_blocked_or_forced(repo, world):
     with pytest.raises(WorldDiverged):
         agent.run("now?")
     with pytest.raises(RollbackBlocked):
-        agent.switch("main", sync="world")
-    agent.switch("main", sync="world", force=True)
+        agent = agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world", force=True)
     agent.run("now?")
 
 
@@ -384,12 +384,12 @@ def test_w5_what_a_rollback_kept_is_accepted_also_when_it_was_taken_back_and_ran
     kept = agent.rollback(before, tools="keep")
     kept.run("add sofa")
     beside = agent.fork(before)
-    beside.switch(beside.branch.name, sync="world")
+    beside = beside.switch(beside.branch.name, sync="world")
     assert world.items == ["chair"]
-    agent.switch("main", sync="world")
+    agent = agent.switch("main", sync="world")
     assert world.items == ["chair", "table"]
     assert [step.invocation.args["item"] for step in kept.plan_switch(kept.branch.name).reversals] == []
-    kept.switch(kept.branch.name, sync="world")
+    kept = kept.switch(kept.branch.name, sync="world")
     assert sorted(world.items) == ["chair", "sofa", "table"]
 
 
@@ -399,7 +399,7 @@ def test_w5_a_fork_knows_nothing_of_what_its_parent_accepted_later(repo, world):
     agent.run("add chair")
     fork, other = agent.fork(), agent.fork()
     other.run("send hi")
-    agent.switch("main", sync="world", force=True)
+    agent = agent.switch("main", sync="world", force=True)
     agent.run("now?")
     with pytest.raises(WorldDiverged):
         fork.run("now?")
@@ -432,12 +432,12 @@ def test_w5_a_switch_that_is_finished_later_has_told_of_the_world_that_was_then(
     def die(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Worker, "work", die)
+    monkeypatch.setattr(Executor, "work", die)
     with pytest.raises(KeyboardInterrupt):
-        fork.switch(fork.branch.name, sync="note")
+        fork = fork.switch(fork.branch.name, sync="note")
     monkeypatch.undo()
     agent.run("add table")
-    (stopped,) = [one for one in repo.operations("s") if one.status != "done"]
+    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     repo.resume(stopped)
     with pytest.raises(WorldDiverged):
         fork.run("now?")
@@ -466,7 +466,7 @@ def test_w2_no_point_is_named_that_is_blocked_by_what_would_run_again(repo, worl
     agent.run("add table")
     agent.rollback("main#1")
     with agentgit.open(database.url) as other, pytest.raises(RollbackBlocked, match="Nothing was done") as caught:
-        other.rollback("main#2", "s", branch="main", replay=replay)
+        other.session("s").rollback("main#2", branch="main", replay=replay)
     assert caught.value.nearest is None
 
 
@@ -477,13 +477,13 @@ def test_a_turn_that_was_taken_over_does_nothing_more(repo, world):
     while not world.items:
         next(steps)
     with pytest.raises(Conflict, match="at work in a process of this machine"):
-        repo.recover("s")
-    repo.recover("s", force=True)
+        repo.session("s").recover()
+    repo.session("s").recover(force=True)
     with pytest.raises(Conflict):
         list(steps)
     assert world.items == ["chair"]
     assert [c.status for c in agent.tool_track()] == ["done"]
-    assert repo.branch("s").status == "open"
+    assert repo.session("s").branch().status == "open"
 
 
 def test_async_switch_and_redo(repo, world):
@@ -496,9 +496,9 @@ def test_async_switch_and_redo(repo, world):
         await agent.arun("add table")
         retry = await agent.arollback(before)
         assert (await agent.aplan_switch("main")).redos
-        await agent.aswitch("main", sync="world")
+        agent = await agent.aswitch("main", sync="world")
         assert world.items == ["chair", "table"]
-        await agent.aswitch(retry.branch, sync="world")
+        agent = await agent.aswitch(retry.branch, sync="world")
         assert world.items == ["chair"]
 
     asyncio.run(scenario())
@@ -514,8 +514,9 @@ def test_w10_the_path_of_a_branch_is_read_without_its_siblings(repo, world, monk
         agent.run("look")
         line.append(f"on-{number}")
     monkeypatch.setattr(SessionStore, "branches", None)
-    with agent.store.database.reading() as connection:
-        parts = agent.store.sessions.lineage(connection, agent._row(connection))
+    branch = agent._branch
+    with branch.store.database.reading() as connection:
+        parts = branch.store.sessions.lineage(connection, branch.row(connection))
     assert [part.branch.name for part in parts] == line
     assert [(part.track.before, part.track.count) for part in parts] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, None)]
 

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
-from sqlalchemy import Connection
 
-from agentgit.agents.async_api import Twins
+from agentgit.agents.branch_context import Graph, TurnSettings
+from agentgit.agents.branch_reader import BranchReader
+from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.event_verbs import EventVerbs
-from agentgit.agents.explore_verbs import Explores
-from agentgit.agents.log_verbs import LogVerbs
-from agentgit.agents.merge_verbs import Carries
-from agentgit.agents.run_verbs import Runs
-from agentgit.agents.undo_verbs import UndoVerbs
-from agentgit.auth.roles import EDITOR
-from agentgit.checkpoints import Checkpoint
-from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.agents.explore.explorer import Explorer, Score
+from agentgit.agents.explore.run import arun_exploration, run_exploration, turns_at_once
+from agentgit.agents.explore.variants import Choices, Steps, ways
+from agentgit.agents.merge.cherry_pick import What
+from agentgit.async_api import async_twin
+from agentgit.checkpoints import Checkpoint, references
+from agentgit.checkpoints.merge import Resolve
+from agentgit.checkpoints.queries import Tag
 from agentgit.effects.effects import UNDECLARED
-from agentgit.effects.files import FilesAt
+from agentgit.effects.files import FileChanges
 from agentgit.errors import Conflict
-from agentgit.render import status
-from agentgit.rollback import Request, Rollback, Settle, SwitchRequest, wait
-from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.messages import History, from_stored
+from agentgit.handles.branching import Branching
+from agentgit.handles.context import BranchRef, Context
+from agentgit.handles.rollbacks import RollbackOptions
+from agentgit.render.views import status
+from agentgit.sessions.exploration import Exploration, ExploredBranch
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named
-from agentgit.store.records.sessions import Found, expect_whole
-
-if TYPE_CHECKING:
-    from agentgit.handles.session import BranchRef
 
 
-class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, Runs):
+class RollbackAgent(BranchReader):
     """A compiled graph on one branch of a session. Made by `Repository.wrap`.
 
-    It runs as the graph does, with the branch's thread filled in; `rollback`, `fork` and `undo` give a new agent on a
-    new branch and leave this one as it is.
+    It runs as the graph does, with the branch's thread filled in. It stays on its branch: `rollback`, `undo`, `redo`,
+    `fork` and `switch` return a new agent on another branch. What needs no graph is on its `session`.
 
     Args:
-        repository: The repository that records the session.
+        context: The store and the principal.
         graph: The user's graph; it stays as it is.
-        rules: The settings that apply to every turn.
+        settings: The settings that apply to every turn.
         branch_id: The branch.
 
     Example:
@@ -57,100 +56,33 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
         []
     """
 
+    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
+        super().__init__(context, graph, settings, branch_id)
+        self._branching = Branching(context, self.session.id)
+
     def __repr__(self) -> str:
-        if self.store.database.is_closed:
+        if self._branch.store.database.is_closed:
             return f"RollbackAgent(branch_id={self.branch_id}, closed)"
         unsaid = [name for name, kind in self.effects.items() if kind == UNDECLARED]
         undeclared = f", undeclared={unsaid}" if unsaid else ""
-        return f"RollbackAgent(session={self.session.session_name!r}, branch={self.branch.name!r}{undeclared})"
+        return f"RollbackAgent(session={self.session.name!r}, branch={self.branch.name!r}{undeclared})"
 
     def _repr_html_(self) -> str:
-        return status.page(self.session, self.branch, self.head, self.tree())
+        return status.page(self.session.info, self.branch, self.head, self.tree())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
-    def _on(self, branch_id: int) -> RollbackAgent:
-        return RollbackAgent(self.repository, self.graph, self.rules, branch_id)
+    def at(self, branch: BranchRef = None) -> RollbackAgent:
+        """Return an agent on another branch; this one stays where it is, and so does the session.
 
-    # -- where it stands
-
-    @property
-    def session(self) -> ExternalSession:
-        """The session."""
-        return self.repository.session(self._session_id)
-
-    @property
-    def branch(self) -> InternalSession:
-        """The branch that it runs on."""
-        return self.repository.branch(self._session_id, self.branch_id)
-
-    @property
-    def effects(self) -> dict[str, str]:
-        """The effect of each tool on the outside world, by name, as it is recorded; `undeclared` without a declaration.
-
-        These are the tools that the graph shows, and those that `wrap(effects=...)` names.
-        """
-        return self.rules.effects.kinds()
-
-    @property
-    def head(self) -> Checkpoint | None:
-        """The newest checkpoint of the branch; None before the first."""
-        with self._reading() as connection:
-            return self._head(connection, self._row(connection))
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The newest values of the graph's state, as live objects."""
-        return cast("dict[str, Any]", self.get_state().values)
-
-    @property
-    def report(self) -> RollbackReport | None:
-        """The report of the last rollback or switch that led to this branch; None if there was none."""
-        with self._reading() as connection:
-            made = self.store.operations.of_branches(connection, [self.branch_id])
-            moved = [row for row in made if row.kind != "fork"]
-            return self._engine().reports.read(connection, moved[-1]) if moved else None
-
-    def messages(self) -> list[BaseMessage]:
-        """List the conversation as LangChain messages, oldest first: the same objects as in `state`.
+        Args:
+            branch: The name or id of the branch; None is the one that the session continues on.
 
         Raises:
-            InvalidInput: A message was written with another serializer.
+            NotFound: The session has no such branch.
         """
-        with self._reading() as connection:
-            graphs = self.store.graphs
-            at = graphs.newest(connection, self._thread_id)
-            hashes = graphs.message_hashes(connection, at) if at is not None else ()
-            leaves = graphs.content.blobs.get_many(connection, hashes)
-        return cast("list[BaseMessage]", self._saver.codec.decode([leaves[key] for key in hashes]))
-
-    def history(self) -> list[dict[str, Any]]:
-        """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
-        return History(from_stored(message) for message in self._stored())
-
-    def _stored(self) -> list[dict[str, Any]]:
-        with self._reading() as connection:
-            head = self.store.graphs.head(connection, self._thread_id)
-            return self.store.graphs.messages(connection, self._thread_id, head.checkpoint_id) if head else []
-
-    def tool_track(self) -> list[ToolInvocation]:
-        """List the tool invocations along the branch from the root of the session, in order."""
-        return self.repository.tool_track(self._session_id, self.branch_id)
-
-    def branches(self) -> list[InternalSession]:
-        """List the branches of the session in the order they were made."""
-        return self.repository.branches(self._session_id)
-
-    def tree(self) -> Tree:
-        """Return the tree of the session's branches; `str` draws it."""
-        return self.repository.tree(self._session_id)
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """List the checkpoints from the root of the session to the head of the branch, oldest first."""
-        return self.repository.checkpoints(self._session_id, self.branch_id)
-
-    # -- checkpoints
+        return self._on(self.session.branch(branch).id)
 
     def checkpoint(self, name: str | None = None, *, description: str | None = None, data: Any = None) -> Checkpoint:
         """Save this point of the branch.
@@ -167,68 +99,24 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
             Conflict: The branch is running.
             InvalidInput: The name is empty or too long.
         """
-        label = named(self.rules.user_id, name, description, data)
-        return self.repository._save(self.branch_id, label, self._files(f"checkpoint {name}" if name else "checkpoint"))
+        label = named(self._branch.settings.user_id, name, description, data)
+        files = self._branch.files(f"checkpoint {name}" if name else "checkpoint")
+        return self._branching.save(self.branch_id, label, files)
 
-    def release_files(self) -> None:
-        """Release the file snapshots that no checkpoint has any more."""
-        self._engine().files.release()
+    def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
+        """Tag a checkpoint with a name that is unique in the session, as `Session.tag`.
 
-    def _files(self, why: str) -> FilesAt | None:
-        """Keep the files of the workspace as they are now; None if none is attached."""
-        return self.rules.keeper.take(why) if self.rules.keeper is not None else None
-
-    def _row(self, connection: Connection) -> Found:
-        return self.store.sessions.branch(connection, self.branch_id)
-
-    def _head(self, connection: Connection, row: Found) -> Checkpoint | None:
-        return self.repository.views.checkpoint(self._found(connection, row.head_id)) if row.head_id else None
-
-    def _found(self, connection: Connection, checkpoint_id: int) -> Found:
-        return self.repository.lookup.checkpoint(
-            connection, self._external(connection), self._row(connection), checkpoint_id
-        )
-
-    def _external(self, connection: Connection) -> ExternalSession:
-        return self.repository.lookup.session(connection, self._session_id)
-
-    def _target(self, connection: Connection, to: CheckpointRef) -> tuple[Found, str]:
-        """Find the checkpoint that is meant, and how a person calls it."""
-        return self.repository.lookup.target(connection, self._external(connection), self._row(connection), to)
-
-    # -- rollback
-
-    def _engine(self, settle: Settle = wait) -> Rollback:
-        return Rollback(self.store, self.repository.registry, settle, admit=self.repository._admit)
-
-    def plan_rollback(
-        self,
-        to: CheckpointRef,
-        *,
-        tools: str = "reverse",
-        files: bool = True,
-        conversation: bool = True,
-        replay: str = "record",
-    ) -> RollbackPlan:
-        """Return what `rollback(to)` would do, without doing anything.
+        The tag keeps the checkpoint.
 
         Args:
-            to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
-            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
-            files: False to leave the files of the workspace alone.
-            conversation: False to plan for the world only.
-            replay: `record`, `redo` or `execute`, see `rollback`.
+            ref: A Checkpoint or any place, as `plan_rollback` takes it.
+            name: The name of the tag.
+            description: A sentence about it.
 
         Raises:
-            NotFound: Nothing is called so.
-            Ambiguous: Several things are.
-            InvalidInput: It is a checkpoint of another session.
+            InvalidInput, Conflict, NotFound, Ambiguous: As `Session.tag`.
         """
-        with self._reading() as connection:
-            target, label = self._target(connection, to)
-        return self._engine().plan(
-            self.branch_id, target, label, tools=tools, files=files, conversation=conversation, replay=replay
-        )
+        return self.session.tag(ref, name, branch=self.branch_id, description=description)
 
     def rollback(
         self,
@@ -268,9 +156,7 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
             Conflict: The branch is running.
         """
-        return self._rollback(
-            to,
-            wait,
+        options = RollbackOptions(
             tools=tools,
             files=files,
             conversation=conversation,
@@ -281,45 +167,48 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
             on_drift=on_drift,
             request_id=request_id,
         )
+        return self._on(self._rollbacks.run(to, self.branch_id, options))
 
-    def _rollback(self, to: CheckpointRef, settle: Settle, **how: Any) -> RollbackAgent:
-        with self._reading(EDITOR) as connection:
-            target, label = self._target(connection, to)
-        request = Request(user_id=self.rules.user_id, source_id=self.branch_id, target=target, label=label, **how)
-        branch_id = self._engine(settle).run(request)
-        return self if branch_id == self.branch_id else self._on(branch_id)
-
-    def fork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
-        """Make a branch without touching the world.
+    def undo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
+        """Roll back to the newest checkpoint that differs from where the branch stands now.
 
         Args:
-            to: The point where it leaves, as `rollback` takes it; None is where this branch stands now.
-            name: The name of the new branch; None for the next one like `main-2`.
+            steps: The number of such points to go back, at least 1.
+            force: As `rollback` takes it.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
-            Conflict: There is a branch of that name.
+            NotFound: There are not so many.
+            InvalidInput: `steps` is less than 1.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
         """
-        files = self._files("fork") if to is None and self._turn is None else None
-        return self._on(self.repository._leave(self.branch_id, to, name, files).id)
+        return self.rollback(self._rollbacks.previous(self.branch_id, steps)[1], force=force)
 
-    def plan_switch(self, branch: BranchRef) -> RollbackPlan:
-        """Return what `switch(branch, sync="world")` would do, without doing anything.
+    def redo(self, *, force: bool = False) -> RollbackAgent:
+        """Take back the last rollback: go on where the branch was that it left, with what it reversed run again.
+
+        If files alone were brought back since the last turn, these are as before that again, and the new agent is on
+        this branch.
 
         Args:
-            branch: The name or id of the branch.
+            force: As `switch` takes it.
 
         Raises:
-            NotFound: The session has no such branch.
+            NotFound: There is nothing to take back.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
-        with self._reading() as connection:
-            row = self.repository.lookup.branch(connection, self._external(connection), branch)
-        return self._engine().plan_switch(row.id)
+        rewound = self._rollbacks.rewound(self.branch_id, force=force)
+        if rewound is not None:  # of files alone: no tool runs
+            self._rollbacks.rewind(rewound)
+            return self._on(self.branch_id)
+        left = self._rollbacks.left_by(self.branch_id)
+        return self._on(self._rollbacks.switch(left, self.branch_id, sync="world", force=force)[0])
 
     def switch(
         self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
     ) -> RollbackAgent:
-        """Continue on another branch, or on this one from where somebody else has moved it.
+        """Return an agent on another branch, and make that branch the one that the session continues on.
+
+        This agent stays on its branch. To go on from where somebody else has moved this branch, switch to it again.
 
         Args:
             branch: The name or id of the branch.
@@ -336,49 +225,239 @@ class RollbackAgent(Explores, Carries, LogVerbs, EventVerbs, UndoVerbs, Twins, R
             RollbackBlocked: Something stands in the way of `sync="world"`; nothing was done.
             WorkspaceChanged: Somebody else has changed the files; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
-            Conflict: This agent is running, or the branch's rollback is half done.
+            Conflict: This agent is running, or the rollback of that branch is half done.
         """
-        return self._switch(branch, wait, sync=sync, force=force, on_error=on_error)
-
-    def _switch(
-        self,
-        branch: BranchRef,
-        settle: Settle,
-        *,
-        sync: str | None,
-        force: bool = False,
-        on_error: str = "stop",
-        current: bool = True,
-    ) -> RollbackAgent:
         if self._turn is not None:
             raise Conflict("This agent is running. Switch when its turn has ended.")
+        if sync is None:
+            return self._on(self._rollbacks.enter(branch).id)
+        entered = self._rollbacks.switch(branch, self.branch_id, sync=sync, force=force, on_error=on_error)
+        return self._on(entered[0])
 
-        def move(connection: Connection) -> Found:
-            self._expect(connection)
-            row = self.repository.lookup.branch(connection, self._external(connection), branch)
-            expect_whole(row)
-            if sync is None and current:
-                self.store.sessions.set_current(connection, self._session_id, row.id, self.rules.user_id)
-            return row
+    def fork(self, to: CheckpointRef | None = None, name: str | None = None) -> RollbackAgent:
+        """Make a branch without touching the world.
 
-        row = self.store.database.write(move, durable=sync is None)
-        if sync is not None:
-            asked = SwitchRequest(
-                user_id=self.rules.user_id,
-                source_id=self.branch_id,
-                branch=row,
-                sync=sync,
-                force=force,
-                on_error=on_error,
-                current=current,
-            )
-            self._engine(settle).switch(asked)
-        self._stand_on(row.id)
-        return self
+        Args:
+            to: The point where it leaves, as `rollback` takes it; None is where this branch stands now.
+            name: The name of the new branch; None for the next one like `main-2`.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
+            Conflict: There is a branch of that name.
+        """
+        files = self._branch.files("fork") if to is None and self._turn is None else None
+        return self._on(self._branching.fork(self.branch_id, to, name, files))
+
+    def rewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
+        """Bring the files back to what they were when the user said something; the conversation stays as it is.
+
+        Args:
+            restore_point: The id of the user's message, or any place that `rollback` takes.
+            force: True to bring back files that others have changed since the last turn too.
+
+        Raises:
+            NotFound: No workspace is attached, or there is no such restore point.
+            WorkspaceChanged: Somebody else has changed the files since the last turn; none was touched.
+            RollbackIncomplete: They could not be brought back; `repo.resume(operation)` goes on from there.
+            Conflict: The branch is running.
+        """
+        return self.session.rewind_files(restore_point, branch=self.branch_id, force=force)
+
+    def edit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
+        """Go back to before a user's message, and run with another text in its place; this branch stays as it is.
+
+        Args:
+            message_id: The id of the message, as `history` lists it.
+            text: The new text.
+            name: The name of the new branch; None for the next one like `main-2`.
+            force: As `rollback` takes it.
+
+        Returns:
+            An agent on the new branch, which has the answer.
+
+        Raises:
+            NotFound: There is no such message of a user.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`; nothing ran.
+            Exception: What the turn raises; a note of it names the new branch, on which it can go on.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> agent = agentgit.open(":memory:").wrap(build(open_shop("edited.db")), session="s", effects=EFFECTS)
+            >>> answer = agent.run("order two chairs")
+            >>> agent.edit(agent.history()[0]["id"], "order a sofa").history()[-1]["content"]
+            'Ordered 1 sofa for 300 euros (sofa-1).'
+        """
+        edited = self.rollback(f"{references.MESSAGE}{message_id}", name=name, force=force)
+        with _naming(edited):
+            edited.run(text)
+        return edited
+
+    async def aedit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
+        """Go back to before a user's message, and run with another text, as `edit`."""
+        edited = await self.arollback(f"{references.MESSAGE}{message_id}", name=name, force=force)
+        with _naming(edited):
+            await edited.arun(text)
+        return edited
+
+    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+        """Bring what another branch did since the two parted into this one: its messages, and the values it changed.
+
+        A value that only one of them changed is taken from that one. Their new messages come behind ours, tool calls
+        only with their results. No tool runs, and the files stay as they are: the world does not change. Merged again,
+        only what is new comes.
+
+        Args:
+            source: The branch, or any place on it as `rollback` takes it; of a branch its newest checkpoint counts.
+            resolve: What to do about values that both changed: `ours`, `theirs`, or a function that gets a `Clash` with
+                `key`, `base`, `ours` and `theirs` and gives the value; or a mapping from keys to one of these, where
+                `*` is every other key.
+            name: The name of the checkpoint that is made.
+
+        Returns:
+            The checkpoint that is made; the head, if everything is here already.
+
+        Raises:
+            MergeConflict: Both changed a value, and `resolve` says nothing about it; its `plan` has them.
+            Conflict: This branch is running, or in the middle of a turn, or was moved.
+            NotFound, Ambiguous: As `rollback`.
+            InvalidInput: `resolve` means nothing, or its function gives what cannot be.
+        """
+        self._require_idle()
+        return self.session.get_checkpoint(self._merging.merge(source, resolve, name))
+
+    def cherry_pick(self, what: What, *, name: str | None = None) -> Checkpoint:
+        """Bring chosen messages of other branches behind this one's; tool calls only with their results.
+
+        No tool runs: the result of a tool call that comes is the recorded one.
+
+        Args:
+            what: A place: the messages that its checkpoint added to the one before. A list of message ids, as
+                `history()` has them; a tool call brings its results along, and a result its call. Or a ToolInvocation:
+                that call with its result, without those beside it.
+            name: The name of the checkpoint that is made.
+
+        Returns:
+            The checkpoint that is made; the head, if everything is here already.
+
+        Raises:
+            NotFound: There is no such message, place or call.
+            InvalidInput: It is none of these, or the graph's state has no messages.
+            Conflict: This branch is running, or in the middle of a turn, or was moved; or nothing of it can come.
+        """
+        self._require_idle()
+        return self.session.get_checkpoint(self._merging.cherry_pick(what, name))
+
+    def explore(
+        self,
+        steps: Steps,
+        choices: Choices = 2,
+        *,
+        score: Score | None = None,
+        parallel: bool | int = False,
+        name: str | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Exploration:
+        """Go the same steps in several ways, from here, each way on branches of its own; compare what comes of them.
+
+        Each step is one turn, on a branch forked from where the step before ended: n steps with α choices are
+        α + α² + … + αⁿ turns. This branch stays as it is, and the session stays on it. If a tool changes the world,
+        one way is gone after the other; what it did is reversed before the next one, and at the end. A turn that
+        raises is a leaf that `failed`.
+
+        Args:
+            steps: The text or input of each step, as a list of texts or of the graph's inputs. Or the number of steps.
+            choices: How many times each step is gone; or a list of configs, one for each way to go it; or of functions
+                that make the input of a step from what it says. Where `steps` is a number, a list of inputs, or of
+                functions that make one from the number of the step, from 1.
+            score: Judges each leaf at once, in the world as it left it; the higher, the better.
+            parallel: True, or how many turns may run at the same time. Only if no tool changes the world.
+            name: What its branches are called: `name/1`, `name/1/2`, …; None for `explore`, `explore-2`, …. Given again
+                with the same steps, it goes on where it was broken off.
+            config: The config for all turns, as `invoke` takes it.
+
+        Raises:
+            InvalidInput: Steps and choices cannot be meant, or the tools do not allow `parallel`.
+            WorldDiverged: The world is not as this branch left it.
+            RollbackBlocked: What one way did cannot be reversed. What was explored is in `exploration(name)`.
+            RollbackIncomplete: An undo function raised; `repo.resume(operation)`, then go on with the same name.
+            Conflict: This agent is running, or the name is taken.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.demo import EFFECTS, build, open_shop
+            >>> agent = agentgit.open(":memory:").wrap(build(open_shop("explored.db")), session="s", effects=EFFECTS)
+            >>> print(agent.explore(1, ["order a chair", "order a sofa"]))
+            explore, from main: 2 turns, 2 leaves
+              explore/1  1 call  Ordered 1 chair for 40 euros (chair-1).
+              explore/2  1 call  Ordered 1 sofa for 300 euros (sofa-1).
+        """
+        explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
+        run_exploration(explorer, turns_at_once(parallel))
+        return self.exploration(explorer.name)
+
+    async def aexplore(
+        self,
+        steps: Steps,
+        choices: Choices = 2,
+        *,
+        score: Score | None = None,
+        parallel: bool | int = False,
+        name: str | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Exploration:
+        """Go the same steps in several ways, as `explore`; asynchronous undo functions and scores run on this loop."""
+        await self._closing()
+        explorer = self._explorer(steps, choices, score=score, name=name, config=config, together=bool(parallel))
+        await arun_exploration(explorer, turns_at_once(parallel))
+        return await self.aexploration(explorer.name)
+
+    def _explorer(self, steps: Steps, choices: Choices, **how: Any) -> Explorer:
+        if self._turn is not None:
+            raise Conflict("This agent is running. Explore when its turn has ended.")
+        return Explorer(self._branch, self._on, ways(steps, choices), **how)
+
+    def promote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
+        """Return an agent on an explored branch, and bring the world to it: what its tools did runs again.
+
+        The same as `switch(branch, sync="world")`; `report` tells what ran, and what returned something else now.
+
+        Args:
+            branch: The branch as `explore` returned it, its name, or its id.
+            force: True to keep in the world what cannot be reversed or run again.
+
+        Raises:
+            NotFound, RollbackBlocked, RollbackIncomplete, Conflict: As `switch`.
+        """
+        wanted = branch.id if isinstance(branch, ExploredBranch) else branch
+        return self.switch(wanted, sync="world", force=force)
 
     def checkpoint_tools(self) -> list[BaseTool]:
         """Return the tools with which an agent manages its own history.
 
-        They are bound to this agent; inside a turn of another agent they act on that one.
+        They are bound to this branch; inside a turn they act on the branch of that turn.
         """
-        return checkpoint_tools(self)
+        return checkpoint_tools(self.session, self.branch_id)
+
+    aat = async_twin(at)
+    acheckpoint = async_twin(checkpoint, first=BranchRunner._closing)
+    atag = async_twin(tag)
+    arollback = async_twin(rollback, first=BranchRunner._closing)
+    aundo = async_twin(undo, first=BranchRunner._closing)
+    aredo = async_twin(redo, first=BranchRunner._closing)
+    aswitch = async_twin(switch, first=BranchRunner._closing)
+    afork = async_twin(fork)
+    arewind_files = async_twin(rewind_files, first=BranchRunner._closing)
+    amerge = async_twin(merge, first=BranchRunner._closing)
+    acherry_pick = async_twin(cherry_pick, first=BranchRunner._closing)
+    apromote = async_twin(promote, first=BranchRunner._closing)
+
+
+@contextmanager
+def _naming(agent: RollbackAgent) -> Iterator[None]:
+    """Add a note to what breaks off the turn of an edited message: where it can go on."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"The conversation was rolled back to branch {agent.branch.name!r}. agent.at() goes on there.")
+        raise

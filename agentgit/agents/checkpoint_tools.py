@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -16,13 +16,11 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
 from agentgit.agents.turn.recorder import Recorder
+from agentgit.effects import RollbackReport
 from agentgit.effects.invocation import INTENDED
 from agentgit.errors import AgentGitError, RollbackBlocked
+from agentgit.handles.session import Session
 from agentgit.store.records.checkpoints import named
-
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.turn.turn import Turn
 
 CHECKPOINT_TOOLS = frozenset(
     {
@@ -52,67 +50,73 @@ def _run_id() -> UUID:
     return cast(UUID, manager.parent_run_id)
 
 
-def _turn(config: RunnableConfig) -> Turn | None:
-    recorder = _recorder(config)
-    return recorder.turn if recorder is not None else None
-
-
-def checkpoint_tools(bound: RollbackAgent) -> list[BaseTool]:
+def checkpoint_tools(bound: Session, branch_id: int) -> list[BaseTool]:
     """Make the six tools.
 
     Args:
-        bound: The agent they act on outside of any turn.
+        bound: The session on which they act outside of any turn.
+        branch_id: The branch on which they act outside of any turn.
     """
 
-    def agent(config: RunnableConfig) -> RollbackAgent:
-        turn = _turn(config)
-        return turn.agent if turn is not None else bound
+    def on(config: RunnableConfig) -> tuple[Session, int]:
+        recorder = _recorder(config)
+        if recorder is None:
+            return bound, branch_id
+        branch = recorder.turn.context
+        return Session(branch.context, branch.session_id), branch.branch_id
 
     def create_checkpoint(name: str, config: RunnableConfig, description: str | None = None) -> str:
         """Save this point of the conversation under a name, to be able to come back to it."""
         recorder = _recorder(config)
-        if recorder is None or recorder.turn is None:
-            return f"Saved: {bound.checkpoint(name, description=description).get_summary()}"
-        label = named(recorder.turn.agent.rules.user_id, name, description)
-        recorder.turn.want(recorder.batch_in(_run_id()), label)
+        if recorder is None:
+            return f"Saved: {bound.checkpoint(name, branch=branch_id, description=description).get_summary()}"
+        turn = recorder.turn
+        turn.want(recorder.batch_in(_run_id()), named(turn.context.settings.user_id, name, description))
         return f"Checkpoint {name!r} is saved as soon as the tool calls of this message are done."
 
     def list_checkpoints(config: RunnableConfig) -> str:
         """List the saved points of this conversation, oldest first."""
-        points = agent(config).checkpoints()
+        session, branch = on(config)
+        points = session.checkpoints(branch=branch)
         lines = [f"{point.metadata['reference']}: {point.get_summary()}" for point in points]
         return "\n".join(lines) or "There is no checkpoint yet."
 
     def get_checkpoint_info(checkpoint: str, config: RunnableConfig) -> str:
         """Return what is known about one saved point: its name, its id, or a place like main#7."""
-        on = agent(config)
-        found = on.repository.checkpoint(checkpoint, on.session, branch=on.branch)
+        session, branch = on(config)
+        found = session.get_checkpoint(checkpoint, branch=branch)
         calls = ", ".join(call["tool_name"] for call in found.tool_invocations) or "none"
         return f"{found.metadata['reference']}: {found.get_summary()}\nTool calls until there: {calls}"
 
     def rollback_to_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
         """Go back to a saved point: what tools did after it is undone. Happens when this turn has ended."""
-        turn, on = _turn(config), agent(config)
-        plan = on.plan_rollback(checkpoint)
+        recorder, (session, branch) = _recorder(config), on(config)
+        plan = session.plan_rollback(checkpoint, branch=branch)
         # What is running beside this call will have ended when the turn has.
-        if any(turn is None or step.invocation.status != INTENDED for step in plan.blockers):
+        if any(recorder is None or step.invocation.status != INTENDED for step in plan.blockers):
             raise RollbackBlocked(f"That point cannot be gone back to. {plan}", plan)
-        if turn is None:
-            bound.switch(bound.rollback(plan.checkpoint_id).branch)
-            return f"Done. {bound.report}"
-        turn.afterwards = lambda: on.switch(on.rollback(plan.checkpoint_id).branch)
+
+        def go_back() -> RollbackReport:
+            report = session.rollback(plan.checkpoint_id, branch=branch)
+            session.switch(report.branch)
+            return report
+
+        if recorder is None:
+            nonlocal branch_id
+            report, branch_id = go_back(), session.branch().id
+            return f"Done. {report}"
+        recorder.turn.afterwards = go_back
         return f"This happens when your turn has ended. {plan}"
 
     def delete_checkpoint(checkpoint: str, config: RunnableConfig) -> str:
         """Delete one saved point. Points that a branch or a rollback needs stay."""
-        on = agent(config)
-        found = on.repository.delete_checkpoint(checkpoint, on.session, branch=on.branch)
-        return f"Deleted {found.metadata['reference']}."
+        session, branch = on(config)
+        return f"Deleted {session.delete_checkpoint(checkpoint, branch=branch).metadata['reference']}."
 
     def cleanup_auto_checkpoints(config: RunnableConfig, keep_latest: int = 5) -> str:
         """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
-        on = agent(config)
-        count = on.repository.cleanup_auto_checkpoints(on.session, branch=on.branch, keep=keep_latest)
+        session, branch = on(config)
+        count = session.cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
         return f"Deleted {count} automatic checkpoints."
 
     made: list[Callable[..., str]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -102,3 +102,19 @@ def answer_of(output: Any) -> str:
     if not messages:
         raise InvalidInput("This graph's answer has no messages; call invoke() with its own input.")
     return str(messages[-1].text)
+
+
+def pairs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
+    """Pair inputs with their configs, before any turn runs.
+
+    Raises:
+        InvalidInput: There are not as many configs as inputs.
+    """
+    if not isinstance(config, list | tuple):
+        return [(value, config) for value in values]
+    if len(config) != len(values):
+        raise InvalidInput(
+            f"There are {len(values)} inputs and {len(config)} configs, so no turn was run. Give one config for all, "
+            "or one for each input."
+        )
+    return list(zip(values, config, strict=True))

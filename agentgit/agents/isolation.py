@@ -17,7 +17,7 @@ OF_A_RUN = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint
 """LangGraph's own keys that describe the run that a config comes from."""
 
 
-def expect_apart(config: RunnableConfig | None) -> None:
+def require_apart(config: RunnableConfig | None) -> None:
     """Check that the turn that is about to begin does not run inside a turn of another wrapped graph.
 
     Args:

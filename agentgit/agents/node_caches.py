@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langgraph.cache.base import BaseCache, FullKey, Namespace
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
-if TYPE_CHECKING:
-    from agentgit.agents.run_verbs import Runs
-    from agentgit.agents.turn.turn import Turn
+from agentgit.agents.turn.turn import Turn
 
 Pairs = Mapping[FullKey, tuple[Any, int | None]]
 """Entries that LangGraph keeps, each with the seconds that it lives."""
@@ -40,13 +38,13 @@ class BranchCache(BaseCache[Any]):
 
     Args:
         cache: The user's cache; it keeps the entries.
-        runs: The object that runs the graph.
+        turn: A function that returns the turn that runs now; None between turns.
     """
 
-    def __init__(self, cache: BaseCache[Any], runs: Runs) -> None:
+    def __init__(self, cache: BaseCache[Any], turn: Callable[[], Turn | None]) -> None:
         super().__init__(serde=cache.serde)
         self.cache = cache
-        self.runs = runs
+        self.running = turn
         self._turn: Turn | None = None
         self._branches: list[int] = []
         self._begun: dict[FullKey, int] = {}
@@ -86,7 +84,8 @@ class BranchCache(BaseCache[Any]):
         return keep
 
     def _acted(self) -> int:
-        return len(self.runs._turn.recorder.acted) if self.runs._turn is not None else 0
+        turn = self.running()
+        return len(turn.recorder.acted) if turn is not None else 0
 
     def clear(self, namespaces: Sequence[Namespace] | None = None) -> None:
         """Delete the entries of these namespaces, or all."""
@@ -98,13 +97,13 @@ class BranchCache(BaseCache[Any]):
 
     def _names(self, keys: Sequence[FullKey]) -> dict[FullKey, list[FullKey]]:
         """List for each key those under which its entry may lie, the nearest branch first."""
-        turn = self.runs._turn
+        turn = self.running()
         if turn is None:  # nobody could tell what stands
             return {}
         if turn is not self._turn:
-            with turn.agent.store.database.reading() as connection:
-                path = turn.agent.store.parts(connection, turn.branch)
-                known = [] if turn.given.is_new else turn.agent.store.world.standing_keys(connection, path)
+            with turn.context.store.database.reading() as connection:
+                path = turn.context.store.parts(connection, turn.branch)
+                known = [] if turn.given.is_new else turn.context.store.world.standing_keys(connection, path)
             self._turn, self._begun, self._before = turn, {}, known
             self._branches = [part.branch_id for part in reversed(path)]
         return {(ns, key): [(ns, f"{key}@{end}") for end in (*self._branches, ANY_BRANCH)] for ns, key in keys}
@@ -126,7 +125,7 @@ class BranchCache(BaseCache[Any]):
         """Return whether calls, by their idempotency keys, are on the path of this branch and were not reversed."""
         if not calls or self._turn is None:
             return not calls
-        store, branch = self._turn.agent.store, self._turn.branch
+        store, branch = self._turn.context.store, self._turn.branch
         with store.database.reading() as connection:
             path = store.parts(connection, branch)
             return store.world.has_standing(connection, branch.external_session_id, path, calls)
@@ -138,7 +137,7 @@ class BranchCache(BaseCache[Any]):
             pairs: The entries to write down.
             until: The number of calls that had acted when it was done.
         """
-        turn = self.runs._turn
+        turn = self.running()
         if turn is None:
             return {}
         noted: dict[FullKey, tuple[Any, int | None]] = {}

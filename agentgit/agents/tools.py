@@ -17,7 +17,7 @@ from agentgit.agents.not_done import NotDone
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.tool_hook import telling
 from agentgit.effects.declarations import ALL, default
-from agentgit.effects.effects import Effect, declared_on, expect_function, resolve
+from agentgit.effects.effects import Effect, declared_on, require_function, resolve
 from agentgit.effects.mcp_annotations import hints_in, stricter
 from agentgit.effects.registry import Run
 from agentgit.errors import InvalidInput, NotFound
@@ -43,7 +43,7 @@ def declared_of(
             name differ.
         NotFound: A function cannot be imported.
     """
-    _expect_known(tools, given, check=check)
+    _require_known(tools, given, check=check)
     found: dict[str, Effect | None] = {}
     for name in {**tools, **given}:
         same = tools.get(name, ())
@@ -51,12 +51,12 @@ def declared_of(
         for tool in same:
             effect = stricter(effect, hints_in(tool.metadata))
         if effect is not None:
-            expect_fit(name, effect, same)
+            require_fit(name, effect, same)
         found[name] = effect
     return found
 
 
-def _expect_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -> None:
+def _require_known(tools: ByName, given: Mapping[str, Effect], *, check: bool) -> None:
     if ALL in given:
         raise InvalidInput(
             f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here each tool is named."
@@ -80,7 +80,7 @@ def _own(name: str, same: Sequence[BaseTool]) -> Effect | None:
     return own[0] if own else None
 
 
-def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
+def require_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
     """Refuse an effect that cannot work for a tool.
 
     Args:
@@ -94,7 +94,7 @@ def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
     """
     for role, function in effect.functions():
         if isinstance(function, str):
-            _expect_importable(name, role, function)
+            _require_importable(name, role, function)
     for tool in same if effect.identity_args else ():
         known = _arguments(tool)
         if known is not None and (unknown := sorted(set(effect.identity_args or ()) - known)):
@@ -104,9 +104,9 @@ def expect_fit(name: str, effect: Effect, same: Sequence[BaseTool]) -> None:
             )
 
 
-def _expect_importable(name: str, role: str, path: str) -> None:
+def _require_importable(name: str, role: str, path: str) -> None:
     try:
-        expect_function(role, resolve(path))
+        require_function(role, resolve(path))
     except (NotFound, InvalidInput) as error:
         raise type(error)(f"The effect of {name}: {error} Correct its {role}, or give the function itself.") from error
 

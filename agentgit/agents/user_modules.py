@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.checkpoint_tools import is_ours
 from agentgit.agents.instrumentation import tools_of
-from agentgit.agents.tools import expect_fit, forward
+from agentgit.agents.tools import forward, require_fit
 from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
 from agentgit.effects.registry import EVERYWHERE, Registry
@@ -42,7 +42,7 @@ def trust(registry: Registry, paths: Sequence[str]) -> None:
         NotFound: A module cannot be imported, or a function of an effect cannot; or it declares nothing.
         InvalidInput: It is no path, or an effect does not fit its tool.
     """
-    later = [path for path in paths if _is_running(_expect_module(path))]
+    later = [path for path in paths if _is_running(_require_module(path))]
     _take(registry, [path for path in paths if path not in later])
     if later:
         registry.offer(lambda: _take(registry, later))
@@ -58,7 +58,7 @@ def _take(registry: Registry, paths: Sequence[str]) -> None:
     said = [(name, effect, []) for _, effects in found for name, effect in effects.items()]
     said += [(one.name, own, [one]) for same in tools.values() for one in same if (own := declared_on(one))]
     for name, effect, same in said:
-        expect_fit(name, effect, same)
+        require_fit(name, effect, same)
     for name, effect, _ in said:
         registry.declare(EVERYWHERE, name, effect)
     for name, same in tools.items():
@@ -143,7 +143,7 @@ def imported(path: str) -> list[Any]:
 
 
 def _module(path: str) -> ModuleType:
-    module = _expect_module(path)
+    module = _require_module(path)
     if _is_main(module):
         return sys.modules[MAIN]
     try:
@@ -152,7 +152,7 @@ def _module(path: str) -> ModuleType:
         raise NotFound(f"{path} cannot be imported here: {told(error)}. Is its folder in PYTHONPATH?") from error
 
 
-def _expect_module(path: str) -> str:
+def _require_module(path: str) -> str:
     """Return the module of a path.
 
     Raises:

@@ -10,6 +10,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.agent import RollbackAgent
+from agentgit.agents.branch_context import TurnSettings
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_ours
 from agentgit.agents.default_arguments import bare_forms
 from agentgit.agents.importing.import_langgraph import import_thread
@@ -18,27 +19,27 @@ from agentgit.agents.tools import ByName, declared_of, forward
 from agentgit.agents.turn.auto_checkpoint import AutoCheckpoint, Interval
 from agentgit.agents.turn.call_interceptor import FENCES
 from agentgit.agents.turn.tool_hook import intercept
-from agentgit.agents.turn.turn import TurnSettings
 from agentgit.effects import Effect
 from agentgit.effects.declarations import Declared, as_effects
 from agentgit.effects.effects import declared_on
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
+from agentgit.handles.context import Context
+from agentgit.handles.templates import SessionFactory
 from agentgit.rollback.workspace_adapter import attached
 from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentgit.repository import Repository
     from agentgit.workspace.api import Workspace
 
 Fence = Literal["replay", "raise", "off"]
 
 
 def wrap(
-    repository: Repository,
+    context: Context,
     graph: Any,
     session: str,
     *,
@@ -63,7 +64,7 @@ def wrap(
         raise InvalidInput(f"fence={fence!r} means nothing; give {', '.join(map(repr, FENCES))}.")
     if thread_id is not None and template is not None:
         raise InvalidInput("A session begins as a thread or as a template, not as both; leave one of them out.")
-    _expect_replay(replay, template, force=force)
+    _require_replay(replay, template, force=force)
     given = as_effects(effects)
     tools = _by_name(graph)
     # Where the tools cannot be seen, a name of ours is taken for ours, unless the user says what that tool does.
@@ -71,34 +72,35 @@ def wrap(
         frozenset(name for name in tools if all(map(is_ours, tools[name]))) if tools else CHECKPOINT_TOOLS - set(given)
     )
     theirs = {name: same for name, same in tools.items() if name not in ours}
-    known = declared_of(theirs, given, repository.effects, check=check_effects)
-    declared = Declared(known, repository.effects, bare_forms(theirs, known))
+    known = declared_of(theirs, given, context.effects, check=check_effects)
+    declared = Declared(known, context.effects, bare_forms(theirs, known))
     keeper = None
     if workspace is not None:
-        store = repository.store
+        store = context.store
         keeper = attached(workspace, holder=str(store.tenant_id), without=store.database.files)
     if thread_id is not None:
-        import_thread(repository, graph, session, thread_id)
+        import_thread(context, graph, session, thread_id)
 
     def provide(session_id: int) -> None:
-        register(repository.registry, session_id, theirs, declared)
+        register(context.registry, session_id, theirs, declared)
         for tool in named_in(graph):
             if tool.name not in declared.tools and (own := declared_on(tool)) is not None:
-                repository.registry.declare(session_id, tool.name, own)
+                context.registry.declare(session_id, tool.name, own)
 
-    found = repository._ensure_session(session, template, run=provide if replay == EXECUTE else None, force=force)
+    sessions = SessionFactory(context)
+    found = sessions.ensure(session, template, run=provide if replay == EXECUTE else None, force=force)
     provide(found.id)
     if keeper is not None:
-        repository.registry.attach(found.id, keeper)
+        context.registry.attach(found.id, keeper)
         if template is not None:
-            repository._bring_template_files(template, found)
+            sessions.bring_files(template, found)
     if template is not None and replay == EXECUTE:
-        repository._run_template(template, found, force=force)
-    with repository.store.database.reading() as connection:
-        now = repository.lookup.session(connection, found.id)  # it may continue on another branch since
-        row = repository.lookup.branch(connection, now, branch)
-    rules = TurnSettings(
-        user_id=repository.user.id,
+        sessions.run_calls(template, found, force=force)
+    with context.store.database.reading() as connection:
+        now = context.lookup.session(connection, found.id)  # it may continue on another branch since
+        row = context.lookup.branch(connection, now, branch)
+    settings = TurnSettings(
+        user_id=context.user.id,
         effects=declared,
         unrecorded=ours,
         auto=auto,
@@ -106,12 +108,12 @@ def wrap(
         keeper=keeper,
     )
     intercept()
-    agent = RollbackAgent(repository, graph, rules, row.id)
-    repository.wrapped[found.id] = agent._on
+    agent = RollbackAgent(context, graph, settings, row.id)
+    context.wrapped[found.id] = agent.at
     return agent
 
 
-def _expect_replay(replay: str, template: CheckpointRef | None, *, force: bool) -> None:
+def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool) -> None:
     if replay not in (RECORD, EXECUTE):
         raise InvalidInput(f"replay must be 'record' or 'execute', not {replay!r}.")
     if replay == EXECUTE and template is None:

@@ -14,7 +14,7 @@ SHORTEST, LONGEST = 10, 1000
 """Characters of a password; who hashes longer ones for strangers can be kept busy by them."""
 
 
-def expect_password(password: object) -> str:
+def require_password(password: object) -> str:
     """Refuse what no password can be.
 
     Raises:

@@ -29,7 +29,7 @@ def allows(role: Role | None, needed: Role) -> bool:
     return role is not None and ROLES.index(role) >= ROLES.index(needed)
 
 
-def expect_role(role: object) -> Role:
+def require_role(role: object) -> Role:
     """Refuse what is no role.
 
     Raises:

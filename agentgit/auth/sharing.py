@@ -49,7 +49,7 @@ class ShareLink:
         created_at: The time at which it was made, aware UTC.
         expires_at: The time at which the link, and the right of all who joined by it, end, aware UTC; None is never.
         revoked_at: The time at which it was revoked, aware UTC; None if it was not.
-        token: The token to pass on; only `Repository.share_link` returns it, and the database has only its hash.
+        token: The token to pass on; only `Sharing.create_link` returns it, and the database has only its hash.
     """
 
     id: int

@@ -91,12 +91,12 @@ class JWT:
         if (self.key is None) == (self.jwks is None) or (is_shared and self.key is None):
             raise InvalidInput("Give the key=..., or of public-key algorithms jwks=..., and not both.")
         if is_shared:
-            self._expect_secret()
+            self._require_secret()
         if self.id_claim is not None and self.create_users:
             raise InvalidInput("A token cannot name the id of a user whom it makes: give id_claim or create_users.")
         object.__setattr__(self, "algorithms", tuple(given))
 
-    def _expect_secret(self) -> None:
+    def _require_secret(self) -> None:
         key = self.key.encode() if isinstance(self.key, str) else self.key or b""
         if b"-----BEGIN" in key or len(key) < SHORTEST_KEY:
             raise InvalidInput(f"A shared key has {SHORTEST_KEY} bytes or more that are secret, and is no PEM.")

@@ -36,13 +36,13 @@ class User:
 def is_name(name: str) -> bool:
     """Return whether a user can be called so."""
     try:
-        expect_name(name, "user")
+        require_name(name, "user")
     except InvalidInput:
         return False
     return True
 
 
-def expect_name(name: object, of: str) -> str:
+def require_name(name: object, of: str) -> str:
     """Refuse what no user or tenant can be called; a `/` stands between a user and a session in `alice/support-42`.
 
     Args:
@@ -53,7 +53,7 @@ def expect_name(name: object, of: str) -> str:
         InvalidInput: It is empty, too long, or has a `/`, a control character or a space at an end.
 
     Example:
-        >>> expect_name("alice", "user")
+        >>> require_name("alice", "user")
         'alice'
     """
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or name != name.strip():

@@ -12,6 +12,9 @@ from agentgit.errors import InvalidInput
 
 HEAD = "HEAD"
 
+MESSAGE = "message:"
+"""The beginning of a reference to the checkpoint before a user's message, by the id of the message."""
+
 _FORM = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back>\d{0,9}))?", re.DOTALL)
 
 
@@ -77,14 +80,22 @@ def place_name(text: str, what: str) -> str:
         what: The kind of thing that it names, for the error message.
 
     Raises:
-        InvalidInput: It is empty, a number, `HEAD`, too long, or holds `#`, `~`, `@` or a control character.
+        InvalidInput: It is empty, a number, `HEAD`, too long, begins with `message:`, or holds `#`, `~`, `@` or a
+            control character.
     """
     if not isinstance(text, str):
         raise InvalidInput(f"A {what} is called by a text, not by {text!r}.")
-    if not text.strip() or text.isdigit() or text == HEAD or len(text) > 200 or re.search(r"[#~@\x00-\x1f\x7f]", text):
+    if (
+        not text.strip()
+        or text.isdigit()
+        or text == HEAD
+        or text.startswith(MESSAGE)
+        or len(text) > 200
+        or re.search(r"[#~@\x00-\x1f\x7f]", text)
+    ):
         raise InvalidInput(
             f"A {what} cannot be called {text!r}: it needs a name of up to 200 characters that is no number, not HEAD, "
-            "and without # ~ @ and control characters."
+            "and without # ~ @, control characters and message: at its beginning."
         )
     return text
 

@@ -95,7 +95,7 @@ class Retention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class KeptPoint:
     """A checkpoint as retention sees it.
 
     Args:
@@ -116,7 +116,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RetentionVerdict:
     """The decision about one checkpoint.
 
     Args:
@@ -125,7 +125,7 @@ class Verdict:
         why: The reason, as a sentence.
     """
 
-    point: Point
+    point: KeptPoint
     goes: bool
     why: str
 
@@ -145,7 +145,7 @@ class Thinned:
 
     session_name: str
     retention: Retention | None
-    verdicts: Sequence[Verdict] = field(default_factory=tuple)
+    verdicts: Sequence[RetentionVerdict] = field(default_factory=tuple)
     dry_run: bool = False
     bytes_before: int | None = None
     bytes_after: int | None = None
@@ -157,12 +157,12 @@ class Thinned:
         return most is None or self.bytes_after is None or self.bytes_after <= most
 
     @property
-    def gone(self) -> list[Verdict]:
+    def gone(self) -> list[RetentionVerdict]:
         """Those that went, or would go, oldest first."""
         return [one for one in self.verdicts if one.goes]
 
     @property
-    def kept(self) -> list[Verdict]:
+    def kept(self) -> list[RetentionVerdict]:
         """Those that stay, oldest first."""
         return [one for one in self.verdicts if not one.goes]
 
@@ -180,14 +180,14 @@ class Thinned:
         }
 
 
-def _told(verdict: Verdict) -> dict[str, Any]:
+def _told(verdict: RetentionVerdict) -> dict[str, Any]:
     point = verdict.point
     return {"id": point.id, "reference": point.reference, "name": point.name, "why": verdict.why}
 
 
 def judge(
-    points: Iterable[Point], retention: Retention, now: datetime, measure: Measure | None = None
-) -> list[Verdict]:
+    points: Iterable[KeptPoint], retention: Retention, now: datetime, measure: Measure | None = None
+) -> list[RetentionVerdict]:
     """Decide what becomes of the checkpoints of a session.
 
     Args:
@@ -201,7 +201,7 @@ def judge(
 
     Example:
         >>> made = datetime.fromisoformat("2026-01-01T00:00:00Z")
-        >>> points = [Point(id=n, created_at=made) for n in range(5)]
+        >>> points = [KeptPoint(id=n, created_at=made) for n in range(5)]
         >>> [v.point.id for v in judge(points, Retention(compress_after=3, keep_last=2), made) if not v.goes]
         [0, 3, 4]
     """
@@ -222,7 +222,7 @@ def judge(
         goes.update(_too_large(ordered, retention.max_bytes, keeps, goes, measure))
     within = "it is within the limits"
     return [
-        Verdict(
+        RetentionVerdict(
             point=point, goes=point.id in goes, why=goes.get(point.id) or point.needed or keeps.get(point.id, within)
         )
         for point in ordered
@@ -232,7 +232,7 @@ def judge(
 _FIRST, _LAST, _NAMED = "it is the first", "it is one of the newest", "it is the newest of its name"
 
 
-def _kept_by_rule(ordered: Sequence[Point], retention: Retention) -> dict[int, str]:
+def _kept_by_rule(ordered: Sequence[KeptPoint], retention: Retention) -> dict[int, str]:
     """Return which checkpoints stay when the others are compressed away, and why."""
     keeps = {point.id: _NAMED for point in {point.name: point for point in ordered if point.name is not None}.values()}
     keeps.update((point.id, _FIRST) for point in ordered[:1])
@@ -241,7 +241,7 @@ def _kept_by_rule(ordered: Sequence[Point], retention: Retention) -> dict[int, s
     return keeps
 
 
-def _over(ordered: Sequence[Point], most: int, keeps: Mapping[int, str], goes: Mapping[int, str]) -> dict[int, str]:
+def _over(ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goes: Mapping[int, str]) -> dict[int, str]:
     """Choose what goes because there are too many: the automatic ones, then the named ones, and at last the first."""
     too_many = sum(point.id not in goes for point in ordered) - most
     free = _free(ordered, keeps, goes)
@@ -249,7 +249,7 @@ def _over(ordered: Sequence[Point], most: int, keeps: Mapping[int, str], goes: M
 
 
 def _too_large(
-    ordered: Sequence[Point], most: int, keeps: Mapping[int, str], goes: Mapping[int, str], measure: Measure
+    ordered: Sequence[KeptPoint], most: int, keeps: Mapping[int, str], goes: Mapping[int, str], measure: Measure
 ) -> dict[int, str]:
     """Choose what goes because the session is too large: so many that it is not, or all that may, if it stays so."""
     free = _free(ordered, keeps, goes)
@@ -269,7 +269,7 @@ def _too_large(
     return {point.id: f"the session takes more than {most:,} bytes" for point in free[:enough]}
 
 
-def _free(ordered: Sequence[Point], keeps: Mapping[int, str], goes: Mapping[int, str]) -> list[Point]:
+def _free(ordered: Sequence[KeptPoint], keeps: Mapping[int, str], goes: Mapping[int, str]) -> list[KeptPoint]:
     """List what else may go, in the order in which it goes."""
     free = [point for point in ordered if point.id not in goes and not point.needed and keeps.get(point.id) != _LAST]
     return sorted(free, key=lambda point: (keeps.get(point.id) == _FIRST, not point.is_auto, point.id))

@@ -42,12 +42,13 @@ from agentgit.cli.options import (
     usage,
 )
 from agentgit.errors import AgentGitError
-from agentgit.render import calls, records
+from agentgit.render import records
 from agentgit.render import show as shows
-from agentgit.render import status as standing
-from agentgit.render import tree as trees
 from agentgit.render.lines import Span
-from agentgit.render.sessions import branch_lines, session_lines
+from agentgit.render.views import calls
+from agentgit.render.views import status as standing
+from agentgit.render.views import tree as trees
+from agentgit.render.views.sessions import branch_lines, session_lines
 from agentgit.sessions.operation import DONE
 
 app = typer.Typer(
@@ -134,18 +135,18 @@ def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) 
     """Show where a session stands: its branch, its head, and what stopped half way."""
     with repository(db) as repo:
         found, named = references.path(repo, session)
-        branch = repo.branch(found, named)
-        head = repo.checkpoint("HEAD", found, branch=branch) if branch.checkpoint_count else None
-        stopped = [operation for operation in repo.operations(found) if operation.status != DONE]
+        branch = found.branch(named)
+        head = found.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
+        stopped = [operation for operation in found.operations() if operation.status != DONE]
         output.emit(
             as_json,
             lambda: {
-                "session": records.of_session(found),
+                "session": records.of_session(found.info),
                 "branch": records.of_branch(branch),
                 "head": records.of_checkpoint(head) if head is not None else None,
                 "stopped": [records.of_operation(operation) for operation in stopped],
             },
-            lambda _: [*standing.lines(found, branch, head), *map(standing.stopped, stopped)],
+            lambda _: [*standing.lines(found.info, branch, head), *map(standing.stopped, stopped)],
         )
 
 
@@ -153,11 +154,11 @@ def status(session: OfBranch = None, db: Where = None, as_json: AsJson = False) 
 def branches(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
     """List the branches of a session, a * before the current one."""
     with repository(db) as repo:
-        found = repo.branches(session)
+        found = repo.session(session).branches()
         output.emit(
             as_json,
             lambda: [records.of_branch(branch) for branch in found],
-            lambda width: branch_lines(found, repo.tree(session), width=width, zone=None),
+            lambda width: branch_lines(found, repo.session(session).tree(), width=width, zone=None),
         )
 
 
@@ -171,7 +172,7 @@ def tree(
 ) -> None:
     """Draw the branches of a session, each where it left."""
     with repository(db) as repo:
-        found = repo.tree(session)
+        found = repo.session(session).tree()
         output.emit(
             as_json,
             lambda: records.of_tree(found),
@@ -183,11 +184,12 @@ def tree(
 def track(session: OfBranch = None, limit: Limit = None, db: Where = None, as_json: AsJson = False) -> None:
     """List the tool calls along a branch, the first one first, each with its status."""
     with repository(db) as repo:
-        found = repo.tool_track(*references.path(repo, session))[-(limit or 0) :]
+        found, branch = references.path(repo, session)
+        invocations = found.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
             as_json,
-            lambda: [call.to_dict() for call in found],
-            lambda width: calls.lines(found, width=width) or [(Span("no tool calls yet"),)],
+            lambda: [call.to_dict() for call in invocations],
+            lambda width: calls.lines(invocations, width=width) or [(Span("no tool calls yet"),)],
         )
 
 

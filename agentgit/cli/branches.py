@@ -10,12 +10,13 @@ from agentgit.cli import output, references
 from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, OfBranch, Target, Trust, Where, places_too, repository, usage
 from agentgit.cli.rollback import Force, Yes, agree, carried, write
-from agentgit.render import log as logs
 from agentgit.render import records
-from agentgit.render.sessions import branch_lines
+from agentgit.render.text import clean
+from agentgit.render.views import log as logs
+from agentgit.render.views.sessions import branch_lines
 
 if TYPE_CHECKING:
-    from agentgit.repository import Repository
+    from agentgit.handles.session import Session
     from agentgit.sessions import InternalSession
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ def add_to(parent: typer.Typer) -> None:
     app.command()(clear)
     parent.add_typer(app)
     parent.command(cls=usage("[SESSION[@BRANCH]]", "[PLACE]"))(fork)
+    parent.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(rename)
     parent.command()(undo)
     parent.command()(redo)
     parent.command()(recover)
@@ -57,7 +59,7 @@ def create(
     """Save the point where a branch stands, under a name."""
     with repository(db) as repo:
         session, branch, name = references.last(repo, words)
-        made = repo.add_checkpoint(name, session, branch=branch, description=description, files=not keep_files)
+        made = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
         output.emit(
             as_json, lambda: records.of_checkpoint(made), lambda width: logs.lines([made], width=width, zone=None)
         )
@@ -67,11 +69,11 @@ def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson =
     """Delete one checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
         session, branch, place = references.last(repo, target)
-        found = repo.checkpoint(place, session, branch=branch)
+        found = session.get_checkpoint(place, branch=branch)
         reference = found.metadata["reference"]
         if not yes:
             output.confirm(f"Delete {reference}?", as_json)
-        gone = repo.delete_checkpoint(found, session)
+        gone = session.delete_checkpoint(found)
         output.line(as_json, lambda: records.of_checkpoint(gone), f"{reference} is deleted")
 
 
@@ -84,7 +86,7 @@ def cleanup(
     """Delete the automatic checkpoints of a path but the newest ones; what is needed stays."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
-        _count(as_json, repo.cleanup_auto_checkpoints(found, branch=branch, keep=keep))
+        _count(as_json, found.cleanup_auto_checkpoints(branch=branch, keep=keep))
 
 
 def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
@@ -92,8 +94,8 @@ def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json:
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         if not yes:
-            output.confirm(f"Delete all checkpoints of {found.session_name} that nothing needs?", as_json)
-        _count(as_json, repo.clear(found, branch))
+            output.confirm(f"Delete all checkpoints of {found.name} that nothing needs?", as_json)
+        _count(as_json, found.retention.clear(branch=branch))
 
 
 def _count(as_json: bool, count: int) -> None:
@@ -121,12 +123,30 @@ def fork(
     """Make a branch without touching the world; the session stays where it is."""
     with repository(db) as repo:
         session, branch, place = references.maybe(repo, list(words or ()))
-        made = repo.fork(place, session, branch=branch, name=name, files=not keep_files)
-        _show(repo, made, as_json)
+        made = session.fork(place, branch=branch, name=name, files=not keep_files)
+        _show(session, session.branch(made.branch), as_json)
 
 
-def _show(repo: Repository, branch: InternalSession, as_json: bool) -> None:
-    tree = repo.tree(branch.external_session_id)
+def rename(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="What to rename, and its new name.")
+    ],
+    db: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rename a session, or with @BRANCH one of its branches."""
+    with repository(db) as repo:
+        session, branch, name = references.last(repo, words)
+        if branch is not None:
+            _show(session, session.rename_branch(branch, name), as_json)
+            return
+        before, renamed = session.name, session.rename(name)
+        text = f"{clean(before)} is called {clean(renamed.session_name)} now"
+        output.line(as_json, lambda: records.of_session(renamed), text)
+
+
+def _show(session: Session, branch: InternalSession, as_json: bool) -> None:
+    tree = session.tree()
     output.emit(
         as_json,
         lambda: records.of_branch(branch),
@@ -150,8 +170,8 @@ def undo(
     with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = references.path(repo, session)
         if not yes:
-            agree(repo.plan_undo(steps, found, branch=branch), "Undo?", as_json, force=force)
-        write(as_json, repo.undo(steps, found, branch=branch, force=force))
+            agree(found.plan_undo(steps, branch=branch), "Undo?", as_json, force=force)
+        write(as_json, found.undo(steps, branch=branch, force=force))
 
 
 def redo(
@@ -166,8 +186,8 @@ def redo(
     with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = references.path(repo, session)
         if not yes:
-            agree(repo.plan_redo(found, branch=branch), "Redo?", as_json, force=force)
-        write(as_json, repo.redo(found, branch=branch, force=force))
+            agree(found.plan_redo(branch=branch), "Redo?", as_json, force=force)
+        write(as_json, found.redo(branch=branch, force=force))
 
 
 # -- what died
@@ -183,4 +203,5 @@ def recover(
 ) -> None:
     """Take a branch back whose turn or rollback died, where nobody here can see it, as on another machine."""
     with repository(db) as repo:
-        _show(repo, repo.recover(*references.path(repo, session), force=force), as_json)
+        found, branch = references.path(repo, session)
+        _show(found, found.recover(branch=branch, force=force), as_json)

@@ -51,7 +51,7 @@ def chat(
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
         agent = wrapped(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
-        with Chat(agent, orders.carry_out, yes=yes) as talk:
+        with Chat(repo, agent, orders.carry_out, yes=yes) as talk:
             failed = talk.run()
     raise typer.Exit(failed)
 

@@ -9,9 +9,9 @@ import typer
 from agentgit.cli import output
 from agentgit.cli.options import AsJson, Where, places_too, repository
 from agentgit.errors import InvalidInput
-from agentgit.render import diff as diffs
 from agentgit.render import records
-from agentgit.render.sessions import session_lines
+from agentgit.render.views import diff as diffs
+from agentgit.render.views.sessions import session_lines
 
 if TYPE_CHECKING:
     from agentgit.values import Drawn
@@ -42,7 +42,7 @@ def diff(
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
     session, a, b = _places(words)
     with repository(db) as repo:
-        found = repo.diff(a, b, session, other=other)
+        found = repo.session(session).diff(a, b, other=other)
         if as_page:
             _write_page(f"{found.from_reference} -> {found.to_reference}", found, as_json)
             return
@@ -73,7 +73,7 @@ def compare(
     """Show what two branches did since they parted."""
     session, a, b = _places(words)
     with repository(db) as repo:
-        found = repo.compare(a, b, session)
+        found = repo.session(session).compare(a, b)
         if as_page:
             _write_page(found.heading, found, as_json)
             return
@@ -90,7 +90,9 @@ def start(
 ) -> None:
     """Make a session that begins as a checkpoint of another one, with a world of its own."""
     with repository(db) as repo:
-        made = repo.ensure_session(session, template)
+        made = repo.session(session, create=True, template=template)
         output.emit(
-            as_json, lambda: records.of_session(made), lambda width: session_lines([made], width=width, zone=None)
+            as_json,
+            lambda: records.of_session(made.info),
+            lambda width: session_lines([made.info], width=width, zone=None),
         )

@@ -19,10 +19,10 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
-from agentgit.render import calls
-from agentgit.render import rollback as rollbacks
 from agentgit.render.lines import Span
 from agentgit.render.text import clean, cut, visible
+from agentgit.render.views import calls
+from agentgit.render.views import rollback as rollbacks
 from agentgit.values import portable
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentgit.agents.chat_turn import Pieces
     from agentgit.cli.slash import SlashOrder
     from agentgit.effects import RollbackPlan
+    from agentgit.repository import Repository
 
 CarryOut: TypeAlias = "Callable[[Chat, SlashOrder], None]"
 
@@ -38,12 +39,14 @@ class Chat:
     """A conversation at a terminal or in a pipe. A context manager.
 
     Args:
+        repo: The repository of the session.
         agent: The agent that answers; after a rollback it is another one.
         carry_out: Does what a line that begins with a slash orders.
         yes: True if nobody is to be asked.
     """
 
-    def __init__(self, agent: RollbackAgent, carry_out: CarryOut, *, yes: bool = False) -> None:
+    def __init__(self, repo: Repository, agent: RollbackAgent, carry_out: CarryOut, *, yes: bool = False) -> None:
+        self.repo = repo
         self.agent = agent
         self._carry_out = carry_out
         self.yes = yes
@@ -112,12 +115,14 @@ class Chat:
         """
         from agentgit.agents import chat_turn
 
-        branch_id, refused = self.agent.branch_id, self.agent.refused
+        agent, refused = self.agent, self.agent.refused
+        before = agent.session.branch().id
         self._runner.run(self._write(chat_turn.go_on(self.agent) if text is None else chat_turn.say(self.agent, text)))
-        if self.agent.branch_id != branch_id:  # a tool has asked for it
+        if (now := agent.session.branch()).id not in (before, agent.branch_id):  # a tool has asked for a rollback
+            self.agent = agent.at(now)
             self.show_report()
-        if self.agent.refused is not None and self.agent.refused is not refused:
-            self.fail(self.agent.refused)
+        if agent.refused is not None and agent.refused is not refused:
+            self.fail(agent.refused)
 
     async def _write(self, pieces: Pieces) -> None:
         from agentgit.agents import chat_turn

@@ -11,9 +11,9 @@ from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, Where, database, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput
-from agentgit.render import privacy as drawn
 from agentgit.render.lines import Span
 from agentgit.render.text import clean
+from agentgit.render.views import privacy as drawn
 
 if TYPE_CHECKING:
     from agentgit.store.database import Database
@@ -159,7 +159,7 @@ def keys(
         output.line(as_json, lambda: {"key": made}, made)
         return
     with repository(db) as repo:
-        found = repo.encryption_keys()
+        found = repo.maintenance.encryption_keys()
         output.emit(as_json, lambda: found, lambda width: drawn.key_lines(found, width=width))
 
 
@@ -171,7 +171,7 @@ def rotate(
 ) -> None:
     """Encrypt all that is stored with the first key; $AGENTGIT_ENCRYPTION_KEYS has them."""
     with repository(db) as repo, bar("encrypting", as_json) as progress:
-        done = repo.rotate_keys(off=off, progress=progress)
+        done = repo.maintenance.rotate_keys(off=off, progress=progress)
     output.emit(as_json, done.to_dict, lambda width: drawn.rotated_lines(done, width=width))
 
 

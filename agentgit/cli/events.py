@@ -19,8 +19,8 @@ from agentgit.cli.log import time_of
 from agentgit.cli.options import AsJson, Where, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
-from agentgit.render import events as drawn
 from agentgit.render.lines import Line, Span
+from agentgit.render.views import events as drawn
 
 if TYPE_CHECKING:
     from agentgit.sessions.events import Event
@@ -77,9 +77,10 @@ def events(
     kinds, at = kind or "*", time_of(since)
     with repository(db) as repo:
         if after is not None and not follow:
-            found = list(repo.events(session, after=after, kinds=kinds, since=at))
+            found = list(repo.events.list(session=session, after=after, kinds=kinds, since=at))
         else:
-            found = repo.last_events(session, kinds=kinds, since=at, limit=limit) if after is None else []
+            newest = repo.events.newest(session=session, kinds=kinds, since=at, limit=limit) if after is None else []
+            found = list(newest)
         if not follow:
             nothing: list[Line] = [(Span("nothing happened"),)]
             output.emit(
@@ -90,9 +91,9 @@ def events(
             return
         for event in found:
             _one(event, as_json)
-        start = after if after is not None else found[-1].id if found else repo.last_event_id()
+        start = after if after is not None else found[-1].id if found else repo.events.last_id()
         with _until_stopped():
-            for event in repo.events(session, after=start, kinds=kinds, since=at, follow=True):
+            for event in repo.events.list(session=session, after=start, kinds=kinds, since=at, follow=True):
                 _one(event, as_json)
 
 
@@ -127,7 +128,7 @@ def audit_show(
 ) -> None:
     """List logins, users, keys and refusals, which belong to no session; for admins."""
     with repository(db) as repo:
-        found = repo.audit(kinds=kind or "*", limit=limit)
+        found = repo.events.audit(kinds=kind or "*", limit=limit)
         people = {user.id: user.name for user in repo.users.all()}
         output.emit(
             as_json,
@@ -142,7 +143,7 @@ def audit_show(
 def audit_tips(db: Where = None) -> None:
     """Write the end of each trail, a line of JSON each, to be kept where the owner of the database cannot write."""
     with repository(db) as repo:
-        found = repo.audit_tips()
+        found = repo.events.tips()
     output.stream("".join(f"{json.dumps(vars(tip))}\n" for tip in found))
 
 
@@ -165,7 +166,7 @@ def audit_verify(
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{tips} is not what `agentgit audit tips` wrote.") from error
     with repository(db) as repo, bar("verifying", as_json) as progress:
-        found = repo.audit_verify(known, progress=progress)
+        found = repo.events.verify(known, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.verified_lines(found))
     if not found.is_sound:
         raise typer.Exit(Corrupt.exit_code)
@@ -198,7 +199,7 @@ def add(
         secret = _secret_in(secret_file) if secret_file is not None else os.environ.get(secret_env or "")
         if not secret:
             raise InvalidInput(f"The secret is empty: set the variable {secret_env}, or name another file.")
-        made = repo.webhooks.add(url, kind or "*", secret, session)
+        made = repo.webhooks.add(url, kind or "*", secret, session=session)
     output.emit(as_json, made.to_dict, lambda width: drawn.webhook_lines([made], width=width))
 
 

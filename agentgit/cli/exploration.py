@@ -11,7 +11,7 @@ from agentgit.cli import chat, output
 from agentgit.cli.options import AsJson, Trust, Where, import_from_here, places_too, repository, usage
 from agentgit.cli.rollback import Force, OnError, Yes, carried, switch
 from agentgit.errors import AgentGitError, InvalidInput
-from agentgit.render import exploration as explorations
+from agentgit.render.views import exploration as explorations
 
 if TYPE_CHECKING:
     from agentgit.sessions.exploration import ExploredBranch

@@ -33,6 +33,7 @@ GROUPS = {
         "rewind",
         "switch",
         "fork",
+        "rename",
         "checkpoint",
         "tag",
         "merge",

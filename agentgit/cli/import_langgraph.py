@@ -33,7 +33,7 @@ def import_langgraph(
     as_json: AsJson = False,
 ) -> None:
     """Make a session of each thread of a LangGraph saver; run again, add what is new."""
-    from agentgit.render import imports
+    from agentgit.render.views import imports
 
     with repository(db, create=True) as repo, _progress(as_json) as progress:
         report = repo.import_langgraph(source, thread, progress, session_prefix=session_prefix, on_error="continue")

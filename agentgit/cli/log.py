@@ -11,16 +11,16 @@ from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Limit, OfBranch, Where, places_too, repository, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput
-from agentgit.render import log as logs
 from agentgit.render import records
-from agentgit.render import search as searches
 from agentgit.render.lines import Line, Span
+from agentgit.render.views import log as logs
+from agentgit.render.views import search as searches
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.handles.log import Log
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
 
 After = Annotated[
     str | None,
@@ -61,9 +61,8 @@ def log(
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
         found, branch = references.path(repo, session)
-        asked = repo.log(
-            found,
-            branch,
+        asked = found.log(
+            branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",
             name=name,
             since=time_of(since),
@@ -97,16 +96,14 @@ def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> lis
     return shown
 
 
-def _place(
-    repo: Repository, session: ExternalSession, branch: str | None, after: str | None
-) -> Checkpoint | str | None:
+def _place(repo: Repository, session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
     """Read where to go on: a cursor, or any place."""
     from agentgit.checkpoints.queries import mark
 
     try:
         mark(after)
     except InvalidInput:
-        return repo.checkpoint(after or "", session, branch=branch)
+        return session.get_checkpoint(after or "", branch=branch)
     return after
 
 
@@ -138,8 +135,8 @@ def search(
     with repository(db) as repo:
         session, branch, text = references.last(repo, words)
         with bar("reading", as_json) as progress:
-            found = repo.search(
-                text, session, branch, all_branches=all_branches, limit=limit, after=after, progress=progress
+            found = session.search(
+                text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
             )
         output.emit(as_json, found.to_dict, lambda width: searches.lines(found, width=width, zone=None))
 
@@ -166,13 +163,13 @@ def tag(
     session = given[0] if len(given) in (1, 3) else None
     with repository(db) as repo:
         if delete is not None:
-            gone = repo.untag(delete, session)
+            gone = repo.session(session).untag(delete)
             output.line(as_json, gone.to_dict, f"{gone.reference} has that tag no more")
         elif len(given) > 1:
-            made = repo.tag(given[-2], given[-1], session, description=description)
+            made = repo.session(session).tag(given[-2], given[-1], description=description)
             output.emit(as_json, made.to_dict, lambda width: searches.tag_lines([made], width=width, zone=None))
         else:
-            found = repo.tags(session)
+            found = repo.session(session).tags()
             nothing: list[Line] = [(Span("no tags yet; give one with: agentgit tag PLACE NAME"),)]
             output.emit(
                 as_json,

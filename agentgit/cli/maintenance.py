@@ -13,9 +13,9 @@ from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, OfBranch, Session, Where, Yes, names, repository
 from agentgit.cli.progress import bar
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.render import maintenance as drawn
-from agentgit.render.privacy import erased_lines
 from agentgit.render.text import clean
+from agentgit.render.views import maintenance as drawn
+from agentgit.render.views.privacy import erased_lines
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Retention
@@ -69,18 +69,18 @@ def retention(
         raise InvalidInput("--off keeps everything, so nothing would go. Leave out --now and --dry-run.")
     with repository(db) as repo:
         found = repo.session(session)
-        before = repo.retention(found)
+        before = found.retention.get()
         changes = on or off or any(one is not None for one in (most, after, last, age, size))
         keeps = _wanted(before, on, off, most, after, last, age, size) if changes else before
         if changes and not dry_run:
-            repo.set_retention(keeps, found)
+            found.retention.set(keeps)
         if now or dry_run:
-            thinned = repo.thin(found, keeps, dry_run=dry_run)
+            thinned = found.retention.apply(keeps, dry_run=dry_run)
             output.emit(as_json, thinned.to_dict, lambda width: drawn.thinned_lines(thinned, width=width, zone=None))
             return
         output.emit(
             as_json,
-            lambda: {"session_name": found.session_name, "retention": keeps.to_dict() if keeps else None},
+            lambda: {"session_name": found.name, "retention": keeps.to_dict() if keeps else None},
             lambda _: drawn.retention_lines(found.reference, keeps),
         )
 
@@ -142,7 +142,9 @@ def gc(
 ) -> None:
     """Free the space of data that nothing needs any more."""
     with repository(db) as repo, bar("collecting", as_json) as progress:
-        found = repo.gc(dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress)
+        found = repo.maintenance.gc(
+            dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
+        )
     output.emit(as_json, found.to_dict, lambda _: drawn.reclaimed_lines(found))
 
 
@@ -155,7 +157,7 @@ def fsck(
 ) -> None:
     """Check whether everything that is stored is whole; nothing is changed."""
     with repository(db) as repo, bar("checking", as_json) as progress:
-        found = repo.fsck(level, progress=progress)
+        found = repo.maintenance.fsck(level, progress=progress)
     output.emit(as_json, found.to_dict, lambda _: drawn.checked_lines(found))
     if not found.is_sound:
         raise typer.Exit(Corrupt.exit_code)
@@ -170,10 +172,11 @@ def delete(
     """Erase a session for good, with its trail; it does not come back."""
     with repository(db) as repo:
         found = repo.session(session)
+        name = found.name
         if not yes:
-            output.confirm(f"Erase {clean(found.session_name)} for good?", as_json)
-        done = repo.delete_session(found)
-    output.emit(as_json, done.to_dict, lambda _: erased_lines(found.session_name, done))
+            output.confirm(f"Erase {clean(name)} for good?", as_json)
+        done = found.delete()
+    output.emit(as_json, done.to_dict, lambda _: erased_lines(name, done))
 
 
 def stats(
@@ -189,8 +192,11 @@ def stats(
     with repository(db) as repo:
         if every and session is not None:
             raise InvalidInput("--all is of all sessions; name none.")
-        of, branch = (repo.user, None) if every else references.path(repo, session)
-        found = repo.stats(of, branch=branch, prices=prices, storage=storage)
+        if every:
+            found = repo.maintenance.stats(prices=prices, storage=storage)
+        else:
+            of, branch = references.path(repo, session)
+            found = of.stats(branch=branch, prices=prices, storage=storage)
         output.emit(as_json, found.to_dict, lambda width: drawn.stats_lines(found, width=width, zone=None))
 
 

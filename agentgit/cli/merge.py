@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Where, import_from_here, repository, usage
 from agentgit.errors import InvalidInput, MergeConflict, NotFound
-from agentgit.render import log as logs
-from agentgit.render import merge as merges
 from agentgit.render import records
+from agentgit.render.views import log as logs
+from agentgit.render.views import merge as merges
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.merge import Choice, MergePlan
-    from agentgit.handles.comparison import What
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
 
 Graph = Annotated[
     str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or the function that makes it.")
@@ -55,9 +54,9 @@ def merge(
     with repository(db) as repo:
         session, branch, place = references.last(repo, words)
         _wrap(repo, graph, session)
-        plan = repo.plan_merge(place, branch, session, resolve=choices)
+        plan = session.plan_merge(place, into=branch, resolve=choices)
         try:
-            made = None if dry_run else repo.merge(place, branch, session, resolve=choices, name=name)
+            made = None if dry_run else session.agent(branch).merge(place, resolve=choices, name=name)
         except MergeConflict as error:
             _tell(as_json, error.plan, None)
             raise
@@ -99,14 +98,14 @@ def cherry_pick(
         session, branch, find = _meant(repo, given, messages, call)
         _wrap(repo, graph, session)
         what = find()
-        plan = repo.plan_cherry_pick(what, branch, session)
-        made = None if dry_run else repo.cherry_pick(what, branch, session, name=name)
+        plan = session.plan_cherry_pick(what, onto=branch)
+        made = None if dry_run else session.agent(branch).cherry_pick(what, name=name)
         _tell(as_json, plan, made)
 
 
 def _meant(
     repo: Repository, words: list[str], messages: list[str] | None, call: int | None
-) -> tuple[ExternalSession, str | None, Callable[[], What]]:
+) -> tuple[Session, str | None, Callable[[], Any]]:
     """Return where something is to come, and what.
 
     Raises:
@@ -125,15 +124,15 @@ def _meant(
     return session, branch, lambda: _call(repo, session, call)
 
 
-def _call(repo: Repository, session: ExternalSession, invocation: int) -> What:
-    for branch in repo.branches(session):
-        for one in repo.tool_track(session, branch):
+def _call(repo: Repository, session: Session, invocation: int) -> Any:
+    for branch in session.branches():
+        for one in session.tool_track(branch=branch):
             if one.id == invocation:
                 return one
-    raise NotFound(f"Session {session.session_name} has no tool call {invocation}. See: agentgit track --json")
+    raise NotFound(f"Session {session.name} has no tool call {invocation}. See: agentgit track --json")
 
 
-def _wrap(repo: Repository, graph: str, session: ExternalSession) -> None:
+def _wrap(repo: Repository, graph: str, session: Session) -> None:
     """Make the graph known whose reducers write what comes."""
     from agentgit.agents import user_modules  # takes a second, because it needs LangGraph
 

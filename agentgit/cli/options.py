@@ -85,7 +85,11 @@ WORDS = ("target", "words", "first")
 def _sessions(repo: Repository, incomplete: str) -> list[str]:
     found = [one.reference for one in repo.sessions()]
     session = incomplete.rpartition("@")[0]
-    return [*found, *(f"{session}@{branch.name}" for branch in repo.branches(session))] if session in found else found
+    return (
+        [*found, *(f"{session}@{branch.name}" for branch in repo.session(session).branches())]
+        if session in found
+        else found
+    )
 
 
 def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
@@ -93,11 +97,11 @@ def _places(repo: Repository, text: str | None, incomplete: str) -> list[str]:
     from agentgit.cli.references import path
 
     session, _ = path(repo, text)
-    branches = list(repo.tree(session).walk())
+    branches = list(session.tree().walk())
     numbered = incomplete.partition("#")[0]
     names = [point.name for branch in branches for point in branch.points if point.name is not None]
     numbers = [f"{b.name}#{point.number}" for b in branches if b.name == numbered for point in b.points]
-    places = ["HEAD", *(branch.name for branch in branches), *(tag.name for tag in repo.tags(session)), *names]
+    places = ["HEAD", *(branch.name for branch in branches), *(tag.name for tag in session.tags()), *names]
     return list(dict.fromkeys([*places, *(numbers if "#" in incomplete else [])]))
 
 

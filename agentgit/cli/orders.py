@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from agentgit.cli import output, slash
 from agentgit.errors import NotFound
-from agentgit.render import calls
-from agentgit.render import diff as diffs
-from agentgit.render import log as logs
-from agentgit.render import merge as merges
-from agentgit.render import rollback as rollbacks
-from agentgit.render import search as searches
-from agentgit.render import tree as trees
 from agentgit.render.lines import Line, Span
-from agentgit.render.sessions import branch_lines
 from agentgit.render.text import clean
+from agentgit.render.views import calls
+from agentgit.render.views import diff as diffs
+from agentgit.render.views import log as logs
+from agentgit.render.views import merge as merges
+from agentgit.render.views import rollback as rollbacks
+from agentgit.render.views import search as searches
+from agentgit.render.views import tree as trees
+from agentgit.render.views.sessions import branch_lines
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -72,20 +72,20 @@ def _plan(chat: Chat, order: SlashOrder) -> None:
 
 
 def _resume(chat: Chat, order: SlashOrder) -> None:
-    report = chat.agent.repository.resume(order.number() or 0, force=slash.FORCE in order.options)
-    chat.agent.switch(report.branch)
+    report = chat.repo.resume(order.number() or 0, force=slash.FORCE in order.options)
+    chat.agent = chat.agent.switch(report.branch)
     output.show(rollbacks.lines(report, width=output.width()))
 
 
 def _resolve(chat: Chat, order: SlashOrder) -> None:
     result = output.result_of(order.options.get(slash.RESULT))
-    call = chat.agent.repository.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
+    call = chat.repo.resolve(order.number() or 0, order.words[1].replace("-", "_"), result=result)
     output.show(calls.lines([call], width=output.width()))
 
 
 def _rewind(chat: Chat, order: SlashOrder) -> None:
     agent, point = chat.agent, order.words[0]
-    plan = agent.repository.plan_rewind(point, agent.session, branch=agent.branch_id)
+    plan = agent.session.plan_rewind(point, branch=agent.branch_id)
     if chat.agree(order, plan):
         changes = agent.rewind_files(point, force=slash.FORCE in order.options)
         output.show(rollbacks.file_lines(changes, width=output.width()))
@@ -120,7 +120,7 @@ def _saved(chat: Chat) -> list[int]:
 
 
 def _list(chat: Chat, order: SlashOrder) -> None:
-    found = [chat.agent.repository.checkpoint(one, chat.agent.session) for one in _saved(chat)]
+    found = [chat.agent.session.get_checkpoint(one) for one in _saved(chat)]
     none = [(Span("no saved points yet; /checkpoint create NAME makes one"),)]
     output.show(logs.lines(found, width=output.width(), zone=None) or none)
 
@@ -157,7 +157,7 @@ def _switch(chat: Chat, order: SlashOrder) -> None:
     (name,), sync, agent = order.words, order.options.get(slash.SYNC), chat.agent
     if sync == "world" and not chat.agree(order, agent.plan_switch(name)):
         return
-    agent.switch(name, sync, force=slash.FORCE in order.options)
+    chat.agent = agent.switch(name, sync, force=slash.FORCE in order.options)
     if sync is None:
         _say_where(chat)
     else:
@@ -188,17 +188,14 @@ def _track(chat: Chat, order: SlashOrder) -> None:
 
 def _branches(chat: Chat, order: SlashOrder) -> None:
     agent = chat.agent
-    output.show(branch_lines(agent.branches(), agent.tree(), width=output.width(), zone=None))
+    output.show(branch_lines(agent.session.branches(), agent.tree(), width=output.width(), zone=None))
 
 
 def _diff(chat: Chat, order: SlashOrder) -> None:
     agent = chat.agent
 
-    def find(place: str | int) -> Checkpoint:
-        return agent.repository.checkpoint(place, agent.session, branch=agent.branch)
-
-    a = find(order.word(0) or agent.plan_undo().checkpoint_id)
-    output.show(diffs.lines(agent.repository.diff(a, find(order.word(1) or "HEAD")), width=output.width()))
+    found = agent.diff(order.word(0) or agent.plan_undo().checkpoint_id, order.word(1) or "HEAD")
+    output.show(diffs.lines(found, width=output.width()))
 
 
 def _compare(chat: Chat, order: SlashOrder) -> None:
@@ -237,12 +234,12 @@ def _tag(chat: Chat, order: SlashOrder) -> None:
 
 
 def _untag(chat: Chat, order: SlashOrder) -> None:
-    gone = chat.agent.repository.untag(order.words[0], chat.agent.session)
+    gone = chat.agent.session.untag(order.words[0])
     output.show([(Span(f"{clean(gone.reference)} has that tag no more"),)])
 
 
 def _tags(chat: Chat, order: SlashOrder) -> None:
-    _show_tags(chat.agent.repository.tags(chat.agent.session))
+    _show_tags(chat.agent.session.tags())
 
 
 def _show_tags(tags: list[Tag]) -> None:

@@ -8,11 +8,11 @@ from agentgit.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
 
 
-def path(repo: Repository, text: str | None) -> tuple[ExternalSession, str | None]:
+def path(repo: Repository, text: str | None) -> tuple[Session, str | None]:
     """Read `SESSION`, `SESSION@BRANCH` or `@BRANCH`.
 
     Args:
@@ -32,7 +32,7 @@ def path(repo: Repository, text: str | None) -> tuple[ExternalSession, str | Non
         return repo.session(session or None), branch
 
 
-def last(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | None, str]:
+def last(repo: Repository, words: list[str]) -> tuple[Session, str | None, str]:
     """Read `[SESSION[@BRANCH]] WORD`.
 
     Args:
@@ -52,7 +52,7 @@ def last(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | Non
     return *path(repo, session[0] if session else None), word
 
 
-def maybe(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | None, str | None]:
+def maybe(repo: Repository, words: list[str]) -> tuple[Session, str | None, str | None]:
     """Read `[SESSION[@BRANCH]] [PLACE]`: one word is a place in the most recent session, else a session.
 
     Args:
@@ -69,7 +69,7 @@ def maybe(repo: Repository, words: list[str]) -> tuple[ExternalSession, str | No
     if len(words) != 1:
         return last(repo, words) if words else (*path(repo, None), None)
     try:
-        repo.checkpoint(words[0])
+        repo.session().get_checkpoint(words[0])
     except NotFound as error:
         try:
             return *path(repo, words[0]), None
@@ -90,12 +90,12 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
         NotFound: There is no such place.
     """
     if second is not None:
-        return repo.checkpoint(second, session=first)
+        return repo.session(first).get_checkpoint(second)
     try:
-        return repo.checkpoint(first or "HEAD")
+        return repo.session().get_checkpoint(first or "HEAD")
     except NotFound as error:
         try:
             session = repo.session(first)
         except NotFound:
             raise error from None
-        return repo.checkpoint("HEAD", session=session)
+        return session.get_checkpoint("HEAD")

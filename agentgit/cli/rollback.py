@@ -12,10 +12,11 @@ from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Session, Target, Trust, Where, places_too, repository, usage
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import RollbackBlocked, RollbackIncomplete
-from agentgit.render import calls, records
-from agentgit.render import operations as operation_lists
-from agentgit.render import rollback as rollbacks
+from agentgit.render import records
 from agentgit.render.lines import Span
+from agentgit.render.views import calls
+from agentgit.render.views import operations as operation_lists
+from agentgit.render.views import rollback as rollbacks
 
 Tools = Annotated[str, typer.Option("--tools", metavar="WHAT", help="reverse, keep or require_clean.")]
 Replay = Annotated[str, typer.Option("--replay", metavar="HOW", help="record, redo or execute.")]
@@ -56,7 +57,7 @@ def plan(
     with repository(db, trust=trust) as repo:
         session, branch, place = references.last(repo, target)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
-        write(as_json, repo.plan_rollback(place, session, branch=branch, **how))
+        write(as_json, session.plan_rollback(place, branch=branch, **how))
 
 
 def _how(tools: str, replay: str, **which: bool) -> dict[str, Any]:
@@ -86,10 +87,9 @@ def rollback(
         session, branch, place = references.last(repo, target)
         how = _how(tools, replay, files=not keep_files, conversation=not world_only)
         if not yes:
-            agree(repo.plan_rollback(place, session, branch=branch, **how), "Roll back?", as_json, force=force)
-        report = repo.rollback(
+            agree(session.plan_rollback(place, branch=branch, **how), "Roll back?", as_json, force=force)
+        report = session.rollback(
             place,
-            session,
             branch=branch,
             name=name,
             force=force,
@@ -119,8 +119,8 @@ def rewind(
     with repository(db) as repo, carried(as_json):
         session, branch, point = references.last(repo, target)
         if not yes:
-            agree(repo.plan_rewind(point, session, branch=branch), "Bring the files back?", as_json)
-        changes = repo.rewind_files(point, session, branch=branch, force=force)
+            agree(session.plan_rewind(point, branch=branch), "Bring the files back?", as_json)
+        changes = session.rewind_files(point, branch=branch, force=force)
         output.emit(as_json, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
 
 
@@ -143,12 +143,12 @@ def switch(
     with repository(db, trust=trust) as repo, carried(as_json):
         session, _, branch = references.last(repo, target)
         if sync == "world" and not yes:
-            agree(repo.plan_switch(branch, session), "Switch?", as_json, force=force)
-        report = repo.switch(branch, session, sync=sync, force=force, on_error=on_error)
-        if report is not None:
+            agree(session.plan_switch(branch), "Switch?", as_json, force=force)
+        report = session.switch(branch, sync=sync, force=force, on_error=on_error)
+        if sync is not None:
             write(as_json, report)
             return
-        now = repo.branch(session)
+        now = session.branch()
         line = (Span(now.name, "head"), Span(" is the current branch; the world is as it was"))
         output.emit(as_json, lambda: records.of_branch(now), lambda _: [line])
 
@@ -159,7 +159,8 @@ def switch(
 def operations(session: Session = None, db: Where = None, as_json: AsJson = False) -> None:
     """List the rollbacks, switches and forks of a session, the newest first."""
     with repository(db) as repo:
-        found, branches = repo.operations(session), {branch.id: branch.name for branch in repo.branches(session)}
+        of = repo.session(session)
+        found, branches = of.operations(), {branch.id: branch.name for branch in of.branches()}
         output.emit(
             as_json,
             lambda: [records.of_operation(operation) for operation in found],

@@ -12,12 +12,12 @@ from agentgit.cli import output, references
 from agentgit.cli.options import WHO, AsJson, OfBranch, Where, address, repository, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.transfer import lines
+from agentgit.render.views.transfer import lines
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
     from agentgit.store.transfer.summary import Carried
 
 PIPE = "-"
@@ -45,9 +45,9 @@ def export(
     with repository(db) as repo, bar("exporting", as_json) as progress:
         if not what and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
-        ref, branch = _meant(repo, what)
+        session, branch, checkpoint = _meant(repo, what)
         target = sys.stdout.buffer if file == PIPE else file
-        carried = repo.export(ref, target, branch=branch, files=files, progress=progress)
+        carried = session.export(target, branch=branch, checkpoint=checkpoint, files=files, progress=progress)
     _tell("exported", carried, as_json=as_json, piped=file == PIPE)
 
 
@@ -78,7 +78,7 @@ def trajectory(session: OfBranch = None, db: Where = None, as_json: AsJson = Fal
     """Write what an agent saw, did and got, a line of JSON for each AI message; of all branches, or of one."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
-        steps = repo.trajectories(found, branch)
+        steps = found.trajectories(branch=branch)
         if as_json:
             output.emit(True, lambda: list(steps), lambda _: [])
             return
@@ -94,14 +94,14 @@ def _is_session(repo: Repository, word: str) -> bool:
     return True
 
 
-def _meant(repo: Repository, words: list[str]) -> tuple[ExternalSession | Checkpoint, str | None]:
+def _meant(repo: Repository, words: list[str]) -> tuple[Session, str | None, Checkpoint | None]:
     """Read `[SESSION[@BRANCH] [PLACE]]`."""
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session, a place and a file; put quotes around a name.")
     session, branch = references.path(repo, words[0] if words else None)
     if len(words) < 2:
-        return session, branch
-    return repo.checkpoint(words[1], session, branch=branch), None
+        return session, branch, None
+    return session, branch, session.get_checkpoint(words[1], branch=branch)
 
 
 def _tell(what: str, carried: Carried, *, as_json: bool, piped: bool = False) -> None:

@@ -15,11 +15,11 @@ from agentgit.cli import output
 from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, Where, Yes, names, repository
 from agentgit.errors import InvalidInput
-from agentgit.render import users as drawn
 from agentgit.render.lines import Line, Span
-from agentgit.render.privacy import erased_lines
 from agentgit.render.records import of_value
 from agentgit.render.text import clean
+from agentgit.render.views import users as drawn
+from agentgit.render.views.privacy import erased_lines
 
 Named = Annotated[str, typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id.")]
 Who = Annotated[str, typer.Argument(metavar="USER", help="A user's name or id.")]
@@ -96,14 +96,14 @@ def share(
 ) -> None:
     """Share a session with a user, in a role."""
     with repository(db) as repo:
-        found = repo.share(session, user, role, time_of(expires))
+        found = repo.session(session).sharing.share(user, role, time_of(expires))
         _one(as_json, found, f"{found.user_name} is {found.role} of {session}")
 
 
 def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False) -> None:
     """Take all roles of somebody in a session away, at once."""
     with repository(db) as repo:
-        repo.unshare(session, user)
+        repo.session(session).sharing.unshare(user)
         data = {"session": session, "user": user}
         _one(as_json, data, f"{user} has no role in {session} any more")
 
@@ -111,7 +111,7 @@ def unshare(session: Named, user: Who, db: Where = None, as_json: AsJson = False
 def members(session: Named, db: Where = None, as_json: AsJson = False) -> None:
     """List who has a role in a session."""
     with repository(db) as repo:
-        _emit(as_json, repo.members(session), drawn.member_lines, "shared with nobody")
+        _emit(as_json, repo.session(session).sharing.members(), drawn.member_lines, "shared with nobody")
 
 
 def accept(
@@ -121,7 +121,7 @@ def accept(
 ) -> None:
     """Join a session by a link."""
     with repository(db) as repo:
-        found = repo.accept(token)
+        found = repo.accept(token).info
         _one(as_json, found, f"you are {found.role} of {found.reference}")
 
 
@@ -140,7 +140,7 @@ def link_create(
 ) -> None:
     """Make a link; its token is shown once."""
     with repository(db) as repo:
-        made = repo.share_link(session, role, time_of(expires))
+        made = repo.session(session).sharing.create_link(role, time_of(expires))
         _one(as_json, made, f"{made.token}")
 
 
@@ -148,7 +148,7 @@ def link_create(
 def link_list(session: Named, db: Where = None, as_json: AsJson = False) -> None:
     """List the links of a session."""
     with repository(db) as repo:
-        _emit(as_json, repo.links(session), drawn.link_lines, "no links")
+        _emit(as_json, repo.session(session).sharing.links(), drawn.link_lines, "no links")
 
 
 @link.command("revoke")

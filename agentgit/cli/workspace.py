@@ -15,8 +15,8 @@ from agentgit.cli.help_groups import Brief
 from agentgit.cli.options import AsJson, Limit, usage
 from agentgit.cli.progress import bar
 from agentgit.errors import NotFound, WorkspaceChanged
-from agentgit.render import files
 from agentgit.render.lines import Span
+from agentgit.render.views import files
 
 if TYPE_CHECKING:
     from agentgit.workspace.api import Workspace
@@ -102,7 +102,7 @@ def restore(
         found = _found(workspace, ref)
         plan = workspace.plan_restore(found.id, paths=paths)
         if not force:
-            _expect_saved(plan)
+            _require_saved(plan)
         if not yes:
             output.confirm("Restore?", as_json, lambda: output.show(files.plan_lines(plan)))
         with bar("restoring", as_json) as progress:
@@ -183,7 +183,7 @@ def _found(workspace: Workspace, ref: str) -> FileCheckpoint:
     return found
 
 
-def _expect_saved(plan: RestorePlan) -> None:
+def _require_saved(plan: RestorePlan) -> None:
     """Refuse to touch what changed and was not saved since."""
     touched = sorted({*plan.restore, *plan.delete} & set(plan.changed))
     if touched:

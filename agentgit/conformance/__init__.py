@@ -9,7 +9,7 @@ an empty database, and a backend's own tests run them one by one:
 """
 
 from agentgit.conformance import checkpoints, concurrency, schemas, transactions, users, values
-from agentgit.conformance.rules import Breach, LeftOut, Opener, Report, Result, Rule, check
+from agentgit.conformance.rules import Breach, NotCheckable, Opener, Report, Result, Rule, check
 
 RULES: tuple[Rule, ...] = (
     *schemas.RULES,
@@ -21,4 +21,4 @@ RULES: tuple[Rule, ...] = (
 )
 """Every rule, in the order in which they are checked."""
 
-__all__ = ["RULES", "Breach", "LeftOut", "Opener", "Report", "Result", "Rule", "check"]
+__all__ = ["RULES", "Breach", "NotCheckable", "Opener", "Report", "Result", "Rule", "check"]

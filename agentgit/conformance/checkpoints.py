@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
-from agentgit.conformance.rules import LeftOut, Rule, Trial, breach, expect
+from agentgit.conformance.rules import NotCheckable, Rule, Trial, breach, expect
 
 
 def is_a_whole_saver(trial: Trial) -> None:
     """The saver on this database passes every part of LangGraph's own conformance suite."""
     if find_spec("langgraph.checkpoint.conformance") is None:
-        raise LeftOut("LangGraph's suite is not installed. Run: pip install langgraph-checkpoint-conformance")
+        raise NotCheckable("LangGraph's suite is not installed. Run: pip install langgraph-checkpoint-conformance")
     suite = importlib.import_module("langgraph.checkpoint.conformance")
     saver = importlib.import_module("agentgit.saver.saver").SQLModelSaver  # late: LangGraph takes a second
 
     @suite.checkpointer_test(name="SQLModelSaver")  # type: ignore[untyped-decorator]  # it is imported late
     async def make() -> AsyncIterator[Any]:
-        yield saver(trial.repo.store.database)
+        yield saver(trial.repo.context.store.database)
 
     report = asyncio.run(suite.validate(make))
     for name, result in report.results.items():
@@ -30,7 +30,7 @@ def is_a_whole_saver(trial: Trial) -> None:
 
 def leaves_all_sound(trial: Trial) -> None:
     """After all of this nothing in the database contradicts anything else."""
-    checked = trial.repo.fsck(3)
+    checked = trial.repo.maintenance.fsck(3)
     expect(checked.is_sound, "; ".join(str(finding) for finding in checked.findings[:3]))
 
 

@@ -47,19 +47,19 @@ def _won(found: list[object]) -> int:
 def one_takes_a_branch(trial: Trial) -> None:
     """Of many that want to run a branch one gets it; the others get a Conflict that has its head."""
     branch_id = trial.branch()
-    trial.repo.store.database.write(
-        lambda c: trial.repo.store.checkpoints.add(
+    trial.repo.context.store.database.write(
+        lambda c: trial.repo.context.store.checkpoints.add(
             c, branch_id, NOTHING, Label(kind="named", user_id=trial.repo.user.id, name="here")
         )
     )
-    head = trial.repo.checkpoint("here", trial.name).id
+    head = trial.repo.session(trial.name).get_checkpoint("here").id
     found = _at_once(
         trial,
-        lambda repo, number: repo.store.database.write(
-            lambda c: repo.store.sessions.acquire(c, branch_id, f"conformance|{number}|0|0")
+        lambda repo, number: repo.context.store.database.write(
+            lambda c: repo.context.store.sessions.acquire(c, branch_id, f"conformance|{number}|0|0")
         ),
     )
-    trial.repo.recover(trial.name, force=True)
+    trial.repo.session(trial.name).recover(force=True)
     expect(_won(found) == 1, f"{_won(found)} of {WRITERS} took the branch.")
     told = {error.head for error in found if isinstance(error, Conflict)}
     expect(told == {head}, f"The head is {head}, and they were told {told}.")
@@ -67,7 +67,7 @@ def one_takes_a_branch(trial: Trial) -> None:
 
 def late_ones_are_fenced(trial: Trial) -> None:
     """A run that lost a branch to another run no longer holds it, even after that run has ended."""
-    branch_id, store = trial.branch(), trial.repo.store
+    branch_id, store = trial.branch(), trial.repo.context.store
     write, sessions = store.database.write, store.sessions
     first = write(lambda c: sessions.acquire(c, branch_id, "conformance|1|0|0"))
     write(lambda c: sessions.release(c, branch_id, "conformance|1|0|0"))
@@ -79,7 +79,7 @@ def late_ones_are_fenced(trial: Trial) -> None:
 
 def one_reverses_a_call(trial: Trial) -> None:
     """Of many that want to reverse a call one gets it, and a status that may not follow is refused."""
-    branch_id, store = trial.branch(), trial.repo.store
+    branch_id, store = trial.branch(), trial.repo.context.store
     intent = Intent(
         session_id=trial.repo.session(trial.name).id,
         branch_id=branch_id,
@@ -103,8 +103,8 @@ def one_reverses_a_call(trial: Trial) -> None:
     store.database.write(lambda c: store.journal.end(c, call, CallOutcome(status=invocation.DONE, result=1)))
     found = _at_once(
         trial,
-        lambda repo, number: repo.store.database.write(
-            lambda c: repo.store.journal.move(c, call, invocation.REVERSING, owner=str(number))
+        lambda repo, number: repo.context.store.database.write(
+            lambda c: repo.context.store.journal.move(c, call, invocation.REVERSING, owner=str(number))
         ),
     )
     expect(_won(found) == 1, f"{_won(found)} of {WRITERS} reverse the same call.")
@@ -117,10 +117,11 @@ def no_checkpoint_is_lost(trial: Trial) -> None:
     def make(repo: Repository, number: int) -> None:
         for n in range(EACH):
             label = Label(kind="named", user_id=repo.user.id, name=f"{number}-{n}")
-            repo.store.database.write(lambda c, said=label: repo.store.checkpoints.add(c, branch_id, NOTHING, said))  # type: ignore[misc]  # bound now
+            store = repo.context.store
+            store.database.write(lambda c, said=label, store=store: store.checkpoints.add(c, branch_id, NOTHING, said))  # type: ignore[misc]
 
     _at_once(trial, make)
-    store = trial.another().store
+    store = trial.another().context.store
     with store.database.reading() as connection:
         branch = store.sessions.branch(connection, branch_id)
         rows = sorted(store.checkpoints.on_path(connection, store.sessions.lineage(connection, branch)), key=_number)
@@ -140,10 +141,11 @@ def no_fact_is_lost(trial: Trial) -> None:
     def change(repo: Repository, number: int) -> None:
         for n in range(EACH):
             facts = {f"{number}-{n}": n}
-            repo.store.database.write(lambda c, facts=facts: repo.store.sessions.note(c, branch_id, facts))  # type: ignore[misc]  # bound now
+            store = repo.context.store
+            store.database.write(lambda c, facts=facts, store=store: store.sessions.note(c, branch_id, facts))  # type: ignore[misc]
 
     _at_once(trial, change)
-    store = trial.another().store
+    store = trial.another().context.store
     with store.database.reading() as connection:
         found = as_object(store.sessions.branch(connection, branch_id).meta)
     expect(len(found) == WRITERS * EACH, f"{WRITERS * EACH - len(found)} of {WRITERS * EACH} facts are lost.")
@@ -151,10 +153,10 @@ def no_fact_is_lost(trial: Trial) -> None:
 
 def one_session_is_made(trial: Trial) -> None:
     """Many that make a session of the same name find one and the same, with one branch and a whole trail."""
-    found = _at_once(trial, lambda repo, number: repo.ensure_session(trial.name).id)
+    found = _at_once(trial, lambda repo, number: repo.session(trial.name, create=True).id)
     expect(len(set(found)) == 1, f"{len(set(found))} sessions have the same name.")
-    expect(len(trial.repo.branches(trial.name)) == 1, "It has more than one branch.")
-    expect(trial.repo.audit_verify().is_sound, "The audit trail is broken.")
+    expect(len(trial.repo.session(trial.name).branches()) == 1, "It has more than one branch.")
+    expect(trial.repo.events.verify().is_sound, "The audit trail is broken.")
 
 
 _RULES = (

@@ -21,7 +21,7 @@ class Breach(AssertionError):
     """A rule is not kept; the text says how that was seen."""
 
 
-class LeftOut(Exception):
+class NotCheckable(Exception):
     """A rule cannot be checked here; the text says why."""
 
 
@@ -44,8 +44,8 @@ class Trial:
 
     def branch(self) -> int:
         """Make a session of its own; give the id of its branch."""
-        self.repo.ensure_session(self.name)
-        return self.repo.branch(self.name).id
+        self.repo.session(self.name, create=True)
+        return self.repo.session(self.name).branch().id
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def check(opener: Opener, rules: Iterable[Rule]) -> Report:
 def _result(rule: Rule, opener: Opener) -> Result:
     try:
         rule.check(opener)
-    except LeftOut as reason:
+    except NotCheckable as reason:
         return Result(rule, LEFT_OUT, str(reason))
     except Exception as error:  # noqa: BLE001  # whatever a backend raises breaks the rule, and is told
         told = str(error) if isinstance(error, Breach) else f"{type(error).__name__}: {error}"

@@ -16,13 +16,13 @@ from agentgit.store.sql.tables import BRANCH, METADATA, SESSION
 
 def is_newest(trial: Trial) -> None:
     """The database has the schema of this library."""
-    found = schema.current(trial.repo.store.database)
+    found = schema.current(trial.repo.context.store.database)
     expect(found == schema.REVISION, f"It has schema {found}; this library needs {schema.REVISION}.")
 
 
 def has_tables(trial: Trial) -> None:
     """Every table is there with its columns, its primary key and its unique keys."""
-    with trial.repo.store.database.reading() as connection:
+    with trial.repo.context.store.database.reading() as connection:
         for name, table in METADATA.tables.items():
             found = _keys(connection, name)
             expect(found["columns"] >= set(table.columns.keys()), f"Table {name} lacks columns.")
@@ -46,7 +46,7 @@ def _keys(connection: Connection, name: str) -> dict[str, Any]:
 def refuses_doubles(trial: Trial) -> None:
     """A second row with the same unique key is refused, and the transaction that brought it leaves nothing."""
     trial.branch()
-    store, user = trial.repo.store, trial.repo.user.id
+    store, user = trial.repo.context.store, trial.repo.user.id
     refused(
         lambda: store.database.write(lambda c: store.sessions.create(c, user, trial.name)),
         AgentGitError,
@@ -57,7 +57,7 @@ def refuses_doubles(trial: Trial) -> None:
 
 def refuses_orphans(trial: Trial) -> None:
     """A row cannot refer to one that is not there."""
-    store = trial.repo.store
+    store = trial.repo.context.store
     refused(
         lambda: store.database.write(lambda c: store.sessions.create_branch(c, new_id(), "main")),
         AgentGitError,
@@ -67,7 +67,7 @@ def refuses_orphans(trial: Trial) -> None:
 
 def keeps_tenants_apart(trial: Trial) -> None:
     """The same id may be used by two tenants, and what is read of one is never the other's."""
-    branch_id, store = trial.branch(), trial.repo.store
+    branch_id, store = trial.branch(), trial.repo.context.store
     other, theirs = store.tenant_id + 1, f"{trial.name}-theirs"
 
     session_id = trial.repo.session(trial.name).id
@@ -79,8 +79,11 @@ def keeps_tenants_apart(trial: Trial) -> None:
             connection.execute(insert(table), {**row._asdict(), "tenant_id": other, changed: theirs, **_thread(row)})
 
     store.database.bound(other, EVERYBODY).write(copy)
-    expect(trial.repo.session(trial.name).session_name == trial.name, "A session of another tenant was read.")
-    expect([branch.name for branch in trial.repo.branches(trial.name)] == ["main"], "Another tenant's branch is there.")
+    expect(trial.repo.session(trial.name).name == trial.name, "A session of another tenant was read.")
+    expect(
+        [branch.name for branch in trial.repo.session(trial.name).branches()] == ["main"],
+        "Another tenant's branch is there.",
+    )
 
 
 def _thread(row: Any) -> dict[str, str]:
@@ -90,7 +93,7 @@ def _thread(row: Any) -> dict[str, str]:
 def keeps_the_trail(trial: Trial) -> None:
     """Rows of the audit trail can be neither changed nor deleted."""
     trial.branch()
-    write = trial.repo.store.database.write
+    write = trial.repo.context.store.database.write
     for statement in ("UPDATE audit_event SET kind = 'x'", "DELETE FROM audit_event"):
         refused(
             lambda said=statement: write(lambda c: c.exec_driver_sql(said)),  # type: ignore[misc]  # bound now

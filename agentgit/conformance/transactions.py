@@ -15,7 +15,7 @@ class _Stop(Exception):
 
 def leave_nothing_if_they_fail(trial: Trial) -> None:
     """Of a transaction that raises nothing stays, and what it raised arrives as it was."""
-    branch_id, store = trial.branch(), trial.repo.store
+    branch_id, store = trial.branch(), trial.repo.context.store
 
     def fail(connection: Connection) -> None:
         store.sessions.note(connection, branch_id, {"a": 1})
@@ -32,22 +32,24 @@ def are_kept(trial: Trial) -> None:
     """Committed changes are there for whoever opens the database then, with the handle that wrote them closed."""
     branch_id = trial.branch()
     first = trial.another()
-    first.store.database.write(lambda c: first.store.sessions.note(c, branch_id, {"a": 1}), durable=True)
+    first.context.store.database.write(
+        lambda c: first.context.store.sessions.note(c, branch_id, {"a": 1}), durable=True
+    )
     first.close()
     expect(_facts(trial, branch_id) == {"a": 1}, "What was committed is gone.")
 
 
 def are_seen_whole(trial: Trial) -> None:
     """Nobody sees what another transaction has not committed, and a reader sees it after that."""
-    branch_id, store, other = trial.branch(), trial.repo.store, trial.another()
+    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.another()
     if store.database.in_memory:
         return  # it has one connection, whose users take turns
     seen = []
 
     def write(connection: Connection) -> None:
         store.sessions.note(connection, branch_id, {"a": 1})
-        with other.store.database.reading() as reader:
-            seen.append(as_object(other.store.sessions.branch(reader, branch_id).meta))
+        with other.context.store.database.reading() as reader:
+            seen.append(as_object(other.context.store.sessions.branch(reader, branch_id).meta))
 
     store.database.write(write)
     expect(seen[-1] == {}, "A change was seen before it was committed.")
@@ -56,7 +58,7 @@ def are_seen_whole(trial: Trial) -> None:
 
 def run_again(trial: Trial) -> None:
     """A transaction that another one was in the way of runs again, and is stored once."""
-    branch_id, store, runs = trial.branch(), trial.repo.store, []
+    branch_id, store, runs = trial.branch(), trial.repo.context.store, []
 
     def write(connection: Connection) -> None:
         runs.append(1)
@@ -71,19 +73,19 @@ def run_again(trial: Trial) -> None:
 
 def see_one_moment(trial: Trial) -> None:
     """A reader that asks for one moment sees nothing that is committed later."""
-    branch_id, store, other = trial.branch(), trial.repo.store, trial.another()
+    branch_id, store, other = trial.branch(), trial.repo.context.store, trial.another()
     if store.database.in_memory:
         return
-    with other.store.database.reading(one_moment=True) as reader:
-        before = other.store.sessions.branch(reader, branch_id).meta
+    with other.context.store.database.reading(one_moment=True) as reader:
+        before = other.context.store.sessions.branch(reader, branch_id).meta
         store.database.write(lambda c: store.sessions.note(c, branch_id, {"a": 1}))
-        after = other.store.sessions.branch(reader, branch_id).meta
+        after = other.context.store.sessions.branch(reader, branch_id).meta
     expect(before == after, "A reader of one moment saw another one.")
 
 
 def _facts(trial: Trial, branch_id: int) -> dict[str, object]:
     """Read the metadata of a branch with new connections."""
-    store = trial.another().store
+    store = trial.another().context.store
     with store.database.reading() as connection:
         return as_object(store.sessions.branch(connection, branch_id).meta)
 

@@ -11,7 +11,7 @@ def _two(trial: Trial) -> tuple[Repository, Repository]:
     """Make two users, of whom the first has a session."""
     repo = trial.repo
     owner, other = (repo.as_user(repo.users.add(f"{trial.name}-{name}")) for name in ("owner", "other"))
-    owner.ensure_session(trial.name)
+    owner.session(trial.name, create=True)
     return owner, other
 
 
@@ -27,7 +27,7 @@ def see_only_their_own(trial: Trial) -> None:
 def may_have_the_same_names(trial: Trial) -> None:
     """Two users may each have a session of the same name, and each finds their own."""
     owner, other = _two(trial)
-    made = other.ensure_session(trial.name)
+    made = other.session(trial.name, create=True)
     expect(made.id != owner.session(trial.name).id, "Two users have one session.")
     expect(other.session(trial.name).id == made.id, "A user found the session of another one.")
 
@@ -36,12 +36,12 @@ def do_what_their_role_allows(trial: Trial) -> None:
     """Whom a session is shared with sees it and does no more than the role allows; unshared, it is not there again."""
     owner, other = _two(trial)
     ref = f"{owner.user.name}/{trial.name}"
-    owner.share(trial.name, other.user.name, role="viewer")
+    owner.session(trial.name).sharing.share(other.user.name, role="viewer")
     expect(other.session(ref).id == owner.session(trial.name).id, "A shared session is not found.")
-    refused(lambda: other.switch("main", ref), NotAllowed, "A viewer moved a session.")
-    denied = [event for event in owner.events(trial.name) if event.kind == "access.denied"]
+    refused(lambda: other.session(ref).switch("main"), NotAllowed, "A viewer moved a session.")
+    denied = [event for event in owner.events.list(session=trial.name) if event.kind == "access.denied"]
     expect(denied, "The trail does not tell of a refusal.")
-    owner.unshare(trial.name, other.user.name)
+    owner.session(trial.name).sharing.unshare(other.user.name)
     refused(lambda: other.session(ref), NotFound, "A session that is shared no more was found.")
 
 

@@ -36,7 +36,7 @@ NOTHING = Snapshot(graph_checkpoint_id=None, state_hash=b"", position=0, message
 
 def _point(trial: Trial, branch_id: int, label: Label) -> int:
     """Make a checkpoint of a branch where nothing was said."""
-    store = trial.repo.store
+    store = trial.repo.context.store
     return store.database.write(lambda c: store.checkpoints.add(c, branch_id, NOTHING, label))
 
 
@@ -45,7 +45,7 @@ def keep_text(trial: Trial) -> None:
     branch_id, user = trial.branch(), trial.repo.user.id
     for text in TEXTS:
         made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", description=text, data={"t": text}))
-        found = trial.another().checkpoint(made, trial.name)
+        found = trial.another().session(trial.name).get_checkpoint(made)
         expect(found.metadata["description"] == text, f"The text {text[:20]!r} came back otherwise.")
         expect(found.metadata["data"] == {"t": text}, f"Data with the text {text[:20]!r} came back otherwise.")
 
@@ -59,7 +59,7 @@ def keep_times(trial: Trial) -> None:
         datetime(2026, 3, 29, 2, 30, tzinfo=timezone(timedelta(hours=-9, minutes=-30))),
     ):
         made = _point(trial, branch_id, Label(kind="named", user_id=user, name="t", made_at=at))
-        found = trial.another().checkpoint(made, trial.name).created_at
+        found = trial.another().session(trial.name).get_checkpoint(made).created_at
         expect(found == at, f"{at} came back as {found}.")
         offset = found.utcoffset() if found is not None else None
         expect(offset == timedelta(0), f"{at} came back with the offset {offset}.")
@@ -71,7 +71,7 @@ def keep_ids(trial: Trial) -> None:
     wanted = sorted([new_id(), new_id(), ID_LIMIT - 1 - new_id() % 1000])
     for made in reversed(wanted):
         _point(trial, branch_id, Label(kind="named", user_id=user, name="i", id=made))
-    store = trial.another().store
+    store = trial.another().context.store
     with store.database.reading() as connection:
         found = [row.id for row in store.checkpoints.find(connection, CHECKPOINT.c.id.in_(wanted))]
     expect(found == wanted, f"{wanted} came back as {found}.")
@@ -82,8 +82,9 @@ def are_stored_once(trial: Trial) -> None:
     value = leaf("bytes", trial.name.encode() + bytes(range(256)) * (HUGE // 256))
     for repo in (trial.repo, trial.another()):
         for _ in range(2):
-            repo.store.database.write(lambda c, s=repo.store: s.graphs.content.blobs.put_many(c, [value]))  # type: ignore[misc]  # bound now
-    store = trial.another().store
+            store = repo.context.store
+            store.database.write(lambda c, s=store: s.graphs.content.blobs.put_many(c, [value]))  # type: ignore[misc]
+    store = trial.another().context.store
     with store.database.reading() as connection:
         rows = connection.execute(select(func.count()).where(BLOB.c.hash == value.hash)).scalar_one()
         found = store.graphs.content.blobs.get_many(connection, [value.hash])[value.hash]
@@ -96,11 +97,11 @@ def are_checked(trial: Trial) -> None:
     value = leaf("bytes", trial.name.encode())
 
     def damage(connection: Connection) -> None:
-        trial.repo.store.graphs.content.blobs.put_many(connection, [value])
+        trial.repo.context.store.graphs.content.blobs.put_many(connection, [value])
         connection.execute(update(BLOB).where(BLOB.c.hash == value.hash).values(data=b"\0damaged"))
 
-    trial.repo.store.database.write(damage)
-    fresh = trial.another().store
+    trial.repo.context.store.database.write(damage)
+    fresh = trial.another().context.store
 
     def read() -> object:
         with fresh.database.reading() as connection:
@@ -109,7 +110,7 @@ def are_checked(trial: Trial) -> None:
     try:
         refused(read, Corrupt, "A damaged value was given.")
     finally:
-        trial.repo.store.database.write(lambda c: c.execute(BLOB.delete().where(BLOB.c.hash == value.hash)))
+        trial.repo.context.store.database.write(lambda c: c.execute(BLOB.delete().where(BLOB.c.hash == value.hash)))
 
 
 _RULES = (keep_text, keep_times, keep_ids, are_stored_once, are_checked)

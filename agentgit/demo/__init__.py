@@ -26,7 +26,7 @@ from agentgit.agents.agent import RollbackAgent
 from agentgit.checkpoints.references import free_name
 from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
 from agentgit.errors import InvalidInput, RollbackBlocked
-from agentgit.render.tree import draw
+from agentgit.render.views.tree import draw
 from agentgit.repository import DEFAULT, ENVIRONMENT, Repository
 from agentgit.store.database import parse_url
 

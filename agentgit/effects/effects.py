@@ -83,14 +83,14 @@ class Effect:
             raise InvalidInput(f"A {self.kind} tool needs its undo function: {self.kind}(undo).")
         if self.kind not in UNDOABLE and self.undo is not None:
             raise InvalidInput(f"A tool that is {self.kind} is never undone; declare it reversible or compensable.")
-        self._expect_meaning()
+        self._require_meaning()
         for role, function in self.functions():
-            expect_function(role, function)
+            require_function(role, function)
         if self.identity_args is not None:
             object.__setattr__(self, "identity_args", _names(self.identity_args))
         object.__setattr__(self, "failed_on", _exceptions(self.failed_on))
 
-    def _expect_meaning(self) -> None:
+    def _require_meaning(self) -> None:
         """Refuse what says nothing about a tool of this kind: whoever wrote it believes that it does something."""
         if not isinstance(self.once, bool):
             raise InvalidInput(f"once={self.once!r} means nothing; it is True or False.")
@@ -253,7 +253,7 @@ def path_of(function: Undo | str | None) -> str | None:
     return None if function is None else str(name_of(function))
 
 
-def expect_path(path: str) -> tuple[str, str]:
+def require_path(path: str) -> tuple[str, str]:
     """Take an import path apart, without importing anything.
 
     Args:
@@ -278,7 +278,7 @@ def resolve(path: str) -> Undo:
         InvalidInput: It has no such form, or it is no function.
         NotFound: Nothing is there.
     """
-    module, name = expect_path(path)
+    module, name = require_path(path)
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -290,7 +290,7 @@ def resolve(path: str) -> Undo:
     return found  # type: ignore[no-any-return]  # what a path names has no static type
 
 
-def expect_function(role: str, function: Undo | str) -> None:
+def require_function(role: str, function: Undo | str) -> None:
     """Refuse what cannot be called as it will be: an undo function late in a rollback is too late.
 
     Args:
@@ -301,7 +301,7 @@ def expect_function(role: str, function: Undo | str) -> None:
         InvalidInput: It is neither a function nor an import path, or takes other arguments.
     """
     if isinstance(function, str):
-        expect_path(function)
+        require_path(function)
         return
     if not callable(function):
         raise InvalidInput(f"{role}={function!r} is neither a function nor an import path package.module:function.")

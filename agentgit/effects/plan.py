@@ -26,7 +26,7 @@ RECORD, EXECUTE = "record", "execute"
 REPLAY_MODES = (RECORD, REDO, EXECUTE)
 """The ways the tool track comes to a new branch: from the record; with reversed calls run again; all run again."""
 
-ROLLBACK, SWITCH, WORLD_ONLY = "rollback", "switch", "world_only"
+ROLLBACK, SWITCH, FORK, WORLD_ONLY = "rollback", "switch", "fork", "world_only"
 """The subjects of a plan: a rollback, a switch to another branch, a rollback of the world without the conversation."""
 
 GOING_BACK = "it was reversed since, and going back does not make it again"
@@ -383,7 +383,7 @@ def _decide(call: ToolInvocation, can_undo: Why) -> tuple[str, str]:
     if call.status == invocation.UNKNOWN:
         return _decide_unknown(call)
     if call.status == invocation.REVERSING:
-        return BLOCK, "a rollback is reversing it, or died doing so; see repo.operations() and repo.resume()"
+        return BLOCK, "a rollback is reversing it, or died doing so; see session.operations() and repo.resume()"
     if call.status == invocation.REVERSE_UNKNOWN:
         return BLOCK, "it is unknown whether an earlier rollback reversed it; look, and tell with repo.resolve()"
     if call.effect == effects.IRREVERSIBLE:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ToolInvocation
-from agentgit.effects.plan import ROLLBACK, SWITCH, WORLD_ONLY
+from agentgit.effects.plan import FORK, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.errors import InvalidInput
 from agentgit.values import Drawn
 
@@ -42,7 +42,7 @@ class RollbackReport(Drawn):
     """The results of a rollback or a switch. `str` draws them; a notebook shows them as a table.
 
     Args:
-        operation_id: The operation, for `repo.resume`.
+        operation_id: The operation, for `repo.resume`; 0 if nothing was to be done, and none was recorded.
         status: `done`, or `partial` if a reversal failed or was never tried.
         checkpoint_id: The checkpoint that it went back to.
         branch: The name of the branch that it led to.
@@ -123,7 +123,7 @@ class RollbackReport(Drawn):
         """A sentence that counts what became of the effects."""
         items = self.groups()
         counted = [f"{len(items[group])} {word}" for group, word in _SAID.items() if items[group]]
-        nothing = "The world was left as it is" if self.kind == SWITCH else "There was nothing to reverse"
+        nothing = "The world was left as it is" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
         said = f"{', '.join(counted) or nothing}." + (f" {self.files.summary}" if self.files else "")
         return said if self.status == DONE else f"{said} Finish with repo.resume({self.operation_id})."
 

@@ -1,105 +1,169 @@
-"""The verbs that move the world of a session, without a graph: plan, roll back, switch, resume, resolve."""
+"""The session: every verb on one session, without a graph."""
 
 from __future__ import annotations
 
-import importlib
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.auth.roles import EDITOR, VIEWER, Role
-from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.async_api import async_twin
+from agentgit.auth.roles import EDITOR, OWNER
+from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.merge import MergePlan, Resolve
+from agentgit.checkpoints.queries import Tag
+from agentgit.effects import RollbackReport
 from agentgit.effects.files import FileChanges
-from agentgit.effects.invocation import DECISIONS, DONE
-from agentgit.effects.plan import ROLLBACK
-from agentgit.errors import Conflict, InvalidInput, NotFound
-from agentgit.handles.context import BranchRef, Handle, SessionRef
-from agentgit.rollback import Request, SwitchRequest
-from agentgit.rollback.crash_recovery import break_off, take_back
-from agentgit.sessions import InternalSession
-from agentgit.sessions.operation import Operation
-from agentgit.sessions.session import RUNNING
-from agentgit.store.audit.trail import note
+from agentgit.effects.invocation import DONE
+from agentgit.effects.plan import SWITCH
+from agentgit.errors import Conflict, InvalidInput
+from agentgit.handles.branching import Branching
+from agentgit.handles.context import BranchRef, Context, WrappedGraph
+from agentgit.handles.erasure import erase
+from agentgit.handles.recovery import recover
+from agentgit.handles.retention import SessionRetention, delete_unneeded
+from agentgit.handles.rollbacks import RollbackOptions
+from agentgit.handles.session_reader import SessionReader
+from agentgit.handles.sharing import Sharing
+from agentgit.handles.templates import require_name
+from agentgit.sessions import ExternalSession, InternalSession
+from agentgit.sessions.maintenance import Erased
+from agentgit.store.maintenance import erasure
+from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.operations import value
-from agentgit.store.records.sessions import Found, expect_whole
-from agentgit.store.sql import process_owner
-from agentgit.store.sql.ids import is_id
-
-__all__ = ["BranchRef", "SessionRef", "Verbs"]
+from agentgit.store.records.checkpoints import named
 
 
-class Verbs(Handle):
-    """Methods of a repository that act on the world of a session.
+class Session(SessionReader):
+    """Every verb on one session, without a graph. Made by `Repository.session`.
 
-    The undo functions and tools at hand are those of the graphs that were wrapped here, and of the modules that
-    `agentgit.open(trust=...)` named. What a record says is never imported.
+    A branch is named by its name or id; where none is named, the current branch is meant. A checkpoint is named by a
+    `Checkpoint`, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or `message:<id>`, the
+    restore point before a user's message.
+
+    Args:
+        context: The store and the principal.
+        session_id: The id of the session.
+
+    Example:
+        >>> import agentgit
+        >>> from agentgit.demo import EFFECTS, build
+        >>> repo = agentgit.open(":memory:")
+        >>> answer = repo.wrap(build("shop.db"), session="s", effects=EFFECTS).run("order two chairs")
+        >>> session = repo.session("s")
+        >>> session.checkpoint("before payment").metadata["reference"]
+        'main#3'
+        >>> print(session.rollback("main#1"))
+        Rollback done: branch main-2, 0 tool calls replayed from the record.
+          reversed  create_order(item='chair', quantity=2)  reversible  its undo takes it back
+        1 reversed.
     """
 
-    # -- what tools can be undone and run again
+    def __init__(self, context: Context, session_id: int) -> None:
+        super().__init__(context, session_id)
+        self._branching = Branching(context, session_id)
 
-    def trust(self, *modules: str) -> None:
-        """Import modules of yours, so that calls of their tools can be undone and made again without a wrapped graph.
+    @cached_property
+    def sharing(self) -> Sharing:
+        """The members of the session, and the links by which others join."""
+        return Sharing(self._context, self.id)
 
-        Known are then, in every session and to every handle that comes from this one: what the decorators in a module
-        say, what its mappings of tool names to effects say, and its tools, lists of tools and graphs. A call is undone
-        only by the function whose name it recorded. What is stored is never imported, whatever it says.
+    @cached_property
+    def retention(self) -> SessionRetention:
+        """The checkpoints that the session keeps, and their removal."""
+        return SessionRetention(self._context, self.id)
 
-        Args:
-            modules: `package.module`; or `package.module:name` for one list of tools or graph in it, or the function
-                that makes it.
-
-        Raises:
-            NotFound: One cannot be imported, or declares nothing.
-            InvalidInput: It is no name of a module, or an effect in it does not fit its tool.
-
-        Example:
-            >>> import agentgit
-            >>> repo = agentgit.open(":memory:")
-            >>> repo.trust("agentgit.demo.shop")
-        """
-        if modules:
-            importlib.import_module("agentgit.agents.user_modules").trust(
-                self.registry, modules
-            )  # late: it needs LangGraph
-
-    # -- rollback
-
-    def plan_rollback(
+    def checkpoint(
         self,
-        to: CheckpointRef,
-        session: SessionRef = None,
+        name: str | None = None,
         *,
         branch: BranchRef = None,
-        tools: str = "reverse",
+        description: str | None = None,
+        data: Any = None,
         files: bool = True,
-        conversation: bool = True,
-        replay: str = "record",
-    ) -> RollbackPlan:
-        """Return what `rollback` would do, without doing anything.
+    ) -> Checkpoint:
+        """Save the point where a branch stands.
 
         Args:
-            to: The target, as `checkpoint` takes it.
-            session: The session; None is the one that moved last.
-            branch: The branch that would be left; None is the current one.
-            tools: As `RollbackAgent.plan_rollback` takes it.
-            files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
-                a safety snapshot.
-            conversation: False to take back only what the tools did and the files, and stay on the branch.
-            replay: How the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
+            name: The name of the checkpoint; names may repeat.
+            branch: The branch; None is the current one.
+            description: A sentence about the checkpoint.
+            data: Any JSON-like data to keep with it.
+            files: False to save it without the files of the workspace.
 
         Raises:
-            NotFound, Ambiguous, InvalidInput: As `RollbackAgent.plan_rollback`.
+            Conflict: The branch is running.
+            InvalidInput: The name is empty or too long.
+            Unavailable: The workspace is not here, or its files cannot be kept.
         """
-        source, target, label = self._read(lambda c: self._way(c, session, branch, to))
-        return self._engine().plan(
-            source.id, target, label, tools=tools, files=files, conversation=conversation, replay=replay
-        )
+        label = named(self._context.user.id, name, description, data)
+        row = self._access.read_branch(branch, EDITOR)
+        kept = self._branching.files(f"checkpoint {name}") if files else None
+        return self._branching.save(row.id, label, kept)
+
+    def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
+        """Delete a checkpoint, and return what it was; the conversation and the tool track stay.
+
+        Args:
+            ref: The checkpoint, as the class describes it.
+            branch: The branch of `HEAD`; None is the current one.
+
+        Raises:
+            Conflict: Something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
+            NotFound, Ambiguous, InvalidInput: As `get_checkpoint`.
+        """
+        found = self.get_checkpoint(ref, branch=branch)
+        found.to_dict()  # its content, while it is there
+        for one in delete_unneeded(self._access, {found.id or 0}):
+            if not one.goes:
+                raise Conflict(f"Checkpoint {one.point.reference} stays: {one.why}.")
+        return found
+
+    def cleanup_auto_checkpoints(self, *, branch: BranchRef = None, keep: int = 5) -> int:
+        """Delete the automatic checkpoints of a path but the newest ones; return how many were deleted.
+
+        Named ones stay, and so does each that something needs, as `retention.set` lists it.
+
+        Args:
+            branch: The branch; None is the current one.
+            keep: The number of automatic checkpoints to keep.
+
+        Raises:
+            InvalidInput: `keep` is negative.
+        """
+        if keep < 0:
+            raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
+        self._context.read(lambda c: self._access.find(c, EDITOR))
+        automatic = [point.id or 0 for point in self.checkpoints(branch=branch) if point.is_auto]
+        return sum(one.goes for one in delete_unneeded(self._access, set(automatic[: max(0, len(automatic) - keep)])))
+
+    def tag(self, ref: CheckpointRef, name: str, *, branch: BranchRef = None, description: str | None = None) -> Tag:
+        """Tag a checkpoint: the tag is a name for the place, unique in the session. A tagged checkpoint is kept.
+
+        Args:
+            ref: The checkpoint, as the class describes it.
+            name: A text of up to 200 characters that is not a number, not HEAD, and without # ~ @.
+            branch: The branch of `HEAD`; None is the current one.
+            description: A sentence about it.
+
+        Raises:
+            InvalidInput: The name is not valid.
+            Conflict: Another checkpoint has this tag, or a branch this name.
+            NotFound, Ambiguous: As `get_checkpoint`.
+        """
+        return self._tagging.add(ref, name, branch, description)
+
+    def untag(self, name: str) -> Tag:
+        """Remove a tag, and return what it was; the checkpoint stays.
+
+        Raises:
+            NotFound: The session has no such tag.
+        """
+        return self._tagging.remove(name)
 
     def rollback(
         self,
         to: CheckpointRef,
-        session: SessionRef = None,
         *,
         branch: BranchRef = None,
         tools: str = "reverse",
@@ -112,43 +176,36 @@ class Verbs(Handle):
         on_drift: str = "stop",
         request_id: str | None = None,
     ) -> RollbackReport:
-        """Go back, as `RollbackAgent.rollback` does; give the report, which has the name of the new branch.
+        """Go back: a new branch at an earlier point, with the later effects reversed. The branch that is left stays.
 
         Args:
-            to: The target, as `checkpoint` takes it.
-            session: The session; None is the one that moved last.
+            to: The checkpoint to go back to.
             branch: The branch that is left; None is the current one.
-            tools: As `RollbackAgent.rollback` takes it.
+            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
             files: True to bring the files of the workspace back, if one is attached; what was there before is kept in
                 a safety snapshot.
             conversation: False to take back only what the tools did and the files, and stay on the branch.
-            replay: How the tool calls before that point come to the new branch: `record`, `redo` or `execute`.
+            replay: How the tool calls before that point come to the new branch. `record`: from the record, no tool
+                runs. `redo`: those that were reversed since run again. `execute`: all of them run again, for a world
+                that is fresh; give `tools="keep"` with it, because there is nothing to reverse there.
             name: The name of the new branch; None for the next one like `main-2`.
             force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
             on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
             request_id: Your own name for this rollback: the same one twice gives the same branch.
 
-        Raises:
-            RollbackBlocked, RollbackIncomplete, Conflict: As `RollbackAgent.rollback`.
-            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
+        Returns:
+            The report, with the name of the new branch.
 
-        Example:
-            >>> import agentgit
-            >>> from agentgit.demo import EFFECTS, build
-            >>> repo = agentgit.open(":memory:")
-            >>> answer = repo.wrap(build("shop.db"), session="s", effects=EFFECTS).run("order two chairs")
-            >>> print(repo.rollback("main#1", "s"))
-            Rollback done: branch main-2, 0 tool calls replayed from the record.
-              reversed  create_order(item='chair', quantity=2)  reversible  its undo takes it back
-            1 reversed.
+        Raises:
+            RollbackBlocked: An effect that cannot be reversed stands in the way; nothing was done.
+            WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
+            Unavailable: The files are to come back, and the workspace or the snapshot is gone; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
+            Conflict: The branch is running.
+            NotFound, Ambiguous, InvalidInput: As `plan_rollback`.
         """
-        source, target, label = self._read(lambda c: self._way(c, session, branch, to, EDITOR))
-        request = Request(
-            user_id=self.user.id,
-            source_id=source.id,
-            target=target,
-            label=label,
+        options = RollbackOptions(
             tools=tools,
             files=files,
             conversation=conversation,
@@ -159,267 +216,182 @@ class Verbs(Handle):
             on_drift=on_drift,
             request_id=request_id,
         )
-        return self._done(self._engine().run(request), conversation=conversation)
+        return self._rollbacks.report(self._rollbacks.run(to, branch, options), made=conversation)
 
-    def rewind_files(
-        self, restore_point: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None, force: bool = False
-    ) -> FileChanges:
-        """Bring the files of a session back, as `RollbackAgent.rewind_files`; the conversation stays as it is.
+    def undo(self, steps: int = 1, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
+        """Roll back to the newest checkpoint that differs from where a branch stands now.
 
         Args:
-            restore_point: The id of a user's message, or any place that `checkpoint` takes.
-            session: The session; None is the one that moved last.
+            steps: The number of such points to go back, at least 1.
+            branch: The branch that is left; None is the current one.
+            force: As `rollback` takes it.
+
+        Raises:
+            NotFound: There are not so many.
+            InvalidInput: `steps` is less than 1.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
+        """
+        left, to = self._rollbacks.previous(branch, steps)
+        return self.rollback(to, branch=left, force=force)
+
+    def redo(self, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
+        """Take back the last rollback: go on where the branch was that it left, with what it reversed run again.
+
+        If files alone were brought back since the last turn, these are as before that again.
+
+        Args:
+            branch: The branch that the rollback made; None is the current one.
+            force: As `switch` takes it.
+
+        Raises:
+            NotFound: There is nothing to take back.
+            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
+        """
+        made = self._access.read_branch(branch, EDITOR).id
+        rewound = self._rollbacks.rewound(made, force=force)
+        if rewound is not None:
+            return self._rollbacks.rewind(rewound)
+        left = self._rollbacks.left_by(made)
+        return self._rollbacks.operation(self._rollbacks.switch(left, made, sync="world", force=force)[1])
+
+    def switch(
+        self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
+    ) -> RollbackReport:
+        """Make a branch the one that the session continues on.
+
+        Args:
+            branch: The name or id of the branch.
+            sync: What to do about a world that another branch has changed. None: nothing; the next turn says so if it
+                matters. `world`: reverse what is not of that branch, and run again what of it was reversed. `note`:
+                leave the world, and tell the model with the next message. `ignore`: leave it, and record that.
+            force: True to keep in the world what cannot be reversed or run again, and to bring back files that others
+                have changed.
+            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
+
+        Returns:
+            The report of what was done to the world; without `sync` that is nothing, and its `operation_id` is 0.
+
+        Raises:
+            NotFound: The session has no such branch.
+            InvalidInput: `sync` is none of these.
+            RollbackBlocked: Something stands in the way of `sync="world"`; nothing was done.
+            WorkspaceChanged: Somebody else has changed the files; nothing was done.
+            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` goes on from there.
+            Conflict: The branch's rollback is half done.
+        """
+        if sync is None:
+            row = self._rollbacks.enter(branch)
+            return RollbackReport(
+                operation_id=0, status=DONE, checkpoint_id=row.head_id or 0, branch=row.name, kind=SWITCH
+            )
+        done = self._rollbacks.switch(branch, None, sync=sync, force=force, on_error=on_error)
+        return self._rollbacks.operation(done[1])
+
+    def fork(
+        self, to: CheckpointRef | None = None, *, branch: BranchRef = None, name: str | None = None, files: bool = True
+    ) -> RollbackReport:
+        """Make a branch without touching the world; the session stays where it is until somebody switches.
+
+        Args:
+            to: The checkpoint where it leaves; None is where the branch stands now.
+            branch: The branch that is left; None is the current one.
+            name: The name of the new branch; None for the next one like `main-2`.
+            files: False not to look at the files of the workspace now.
+
+        Returns:
+            The report, with the name of the new branch.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput: As `get_checkpoint`.
+            Conflict: There is a branch of that name.
+            Unavailable: The workspace is not here, or its files cannot be kept.
+        """
+        left = self._access.read_branch(branch, EDITOR)
+        kept = self._branching.files("fork") if files and to is None else None
+        return self._rollbacks.report(self._branching.fork(left.id, to, name, kept), kind="fork")
+
+    def rewind_files(
+        self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False
+    ) -> FileChanges:
+        """Bring the files back to what they were when the user said something; the conversation stays as it is.
+
+        Args:
+            restore_point: The id of the user's message, or any checkpoint.
             branch: The branch whose files these are; None is the current one.
             force: True to bring back files that others have changed since the last turn too.
 
         Raises:
-            NotFound, WorkspaceChanged, RollbackIncomplete, Conflict: As `RollbackAgent.rewind_files`.
+            NotFound: No workspace is attached, or there is no such restore point.
+            WorkspaceChanged: Somebody else has changed the files since the last turn; none was touched.
+            RollbackIncomplete: They could not be brought back; `repo.resume(operation)` goes on from there.
+            Conflict: The branch is running.
         """
-        request = self._rewinding(restore_point, session, branch, force=force, needs=EDITOR)
-        report = self._done(self._engine().run(request), conversation=False)
+        report = self._rollbacks.rewind(self._rollbacks.rewind_request(restore_point, branch, force=force))
         assert report.files is not None  # noqa: S101  # the request names files
         return report.files
 
-    def plan_rewind(
-        self, restore_point: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None
-    ) -> RollbackPlan:
-        """Return what `rewind_files` would do, without doing anything.
+    def rename(self, name: str) -> ExternalSession:
+        """Rename the session, and return the facts about it; its id, branches and trail stay.
+
+        What finds a session by its name makes a new one of the old name: `repo.wrap`, and an import of the thread that
+        it was made of.
 
         Args:
-            restore_point: As `rewind_files` takes it.
-            session: The session; None is the one that moved last.
-            branch: The name or id of the branch; None is the current one.
+            name: The new name, 1 to 200 characters, unique for the owner.
 
         Raises:
-            NotFound: As `rewind_files`.
+            InvalidInput: No session can have that name.
+            Conflict: The owner has another session of that name.
+            NotAllowed: You are not the owner.
         """
-        asked = self._rewinding(restore_point, session, branch, force=False, needs=VIEWER)
-        return self._engine().plan(
-            asked.source_id, asked.target, asked.label, tools="keep", files=asked.files, conversation=False
-        )
+        require_name(name)
+        sessions = self._context.store.sessions
 
-    def _rewinding(
-        self, restore_point: CheckpointRef, session: SessionRef, branch: BranchRef, *, force: bool, needs: Role
-    ) -> Request:
-        def find(connection: Connection) -> Request:
-            found = self.lookup.session(connection, session, needs)
-            source = self.lookup.branch(connection, found, branch)
-            point = self.lookup.restore_point(connection, found, source, restore_point)
-            at, label = self.store.snapshots.of_checkpoint(connection, point), f"{point.branch_name}#{point.number}"
-            if at is None:
-                raise NotFound(
-                    f"There are no files of {label}: no workspace was attached when it was made. Wrap the graph with "
-                    "workspace=... (agentgit chat --workspace DIR), and its files are kept from then on."
+        def change(connection: Connection) -> ExternalSession:
+            found = self._access.find(connection, OWNER)
+            sessions.lock(connection, self.id)
+            sessions.rename(connection, found, name, self._context.user.id)
+            return self._access.find(connection)
+
+        # The names of the owner count, also where a co-owner does not see all of these sessions.
+        return self._context.change(change, on=self._context.store.everybodys)
+
+    def rename_branch(self, branch: BranchRef, name: str) -> InternalSession:
+        """Rename a branch, and return it; its checkpoints and its thread stay.
+
+        Args:
+            branch: The branch; None is the current one.
+            name: The new name, unique among the branches and tags of the session.
+
+        Raises:
+            InvalidInput: No branch can have that name.
+            NotFound: There is no such branch.
+            Conflict: There is a branch or a tag of that name, or the branch is part of an exploration, whose branches
+                are found by their names.
+        """
+        sessions = self._context.store.sessions
+
+        def change(connection: Connection) -> InternalSession:
+            found = self._access.find(connection, EDITOR)
+            sessions.lock(connection, self.id)
+            row = self._context.lookup.branch(connection, found, branch)
+            if mark_of(row):
+                raise Conflict(
+                    f"Branch {row.name} is part of an exploration, which finds it by name. Fork it, and name the fork."
                 )
-            # Of another session only the files are meant; this one stays at its own head.
-            own = point.external_session_id == found.id
-            target = point if own else self.lookup.target(connection, found, source, "HEAD")[0]
-            return Request(
-                user_id=self.user.id,
-                source_id=source.id,
-                target=target,
-                label=label,
-                tools="keep",
-                files=at,
-                conversation=False,
-                force=force,
-            )
+            sessions.rename_branch(connection, row, name, self._context.user.id)
+            return self._context.views.branch(connection, found, sessions.branch(connection, row.id))
 
-        return self._read(find)
+        return self._context.change(change)
 
-    def _done(self, branch_id: int, *, conversation: bool) -> RollbackReport:
-        """Read the report of the rollback that was just done."""
-
-        def read(connection: Connection) -> RollbackReport:
-            rows = self.store.operations.of_branches(connection, [branch_id])
-            done = [row for row in rows if row.kind == ROLLBACK]
-            # What made a branch came first of all that led to it; what only moved its world came last.
-            return self._engine().reports.read(connection, done[0] if conversation else done[-1])
-
-        return self._read(read)
-
-    def _way(
-        self, connection: Connection, session: SessionRef, branch: BranchRef, to: CheckpointRef, needs: Role = VIEWER
-    ) -> tuple[Found, Found, str]:
-        """Find the branch that is left, the checkpoint that is meant, and how a person calls it."""
-        found = self.lookup.session(connection, session, needs)
-        source = self.lookup.branch(connection, found, branch)
-        return source, *self.lookup.target(connection, found, source, to)
-
-    # -- switch
-
-    def plan_switch(self, branch: BranchRef, session: SessionRef = None) -> RollbackPlan:
-        """Return what `switch(branch, sync="world")` would do, without doing anything.
-
-        Args:
-            branch: The name or id of the branch.
-            session: The session; None is the one that moved last.
-
-        Raises:
-            NotFound: The session has no such branch.
-        """
-        row = self._read(lambda c: self.lookup.branch(c, self.lookup.session(c, session), branch))
-        return self._engine().plan_switch(row.id)
-
-    def switch(
-        self,
-        branch: BranchRef,
-        session: SessionRef = None,
-        *,
-        sync: str | None = None,
-        force: bool = False,
-        on_error: str = "stop",
-    ) -> RollbackReport | None:
-        """Make a branch the one that a session continues on, as `RollbackAgent.switch` does.
-
-        Args:
-            branch: The name or id of the branch.
-            session: The session; None is the one that moved last.
-            sync: As `RollbackAgent.switch` takes it.
-            force: True to keep in the world what cannot be reversed, and to bring back files that others have changed.
-            on_error: `stop` at the first undo or tool that fails, or `continue` with the others.
-
-        Returns:
-            What was done to the world; None without `sync`.
-
-        Raises:
-            NotFound, InvalidInput, RollbackBlocked, RollbackIncomplete, Conflict: As `RollbackAgent.switch`.
-        """
-
-        def move(connection: Connection) -> tuple[int, Found]:
-            found = self.lookup.session(connection, session, EDITOR)
-            row = self.lookup.branch(connection, found, branch)
-            expect_whole(row)
-            if sync is None:
-                self.store.sessions.set_current(connection, found.id, row.id, self.user.id)
-            return found.current_internal_session_id or row.id, row
-
-        source_id, row = self._change(move, durable=sync is None)
-        if sync is None:
-            return None
-        asked = SwitchRequest(
-            user_id=self.user.id, source_id=source_id, branch=row, sync=sync, force=force, on_error=on_error
-        )
-        return self._engine().read_report(self._engine().switch(asked))
-
-    # -- what stopped half way
-
-    def operations(self, session: SessionRef = None) -> list[Operation]:
-        """List the rollbacks, switches and forks of a session, newest first."""
-        return self._read(lambda c: self.store.operations.all(c, self.lookup.session(c, session).id))
-
-    def operation(self, operation: int) -> Operation:
-        """Find an operation by its id.
-
-        Raises:
-            NotFound: There is none.
-        """
-
-        def look(connection: Connection) -> Operation:
-            row = self.store.operations.find(connection, operation) if is_id(operation) else None
-            if row is None or self.lookup.sees(connection, row.external_session_id) is None:
-                raise NotFound(f"There is no operation {operation}. repo.operations() lists those of a session.")
-            return value(row)
-
-        return self._read(look)
-
-    def report(self, operation: Operation | int) -> RollbackReport:
-        """Return what an operation did; of one that is not done, what it did until now.
-
-        Args:
-            operation: The operation as `operations` lists it, or its id.
-
-        Raises:
-            NotFound: There is no such operation.
-        """
-        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
-        return self._engine().read_report(found.id)
-
-    def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:
-        """Finish a rollback or switch that failed half way or whose process died; what was done is not done again.
-
-        Args:
-            operation: The operation as `operations` lists it, or its id.
-            force: True to give up what still cannot be done: the world stays so, and the report says where.
-
-        Raises:
-            NotFound: There is no such operation.
-            Conflict: It is being worked on, or a turn or another operation of its session runs.
-            RollbackBlocked: What happened since it was planned cannot be reversed; nothing was done.
-            RollbackIncomplete: A reversal or a tool failed again.
-        """
-        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
-        self._read(lambda c: self._admit(c, found.external_session_id))
-        return self._engine().resume(found.id, force=force)
-
-    def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
-        """Record what really happened, where the record could not know, and return the updated invocation.
-
-        For a call that is `unknown`, because it was broken off or raised, the outcome states whether the call happened;
-        for one that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
-
-        Args:
-            invocation: The invocation or its id.
-            outcome: `happened` or `did_not_happen`.
-            result: What a call that happened has returned, JSON-like: its undo function gets it, and so does the model
-                when its turn goes on.
-
-        Raises:
-            NotFound: There is no such invocation.
-            InvalidInput: The outcome is neither, or there is nothing to decide, or there can be no result.
-        """
-        invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
-
-        def decide(connection: Connection) -> ToolInvocation:
-            call = self._own_invocation(connection, invocation_id)
-            branch = self.store.sessions.branch(connection, call.internal_session_id)
-            self._admit(connection, branch.external_session_id)
-            self.store.sessions.lock(connection, branch.external_session_id)
-            take_back(self.store, connection, branch.external_session_id)
-            call = self._own_invocation(connection, invocation_id)
-            decisions = DECISIONS.get(call.status)
-            if decisions is None:
-                raise InvalidInput(
-                    f"{call} is {call.status}: there is nothing to decide about it. Only a call that is "
-                    f"{', '.join(DECISIONS)} can be resolved."
-                )
-            if outcome not in decisions:
-                raise InvalidInput(f"outcome={outcome!r} means nothing; it can be {' or '.join(decisions)}.")
-            if result is not None and decisions[outcome] != DONE:
-                raise InvalidInput(f"{call} is {call.status}; only a call that happened has a result. Leave it out.")
-            if decisions[outcome] != call.status:
-                error = None if outcome == "happened" else call.own_error or "somebody saw that it did not happen"
-                self.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
-            note(
-                connection,
-                self.store.tenant_id,
-                "call.resolved",
-                branch_id=branch.id,
-                user_id=self.user.id,
-                invocation=call.id,
-                tool=call.tool_name,
-                outcome=outcome,
-            )
-            return self._own_invocation(connection, invocation_id)
-
-        return self._change(decide)
-
-    def _own_invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation:
-        call = self.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
-        if call is not None:
-            branch = self.store.sessions.branch(connection, call.internal_session_id)
-            if self.lookup.sees(connection, branch.external_session_id) is not None:
-                return call
-        raise NotFound(f"There is no tool invocation {invocation_id}. tool_track() lists those of a branch.")
-
-    def recover(self, session: SessionRef = None, branch: BranchRef = None, *, force: bool = False) -> InternalSession:
+    def recover(self, *, branch: BranchRef = None, force: bool = False) -> InternalSession:
         """Take back a branch whose turn or rollback died where nobody here can see it, as on another machine.
 
         The dead of this machine are taken back by themselves, and on a server others when their lease has ended. What
-        they were calling or reversing is unknown from then on; a rollback is half done, and `resume` goes on with it.
+        they were calling or reversing is unknown from then on; a rollback is half done, and `repo.resume` goes on with
+        it.
 
         Args:
-            session: The session; None is the one that moved last.
             branch: The branch; None is the current one.
             force: True to take it also from a process of this machine that lives, such as one that hangs; it can
                 neither call tools nor save any more.
@@ -427,25 +399,98 @@ class Verbs(Handle):
         Raises:
             Conflict: Its process is alive, on this machine; nothing was done.
         """
+        return recover(self._access, branch, force=force)
 
-        def take(connection: Connection) -> InternalSession:
-            found = self.lookup.session(connection, session, EDITOR)
-            self.store.sessions.lock(connection, found.id)
-            row = self.lookup.branch(connection, found, branch)
-            operations = [
-                o for o in self.store.operations.running(connection, found.id).all() if o.internal_session_id == row.id
-            ]
-            if not force and any(map(process_owner.is_here, [row.owner, *(one.owner for one in operations)])):
-                raise Conflict(
-                    f"Branch {row.name} is at work in a process of this machine. Wait until it ends, or end that "
-                    "process; force=True takes the branch from it."
-                )
-            self.store.journal.abandon(connection, row.id, row.owner)
-            self.store.sessions.release(connection, row.id, row.owner)
-            if row.status == RUNNING:
-                note(connection, self.store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=self.user.id)
-            for operation in operations:
-                break_off(self.store, connection, operation)
-            return self.views.branch(connection, found, self.store.sessions.branch(connection, row.id))
+    def delete(self) -> Erased:
+        """Erase the session for good: no row, no value and no word of it stays, and its trail goes with it.
 
-        return self._change(take)
+        What other sessions share with it stays theirs: a message that two of them have, and what began as a copy of
+        it. The snapshots of its files are released where their workspace can be reached; the files themselves are
+        left alone. That it was erased, when and by whom stays in the trail, by its id.
+
+        Returns:
+            What went, and what could not be reached.
+
+        Raises:
+            NotFound: There is no such session any more.
+            NotAllowed: It is somebody else's.
+            Conflict: Somebody works on it; nothing was erased.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> session = repo.session("support-42", create=True)
+            >>> erased = session.delete()
+            >>> repo.sessions(), repo.events.verify().erased == [session.id]
+            ([], True)
+        """
+        store, context = self._context.store, self._context
+        context.read(lambda c: self._access.find(c, OWNER))
+        return erase(
+            context,
+            erasure.only(store, self.id),
+            lambda c: self._access.find(c, OWNER),
+            lambda c: erasure.erase_session(store, c, self.id, context.user.id),
+        )
+
+    def agent(self, branch: BranchRef = None) -> WrappedGraph:
+        """Return an agent on a branch, with the graph that was last wrapped here for the session.
+
+        Merging and picking need it: its reducers write what comes.
+
+        Raises:
+            InvalidInput: No graph was wrapped here for the session.
+            NotFound: There is no such branch.
+        """
+        found = self._context.read(lambda c: self._access.branch(c, branch))
+        wrapped = self._context.wrapped.get(self.id)
+        if wrapped is None:
+            reference = self.reference
+            raise InvalidInput(
+                f"Merging and picking need the graph of session {reference}: its reducers write what comes. "
+                f"First call repo.wrap(graph, {reference!r})."
+            )
+        return wrapped(found.id)
+
+    def plan_merge(self, source: CheckpointRef, *, into: BranchRef = None, resolve: Resolve = None) -> MergePlan:
+        """Return what merging a branch into another one would bring, and what stands against it.
+
+        Args:
+            source: The branch, or any checkpoint of it; of a branch its newest checkpoint counts.
+            into: The branch that it would come to; None is the current one.
+            resolve: The resolution of values that both changed, as `RollbackAgent.merge` takes it.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput, Conflict: As `agent`, and as `RollbackAgent.plan_merge`.
+        """
+        return self.agent(into).plan_merge(source, resolve=resolve)
+
+    def plan_cherry_pick(self, what: Any, *, onto: BranchRef = None) -> MergePlan:
+        """Return what cherry-picking onto a branch would bring.
+
+        Args:
+            what: As `RollbackAgent.cherry_pick` takes it.
+            onto: The branch that it would come to; None is the current one.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput, Conflict: As `agent`, and as `RollbackAgent.plan_cherry_pick`.
+        """
+        return self.agent(onto).plan_cherry_pick(what)
+
+    acheckpoint = async_twin(checkpoint)
+    adelete_checkpoint = async_twin(delete_checkpoint)
+    acleanup_auto_checkpoints = async_twin(cleanup_auto_checkpoints)
+    atag = async_twin(tag)
+    auntag = async_twin(untag)
+    arollback = async_twin(rollback)
+    aundo = async_twin(undo)
+    aredo = async_twin(redo)
+    aswitch = async_twin(switch)
+    afork = async_twin(fork)
+    arewind_files = async_twin(rewind_files)
+    arename = async_twin(rename)
+    arename_branch = async_twin(rename_branch)
+    arecover = async_twin(recover)
+    adelete = async_twin(delete)
+    aplan_merge = async_twin(plan_merge)
+    aplan_cherry_pick = async_twin(plan_cherry_pick)

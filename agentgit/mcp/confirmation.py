@@ -14,8 +14,8 @@ from agentgit.values import to_json
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackPlan
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
     from agentgit.sessions.operation import Operation
 
 PREFIX = "mcp-"
@@ -23,7 +23,7 @@ PREFIX = "mcp-"
 
 
 def of_rollback(
-    repo: Repository, session: ExternalSession, branch: str | None, plan: RollbackPlan, *, force: bool, **how: Any
+    repo: Repository, session: Session, branch: str | None, plan: RollbackPlan, *, force: bool, **how: Any
 ) -> str:
     """Return the code of a rollback.
 
@@ -35,26 +35,26 @@ def of_rollback(
         force: True if what cannot be undone is kept.
         how: The other options that were asked for.
     """
-    return _code(repo, session, plan, repo.branch(session, branch).id, force, how)
+    return _code(repo, session, plan, session.branch(branch).id, force, how)
 
 
-def of_switch(repo: Repository, session: ExternalSession, branch: str, plan: RollbackPlan, *, force: bool) -> str:
+def of_switch(repo: Repository, session: Session, branch: str, plan: RollbackPlan, *, force: bool) -> str:
     """Return the code of a switch that brings the world along; the arguments are those of `of_rollback`."""
-    return _code(repo, session, plan, repo.branch(session, branch).id, force, {})
+    return _code(repo, session, plan, session.branch(branch).id, force, {})
 
 
 def _code(
-    repo: Repository, session: ExternalSession, plan: RollbackPlan, branch_id: int, force: bool, how: dict[str, Any]
+    repo: Repository, session: Session, plan: RollbackPlan, branch_id: int, force: bool, how: dict[str, Any]
 ) -> str:
     files = plan.files.to_dict() if plan.files is not None else None
-    newest = [operation.id for operation in repo.operations(session)[:1]]
+    newest = [operation.id for operation in session.operations()[:1]]
     seen = [session.id, branch_id, plan.kind, plan.checkpoint_id, plan.as_request(), files, force, how, newest]
     return sha256(to_json(seen)).hexdigest()[:16]
 
 
-def done_before(repo: Repository, session: ExternalSession, code: str) -> Operation | None:
+def done_before(repo: Repository, session: Session, code: str) -> Operation | None:
     """Find the operation that a code has led to already; None if it has not."""
-    return next((one for one in repo.operations(session) if one.request_id == PREFIX + code), None)
+    return next((one for one in session.operations() if one.request_id == PREFIX + code), None)
 
 
 def expect(code: str, now: str, plan: RollbackPlan) -> None:

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentgit.mcp.confirmation import of_rollback, of_switch
-from agentgit.render import calls, records
-from agentgit.render import diff as diffs
-from agentgit.render import log as logs
-from agentgit.render import operations as operation_lists
-from agentgit.render import rollback as rollbacks
-from agentgit.render import search as searches
+from agentgit.render import records
 from agentgit.render import show as shows
-from agentgit.render import tree as trees
 from agentgit.render.lines import Line, Span, plain
-from agentgit.render.sessions import branch_lines, session_lines
+from agentgit.render.views import calls
+from agentgit.render.views import diff as diffs
+from agentgit.render.views import log as logs
+from agentgit.render.views import operations as operation_lists
+from agentgit.render.views import rollback as rollbacks
+from agentgit.render.views import search as searches
+from agentgit.render.views import tree as trees
+from agentgit.render.views.sessions import branch_lines, session_lines
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackPlan
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
 
 WIDTH = 120
 """Cells of a line of text; a model reads no pictures."""
@@ -31,7 +32,9 @@ WIDTH = 120
 LINES = 400
 """The most lines of an answer."""
 
-Session = Annotated[str | None, Field(description="A session's name or id. Leave it out for the one that moved last.")]
+SessionName = Annotated[
+    str | None, Field(description="A session's name or id. Leave it out for the one that moved last.")
+]
 Part = Annotated[str | None, Field(description="Only those whose name has this in it.")]
 Branch = Annotated[str | None, Field(description="A branch's name. Leave it out for the current one.")]
 Place = Annotated[
@@ -76,13 +79,13 @@ class ReadTools:
         session: The only session that is shown; None for all of the user's.
     """
 
-    def __init__(self, repo: Repository, session: ExternalSession | None) -> None:
+    def __init__(self, repo: Repository, session: Session | None) -> None:
         self.repo = repo
         self.bound = session
 
-    def of(self, session: str | None) -> ExternalSession:
+    def of(self, session: str | None) -> Session:
         """Find the session that a call is about."""
-        return self.repo.session(self.bound.id if self.bound is not None else session)
+        return self.bound if self.bound is not None else self.repo.session(session)
 
     def list_sessions(self, name: Part = None, limit: Limit = 20) -> ToolAnswer:
         """List the sessions, the one that moved last first."""
@@ -94,14 +97,14 @@ class ReadTools:
 
     def list_checkpoints(
         self,
-        session: Session = None,
+        session: SessionName = None,
         branch: Branch = None,
         named_only: bool = False,
         limit: Limit = 20,
         after: After = None,
     ) -> ToolAnswer:
         """List the saved points of a branch, the newest first: where a conversation can be gone back to."""
-        asked = self.repo.log(self.of(session), branch, auto=False if named_only else None)
+        asked = self.of(session).log(branch=branch, auto=False if named_only else None)
         page = asked.page(limit, after=after)
         lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _nothing("no checkpoints")
         more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
@@ -109,51 +112,53 @@ class ReadTools:
             [*lines, *more], {"checkpoints": [records.of_checkpoint(one) for one in page], "next": page.next}
         )
 
-    def get_checkpoint_info(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> ToolAnswer:
+    def get_checkpoint_info(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
         """Show one saved point: what was said last until there, the state, and which tools were called."""
-        found = self.repo.checkpoint(checkpoint, self.of(session), branch=branch)
+        found = self.of(session).get_checkpoint(checkpoint, branch=branch)
         return ToolAnswer(shows.lines(found, width=WIDTH, zone=None), records.of_checkpoint(found))
 
-    def list_tool_calls(self, session: Session = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
+    def list_tool_calls(self, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List what tools did along a branch: the effect, whether it stands in the world, and what came of it."""
-        found = self.repo.tool_track(self.of(session), branch)[-limit:]
+        found = self.of(session).tool_track(branch=branch)[-limit:]
         return ToolAnswer(calls.lines(found, width=WIDTH) or _nothing("no tool calls"))
 
-    def list_branches(self, session: Session = None) -> ToolAnswer:
+    def list_branches(self, session: SessionName = None) -> ToolAnswer:
         """List the branches of a session, with a * before the one that it continues on."""
         of = self.of(session)
-        found = self.repo.branches(of)
+        found = of.branches()
         return ToolAnswer(
-            branch_lines(found, self.repo.tree(of), width=WIDTH, zone=None),
+            branch_lines(found, of.tree(), width=WIDTH, zone=None),
             {"branches": [records.of_branch(one) for one in found]},
         )
 
-    def show_tree(self, session: Session = None, every: bool = False) -> ToolAnswer:
+    def show_tree(self, session: SessionName = None, every: bool = False) -> ToolAnswer:
         """Draw the branches of a session, each where it left; with `every`, each checkpoint on a line of its own."""
-        return ToolAnswer(trees.lines(self.repo.tree(self.of(session)), width=WIDTH, every=every, zone=None))
+        return ToolAnswer(trees.lines(self.of(session).tree(), width=WIDTH, every=every, zone=None))
 
-    def diff_checkpoints(self, a: Place, b: Place = "HEAD", session: Session = None, patch: bool = False) -> ToolAnswer:
+    def diff_checkpoints(
+        self, a: Place, b: Place = "HEAD", session: SessionName = None, patch: bool = False
+    ) -> ToolAnswer:
         """Compare two places: state, messages, tool calls, files; with `patch`, also how the files differ."""
-        found = self.repo.diff(a, b, self.of(session))
+        found = self.of(session).diff(a, b)
         return ToolAnswer([*diffs.lines(found, width=WIDTH), *(diffs.patch(found.diff_content) if patch else ())])
 
     def search(
         self,
         text: str,
-        session: Session = None,
+        session: SessionName = None,
         branch: Branch = None,
         all_branches: bool = False,
         limit: Limit = 20,
         after: After = None,
     ) -> ToolAnswer:
         """Find messages, tool calls and named points by their words: names first, then the newest."""
-        found = self.repo.search(text, self.of(session), branch, all_branches=all_branches, limit=limit, after=after)
+        found = self.of(session).search(text, branch=branch, all_branches=all_branches, limit=limit, after=after)
         return ToolAnswer(searches.lines(found, width=WIDTH, zone=None), found.to_dict())
 
-    def list_operations(self, session: Session = None, limit: Limit = 20) -> ToolAnswer:
+    def list_operations(self, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, the newest first, and which of them stopped half way."""
         of = self.of(session)
-        found, names = self.repo.operations(of)[:limit], {one.id: one.name for one in self.repo.branches(of)}
+        found, names = of.operations()[:limit], {one.id: one.name for one in of.branches()}
         return ToolAnswer(
             operation_lists.lines(found, names, width=WIDTH, zone=None) or _nothing("no operations"),
             {"operations": [records.of_operation(one) for one in found]},
@@ -164,7 +169,7 @@ class ReadTools:
     def plan_rollback(
         self,
         checkpoint: Place,
-        session: Session = None,
+        session: SessionName = None,
         branch: Branch = None,
         tools: Tools = "reverse",
         files: Files = True,
@@ -174,13 +179,13 @@ class ReadTools:
         """Return what going back would undo and what it cannot undo; nothing is done. Its `confirm` lets it be done."""
         of = self.of(session)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
-        plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
+        plan = of.plan_rollback(checkpoint, branch=branch, **how)
         return _planned(plan, of_rollback(self.repo, of, branch, plan, force=force, **how), force=force)
 
-    def plan_switch(self, branch: str, session: Session = None, force: Force = False) -> ToolAnswer:
+    def plan_switch(self, branch: str, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Return what bringing the world to another branch would undo and do again; nothing is done."""
         of = self.of(session)
-        plan = self.repo.plan_switch(branch, of)
+        plan = of.plan_switch(branch)
         return _planned(plan, of_switch(self.repo, of, branch, plan, force=force), force=force)
 
 

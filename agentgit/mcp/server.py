@@ -24,8 +24,8 @@ from agentgit.mcp.write_tools import WriteTools
 from agentgit.values import is_of_database, portable
 
 if TYPE_CHECKING:
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
 
 LOG = logging.getLogger("agentgit.mcp")
 
@@ -40,7 +40,7 @@ rollback_to_checkpoint needs as `confirm`. Undoing acts on the real world: do it
 
 def serve(
     repo: Repository,
-    session: ExternalSession | None = None,
+    session: Session | None = None,
     *,
     read_only: bool = False,
     may_force: bool = False,

@@ -16,20 +16,20 @@ from agentgit.mcp.read_tools import (
     Force,
     Place,
     ReadTools,
-    Session,
+    SessionName,
     ToolAnswer,
     Tools,
 )
-from agentgit.render import log as logs
 from agentgit.render import records
-from agentgit.render import rollback as rollbacks
 from agentgit.render.lines import Span
-from agentgit.render.sessions import branch_lines
+from agentgit.render.views import log as logs
+from agentgit.render.views import rollback as rollbacks
+from agentgit.render.views.sessions import branch_lines
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackReport
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions import ExternalSession
 
 Confirm = Annotated[str, Field(description="The code that the plan of exactly this has given.", max_length=64)]
 Sync = Annotated[
@@ -47,38 +47,42 @@ class WriteTools(ReadTools):
         may_force: True if a client may keep in the world what cannot be undone.
     """
 
-    def __init__(self, repo: Repository, session: ExternalSession | None, *, may_force: bool) -> None:
+    def __init__(self, repo: Repository, session: Session | None, *, may_force: bool) -> None:
         super().__init__(repo, session)
         self.may_force = may_force
 
     # -- points and branches
 
     def create_checkpoint(
-        self, name: str, description: str | None = None, session: Session = None, branch: Branch = None
+        self, name: str, description: str | None = None, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
         """Save the point where a branch stands under a name, with its files, to be able to come back to it."""
-        made = self.repo.add_checkpoint(name, self.of(session), branch=branch, description=description)
+        made = self.of(session).checkpoint(name, branch=branch, description=description)
         return ToolAnswer(logs.lines([made], width=WIDTH, zone=None), records.of_checkpoint(made))
 
-    def delete_checkpoint(self, checkpoint: Place, session: Session = None, branch: Branch = None) -> ToolAnswer:
+    def delete_checkpoint(self, checkpoint: Place, session: SessionName = None, branch: Branch = None) -> ToolAnswer:
         """Delete one saved point. The conversation stays, and so do points that a branch or a rollback needs."""
-        gone = self.repo.delete_checkpoint(checkpoint, self.of(session), branch=branch)
+        gone = self.of(session).delete_checkpoint(checkpoint, branch=branch)
         return _said(f"Deleted {gone.metadata['reference']}.")
 
     def cleanup_auto_checkpoints(
-        self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: Session = None, branch: Branch = None
+        self, keep_latest: Annotated[int, Field(ge=0)] = 5, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
         """Delete automatic saved points but the newest ones. Named points, and those that are needed, stay."""
-        count = self.repo.cleanup_auto_checkpoints(self.of(session), branch=branch, keep=keep_latest)
+        count = self.of(session).cleanup_auto_checkpoints(branch=branch, keep=keep_latest)
         return _said(f"Deleted {count} automatic checkpoint{'' if count == 1 else 's'}.")
 
     def create_branch(
-        self, name: str | None = None, checkpoint: Place | None = None, session: Session = None, branch: Branch = None
+        self,
+        name: str | None = None,
+        checkpoint: Place | None = None,
+        session: SessionName = None,
+        branch: Branch = None,
     ) -> ToolAnswer:
         """Make a branch at a point, or where a branch stands now. World and session stay as and where they are."""
         of = self.of(session)
-        made = self.repo.fork(checkpoint, of, branch=branch, name=name)
-        return ToolAnswer(branch_lines([made], self.repo.tree(of), width=WIDTH, zone=None), records.of_branch(made))
+        made = of.branch(of.fork(checkpoint, branch=branch, name=name).branch)
+        return ToolAnswer(branch_lines([made], of.tree(), width=WIDTH, zone=None), records.of_branch(made))
 
     # -- the world
 
@@ -86,7 +90,7 @@ class WriteTools(ReadTools):
         self,
         checkpoint: Place,
         confirm: Confirm,
-        session: Session = None,
+        session: SessionName = None,
         branch: Branch = None,
         tools: Tools = "reverse",
         files: Files = True,
@@ -97,43 +101,43 @@ class WriteTools(ReadTools):
         of = self.of(session)
         if (before := confirmation.done_before(self.repo, of, confirm)) is not None:
             return _report(self.repo.resume(before))
-        self._expect_force(force=force)
+        self._require_force(force=force)
         how: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
-        plan = self.repo.plan_rollback(checkpoint, of, branch=branch, **how)
+        plan = of.plan_rollback(checkpoint, branch=branch, **how)
         if force or plan.is_admissible:  # else the rollback says what blocks
             confirmation.expect(
                 confirm, confirmation.of_rollback(self.repo, of, branch, plan, force=force, **how), plan
             )
-        report = self.repo.rollback(
-            plan.checkpoint_id, of, branch=branch, force=force, request_id=confirmation.PREFIX + confirm, **how
+        report = of.rollback(
+            plan.checkpoint_id, branch=branch, force=force, request_id=confirmation.PREFIX + confirm, **how
         )
         return _report(report)
 
     def switch_branch(
-        self, branch: str, sync: Sync = None, confirm: Confirm = "", session: Session = None, force: Force = False
+        self, branch: str, sync: Sync = None, confirm: Confirm = "", session: SessionName = None, force: Force = False
     ) -> ToolAnswer:
         """Continue on another branch. The world stays as it is unless `sync` says `world`; ask plan_switch for that."""
         of = self.of(session)
         if sync == "world":
-            self._expect_force(force=force)
-            plan = self.repo.plan_switch(branch, of)
+            self._require_force(force=force)
+            plan = of.plan_switch(branch)
             if force or plan.is_admissible:
                 confirmation.expect(confirm, confirmation.of_switch(self.repo, of, branch, plan, force=force), plan)
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
-        report = self.repo.switch(branch, of, sync=sync, force=force)
-        return _said(f"{branch} is the current branch; the world is as it was.") if report is None else _report(report)
+        report = of.switch(branch, sync=sync, force=force)
+        return _said(f"{branch} is the current branch; the world is as it was.") if sync is None else _report(report)
 
-    def resume_operation(self, operation: int, session: Session = None, force: Force = False) -> ToolAnswer:
+    def resume_operation(self, operation: int, session: SessionName = None, force: Force = False) -> ToolAnswer:
         """Finish a rollback or a switch that stopped half way; what was done is not done again."""
         of = self.of(session)
-        self._expect_force(force=force)
+        self._require_force(force=force)
         found = self.repo.operation(operation)
         if found.external_session_id != of.id:
-            raise InvalidInput(f"Operation {operation} is of another session than {of.session_name}.")
+            raise InvalidInput(f"Operation {operation} is of another session than {of.name}.")
         return _report(self.repo.resume(found, force=force))
 
-    def _expect_force(self, *, force: bool) -> None:
+    def _require_force(self, *, force: bool) -> None:
         if force and not self.may_force:
             raise NotAllowed(
                 "This server lets nobody keep what cannot be undone. A person can: agentgit rollback --force, or start "

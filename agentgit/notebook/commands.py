@@ -10,10 +10,11 @@ from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import InvalidInput
 from agentgit.notebook import command_syntax as words
-from agentgit.notebook.target import Names, Target
-from agentgit.render import html, status
+from agentgit.notebook.target import MagicTarget, Names
+from agentgit.render import html
 from agentgit.render.lines import Line, Span, plain
 from agentgit.render.text import clean
+from agentgit.render.views import status
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -50,7 +51,7 @@ class Command(NamedTuple):
     say: Callable[[Any], None]
 
     @property
-    def about(self) -> Target:
+    def about(self) -> MagicTarget:
         """Whom it is about."""
         return self.names.subject()
 
@@ -71,42 +72,42 @@ def _status(asked: Command) -> Any:
     about = asked.about
     if about.agent is not None:
         return about.agent
-    repo, session = about.repository, about.session_id
-    branch = repo.branch(session)
-    head = repo.checkpoint("HEAD", session) if branch.checkpoint_count else None
-    asked.say(Sheet(*status.lines(repo.session(session), branch, head)))
-    return repo.tree(session)
+    branch = about.session.branch()
+    head = about.session.get_checkpoint("HEAD") if branch.checkpoint_count else None
+    asked.say(Sheet(*status.lines(about.session.info, branch, head)))
+    return about.session.tree()
 
 
 def _log(asked: Command) -> Any:
-    log, limit = asked.about.repository.log(*asked.about.path), asked.words.limit
+    about, limit = asked.about, asked.words.limit
+    log = about.session.log(branch=about.branch_id)
     return log if limit is None else Checkpoints(log.page(limit).items[::-1])
 
 
 def _track(asked: Command) -> Any:
-    return ToolTrack(asked.about.repository.tool_track(*asked.about.path)[-(asked.words.limit or 0) :])
+    about = asked.about
+    return ToolTrack(about.session.tool_track(branch=about.branch_id)[-(asked.words.limit or 0) :])
 
 
 def _search(asked: Command) -> Any:
     text, everywhere = " ".join(asked.words.text), asked.words.all_branches
-    return asked.about.repository.search(text, *asked.about.path, all_branches=everywhere)
+    return asked.about.session.search(text, branch=asked.about.branch_id, all_branches=everywhere)
 
 
 def _diff(asked: Command) -> Any:
     about = asked.about
-    repo, (session, branch) = about.repository, about.path
-    before = asked.words.a or repo.plan_undo(1, session, branch=branch).checkpoint_id
-    a, b = (repo.checkpoint(place, session, branch=branch) for place in (before, asked.words.b or "HEAD"))
-    return repo.diff(a, b)
+    session, branch = about.session, about.branch_id
+    before = asked.words.a or session.plan_undo(branch=branch).checkpoint_id
+    a, b = (session.get_checkpoint(place, branch=branch) for place in (before, asked.words.b or "HEAD"))
+    return session.diff(a, b)
 
 
 def _compare(asked: Command) -> Any:
-    return asked.about.expect_agent()[0].compare(asked.words.place)
+    return asked.about.require_agent()[0].compare(asked.words.place)
 
 
 def _plan(asked: Command) -> Any:
-    session, branch = asked.about.path
-    return asked.about.repository.plan_rollback(asked.words.place, session, branch=branch)
+    return asked.about.session.plan_rollback(asked.words.place, branch=asked.about.branch_id)
 
 
 # -- naming
@@ -115,20 +116,20 @@ def _plan(asked: Command) -> Any:
 def _checkpoint(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is None:
-        return about.repository.add_checkpoint(words.name, about.session_id, description=words.description)
+        return about.session.checkpoint(words.name, description=words.description)
     return about.agent.checkpoint(words.name, description=words.description)
 
 
 def _tag(asked: Command) -> Any:
-    repo, (session, branch) = asked.about.repository, asked.about.path
+    session, branch = asked.about.session, asked.about.branch_id
     if len(asked.words.words) > 2:
         raise InvalidInput("Write at most a place and a name; put quotes around a name with spaces.")
     if asked.words.delete is not None:
-        repo.untag(asked.words.delete, session)
+        session.untag(asked.words.delete)
     if asked.words.words:
         *place, name = asked.words.words
-        repo.tag(place[0] if place else "HEAD", name, session, branch=branch)
-    return repo.tags(session)
+        session.tag(place[0] if place else "HEAD", name, branch=branch)
+    return session.tags()
 
 
 # -- going back and forth
@@ -136,7 +137,7 @@ def _tag(asked: Command) -> Any:
 
 def _moved(asked: Command, move: Callable[[RollbackAgent], RollbackAgent]) -> Any:
     """Move, let the agent's name lead there, and give the report."""
-    agent, variable = asked.about.expect_agent()
+    agent, variable = asked.about.require_agent()
     made = move(agent)
     _bind(asked, variable, made)
     return made.report
@@ -151,20 +152,20 @@ def _rollback(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is not None:
         return _moved(asked, lambda agent: agent.rollback(words.place, name=words.name, force=words.force))
-    return about.repository.rollback(words.place, about.session_id, name=words.name, force=words.force)
+    return about.session.rollback(words.place, name=words.name, force=words.force)
 
 
 def _undo(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is None:
-        return about.repository.undo(words.steps, about.session_id, force=words.force)
+        return about.session.undo(words.steps, force=words.force)
     return _moved(asked, lambda agent: agent.undo(words.steps, force=words.force))
 
 
 def _redo(asked: Command) -> Any:
     words, about = asked.words, asked.about
     if about.agent is None:
-        return about.repository.redo(about.session_id, force=words.force)
+        return about.session.redo(force=words.force)
     return _moved(asked, lambda agent: agent.redo(force=words.force))
 
 
@@ -172,11 +173,9 @@ def _checkout(asked: Command) -> Any:
     name, sync, force = asked.words.branch, asked.words.sync, asked.words.force
     about = asked.about
     if about.agent is None:
-        return about.repository.switch(name, about.session_id, sync=sync, force=force) or about.repository.branch(
-            about.session_id
-        )
-    # A twin moves, so that other names of this agent stay where they are.
-    report = _moved(asked, lambda agent: agent.at(agent.branch_id).switch(name, sync, force=force))
+        report = about.session.switch(name, sync=sync, force=force)
+        return report if sync is not None else about.session.branch()
+    report = _moved(asked, lambda agent: agent.switch(name, sync, force=force))
     return report if sync is not None else asked.about.agent
 
 
@@ -184,25 +183,25 @@ def _checkout(asked: Command) -> Any:
 
 
 def _trust(asked: Command) -> Any:
-    asked.about.repository.trust(*asked.words.modules)
+    asked.names.repository().trust(*asked.words.modules)
     return Sheet((Span("trusted: "), Span(clean(", ".join(asked.words.modules)), "reference")))
 
 
 def _use(asked: Command) -> Any:
     about = asked.names.use(asked.words.what)
-    return about.agent if about.agent is not None else about.repository.session(about.session_id)
+    return about.agent if about.agent is not None else about.session
 
 
 _DO: dict[str, Callable[[Command], Any]] = {
     "status": _status,
     "log": _log,
-    "tree": lambda asked: asked.about.repository.tree(asked.about.session_id),
-    "branches": lambda asked: asked.about.repository.branches(asked.about.session_id),
+    "tree": lambda asked: asked.about.session.tree(),
+    "branches": lambda asked: asked.about.session.branches(),
     "track": _track,
     "search": _search,
     "diff": _diff,
     "compare": _compare,
-    "stats": lambda asked: asked.about.repository.stats(asked.about.session_id),
+    "stats": lambda asked: asked.about.session.stats(),
     "checkpoint": _checkpoint,
     "tag": _tag,
     "plan": _plan,

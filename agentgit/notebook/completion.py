@@ -83,13 +83,13 @@ def _named(names: Names, what: str) -> Iterator[str]:
         yield from names.choices()
         return
     about = names.subject()
-    repo, session = about.repository, about.session_id
+    session = about.session
     if what in (*_PLACES, "branch"):
-        yield from (branch.name for branch in repo.branches(session))
+        yield from (branch.name for branch in session.branches())
     if what in (*_PLACES, "tag"):
-        yield from (tag.name for tag in repo.tags(session))
+        yield from (tag.name for tag in session.tags())
     if what in _PLACES:
-        points = repo.log(*about.path).page(_MOST)
+        points = session.log(branch=about.branch_id).page(_MOST)
         yield from ("HEAD", "HEAD~1")
         yield from dict.fromkeys(point.checkpoint_name for point in points if point.checkpoint_name)
         yield from (point.metadata["reference"] for point in points)

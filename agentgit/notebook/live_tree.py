@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from agentgit.errors import InvalidInput
+from agentgit.repository.events import Events
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -48,7 +49,7 @@ def live(agent: RollbackAgent) -> Iterator[None]:
             cell.run(shown.update, agent.tree())
 
     try:
-        with agent.on(KINDS, draw):
+        with Events(agent.session.context).on(KINDS, draw, session=agent.session):
             yield
     finally:
         shown.update(agent.tree())

@@ -79,8 +79,8 @@ class Magics:
                 return commands.carry_out(name, Command(self._names, asked, _show))
             if command_syntax.split(line) != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, and what to run below it.")
-            agent, _ = self._names.subject().expect_agent()
-            self._expect_no_await(cell)
+            agent, _ = self._names.subject().require_agent()
+            self._require_no_await(cell)
         with live(agent):
             return self._run(cell)
 
@@ -88,8 +88,8 @@ class Magics:
         """Run a cell on a new branch and come back: %%branch NAME [--from PLACE] [--sync HOW]."""
         with _told():
             asked = command_syntax.parse_branch(line)
-            self._expect_no_await(cell)
-            agent, variable = self._names.subject().expect_agent()
+            self._require_no_await(cell)
+            agent, variable = self._names.subject().require_agent()
         self._parsed(cell)  # what cannot be read needs no branch
         with _told():
             there = _begun(agent, asked)
@@ -120,7 +120,7 @@ class Magics:
         made = [SimpleCompletion(one) for one in offered]
         return {"completions": made, "matched_fragment": begun, "suppress": True, "ordered": True}
 
-    def _expect_no_await(self, cell: str) -> None:
+    def _require_no_await(self, cell: str) -> None:
         """Refuse a cell that waits: IPython runs what is inside a magic without a loop.
 
         Raises:
@@ -153,10 +153,10 @@ class Magics:
 
 def _begun(agent: RollbackAgent, asked: Namespace) -> RollbackAgent:
     """Make the branch that a cell runs on; a name that is taken gets a number, so that a cell can be run again."""
-    taken = {branch.name for branch in agent.branches()}
+    taken = {branch.name for branch in agent.session.branches()}
     there = agent.fork(asked.place, name=free_name(asked.name, taken))
     if asked.sync is not None:
-        there.switch(there.branch_id, asked.sync, force=asked.force)
+        there = there.switch(there.branch_id, asked.sync, force=asked.force)
     return there
 
 

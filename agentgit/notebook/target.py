@@ -9,38 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 from agentgit.checkpoints import references
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.repository import Repository
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.repository import Repository
+    from agentgit.handles.context import Context
+    from agentgit.handles.session import Session
 
 _PLACES = {"agent": ("agentgit.agents.agent", "RollbackAgent"), "repository": ("agentgit.repository", "Repository")}
 
 
 @dataclass(frozen=True)
-class Target:
+class MagicTarget:
     """A session to look at, and the agent that runs it if there is one.
 
     Args:
-        repository: The repository of the session.
-        session_id: The id of the session.
+        session: The session.
         branch_id: The branch; None for the current one.
         agent: The agent that runs it; None if there is only a repository.
         variable: The name of that agent in the notebook.
     """
 
-    repository: Repository
-    session_id: int
+    session: Session
     branch_id: int | None = None
     agent: RollbackAgent | None = None
     variable: str | None = None
 
-    @property
-    def path(self) -> tuple[int, int | None]:
-        """The session and the branch."""
-        return self.session_id, self.branch_id
-
-    def expect_agent(self) -> tuple[RollbackAgent, str]:
+    def require_agent(self) -> tuple[RollbackAgent, str]:
         """Return the agent and what it is called.
 
         Raises:
@@ -62,7 +57,7 @@ class Names:
         self.names = names
         self.chosen: str | None = None
 
-    def subject(self) -> Target:
+    def subject(self) -> MagicTarget:
         """Find whom a magic is about: who was chosen; else the agent that ran or was made last; else a repository.
 
         Raises:
@@ -73,9 +68,9 @@ class Names:
         agents = list(self._of("agent"))
         if agents:
             return _of_agent(*max(agents, key=lambda pair: pair[1].moved_at))
-        return _of_session(self._repository(), None)
+        return _of_session(self.repository(), None)
 
-    def use(self, name: str | None) -> Target:
+    def use(self, name: str | None) -> MagicTarget:
         """Choose whom magics are about: a name in the notebook, or a session; None for whoever ran last.
 
         Raises:
@@ -88,9 +83,9 @@ class Names:
     def choices(self) -> list[str]:
         """List what `use` takes: the names of agents and repositories, and the sessions."""
         known = [variable for kind in _PLACES for variable, _ in self._of(kind)]
-        return [*known, *(session.session_name for session in self._repository().sessions())]
+        return [*known, *(session.session_name for session in self.repository().sessions())]
 
-    def _called(self, name: str) -> Target:
+    def _called(self, name: str) -> MagicTarget:
         for variable, agent in self._of("agent"):
             if variable == name:
                 return _of_agent(variable, agent)
@@ -99,7 +94,7 @@ class Names:
             return _of_session(repositories[name], None)
         known = [variable for kind in _PLACES for variable, _ in self._of(kind)]
         try:
-            return _of_session(self._repository(), name)
+            return _of_session(self.repository(), name)
         except NotFound as error:
             raise NotFound(
                 f"There is no agent, repository or session called {name!r}. "
@@ -107,10 +102,12 @@ class Names:
                 near=references.near(name, known) or error.near,
             ) from error
 
-    def _repository(self) -> Repository:
+    def repository(self) -> Repository:
         """Return the repository of the notebook: one with its own name, or that of the agent that ran last."""
         agents = sorted((agent for _, agent in self._of("agent")), key=lambda agent: agent.moved_at)
-        found: list[Repository] = [one for _, one in self._of("repository")] or [one.repository for one in agents]
+        found: list[Repository] = [one for _, one in self._of("repository")] or [
+            Repository(one.session.context, is_borrowed=True) for one in agents
+        ]
         if not found:
             raise NotFound("There is no agent here yet. Make one: agent = repo.wrap(graph, session=...)")
         return found[-1]
@@ -124,16 +121,21 @@ class Names:
         wanted = getattr(sys.modules.get(module), name, None)
         if wanted is not None:  # else nobody can have made one
             found = [(variable, value) for variable, value in _plain(self.names).items() if isinstance(value, wanted)]
-            yield from [one for one in found if not one[1].store.database.is_closed] or found
+            yield from [one for one in found if not _context_of(kind, one[1]).store.database.is_closed] or found
+
+
+def _context_of(kind: str, found: Any) -> Context:
+    context: Context = found.session.context if kind == "agent" else found.context
+    return context
 
 
 def _plain(names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
-def _of_agent(variable: str, agent: RollbackAgent) -> Target:
-    return Target(agent.repository, agent.session.id, agent.branch_id, agent, variable)
+def _of_agent(variable: str, agent: RollbackAgent) -> MagicTarget:
+    return MagicTarget(agent.session, agent.branch_id, agent, variable)
 
 
-def _of_session(repository: Repository, session: str | None) -> Target:
-    return Target(repository, repository.session(session).id)
+def _of_session(repository: Repository, session: str | None) -> MagicTarget:
+    return MagicTarget(repository.session(session))

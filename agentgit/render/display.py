@@ -13,23 +13,11 @@ from agentgit.checkpoints.merge import MergePlan
 from agentgit.checkpoints.queries import Hits, Tags
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
-from agentgit.render import (
-    calls,
-    diff,
-    exploration,
-    html,
-    log,
-    maintenance,
-    merge,
-    messages,
-    rollback,
-    search,
-    svg,
-    tree,
-)
-from agentgit.render import sessions as lists
+from agentgit.render import html, svg
 from agentgit.render import show as shows
 from agentgit.render.lines import Line, Span, plain
+from agentgit.render.views import calls, diff, exploration, log, maintenance, merge, messages, rollback, search, tree
+from agentgit.render.views import sessions as lists
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.exploration import Exploration
 from agentgit.sessions.messages import History

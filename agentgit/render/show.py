@@ -9,12 +9,12 @@ from typing import Any
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render import messages as said
-from agentgit.render.calls import call_rows
 from agentgit.render.lines import Line, Span, plain, table
-from agentgit.render.log import kind, reference
-from agentgit.render.messages import LATEST
 from agentgit.render.text import clean, clock, count, cut
+from agentgit.render.views import messages as said
+from agentgit.render.views.calls import call_rows
+from agentgit.render.views.log import kind, reference
+from agentgit.render.views.messages import LATEST
 
 
 def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:

@@ -18,7 +18,7 @@ from agentgit.render.html import escape, fold, pre
 from agentgit.render.layout import branch_name, is_named, title_of
 from agentgit.render.picture import LINE, Lane, Picture, PlacedPoint, across, picture
 from agentgit.render.text import cells, clean, clock, count, cut
-from agentgit.render.tree import lines as text_lines
+from agentgit.render.views.tree import lines as text_lines
 from agentgit.sessions.session import OPEN
 from agentgit.sessions.tree import Point, Tree
 

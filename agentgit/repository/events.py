@@ -1,4 +1,4 @@
-"""The verbs that tell: callbacks and feeds of events, the audit trail, webhooks."""
+"""The events of a user's sessions: callbacks, feeds and the audit trail."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
-from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 
-from agentgit.auth.scopes import WRITE
-from agentgit.errors import InvalidInput, NotAllowed, NotFound
-from agentgit.handles.session import SessionRef, Verbs
-from agentgit.repository.webhook_sender import deliver
+from agentgit.async_api import async_twin
+from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.handles.context import Context
+from agentgit.handles.session_reader import SessionReader, SessionRef, session_id
 from agentgit.sessions.events import NOWHERE, Event, Tip, Verified, chosen
 from agentgit.sessions.maintenance import Progress
-from agentgit.sessions.session import expect_limit
-from agentgit.sessions.webhooks import Delivered, Webhook, expect_url, key_of, new_secret
+from agentgit.sessions.session import require_limit
 from agentgit.store.audit.bus import Callback, Subscription
 from agentgit.store.audit.trail import Whose
 from agentgit.store.maintenance.fsck import check
@@ -31,12 +28,22 @@ SLOW_SECONDS = 30
 """The seconds by which an event may be committed later than a newer one of another session, and still be in a feed."""
 
 
-class Tells(Verbs):
-    """Methods of a repository that report the events of its user's sessions."""
+class Events:
+    """The events of a user's sessions. `Repository.events` is it.
 
-    # -- callbacks
+    Args:
+        context: The store and the principal.
+    """
 
-    def on(self, kinds: str | Sequence[str], callback: Callback, session: SessionRef = None) -> Subscription:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __repr__(self) -> str:
+        return f"Events(of {self.context.user.name!r})"
+
+    def on(
+        self, kinds: str | Sequence[str], callback: Callback, *, session: SessionReader | SessionRef = None
+    ) -> Subscription:
         """Call a function with each event that is committed through this repository, from now on.
 
         It is called after the commit, in the order of each session, in a thread of its own: it may be slow, and what it
@@ -60,45 +67,44 @@ class Tells(Verbs):
             >>> from agentgit.demo import EFFECTS, build
             >>> repo = agentgit.open(":memory:")
             >>> agent = repo.wrap(build("shop.db"), session="s", effects=EFFECTS)
-            >>> with repo.on("checkpoint.*", lambda event: print(event.branch_name, event.detail["number"])) as told:
+            >>> def show(event):
+            ...     print(event.branch_name, event.detail["number"])
+            >>> with repo.events.on("checkpoint.*", show) as told:
             ...     answer = agent.run("order two chairs")
             ...     done = told.wait()
             main 1
             main 2
         """
-        self.store.database.expect_open()
+        self.context.store.database.require_open()
         wanted = chosen(kinds)
         if not callable(callback):
             raise InvalidInput(f"{callback!r} cannot be called. Give a function that takes an event.")
-        of = self._of(session)
+        of = session_id(self.context, session)
 
         def wants(event: Event) -> bool:
             return event.kind in wanted and of in (None, event.session_id)
 
-        return self.store.database.bus.subscribe(callback, wants, self._may_be_told)
+        return self.context.store.database.bus.subscribe(callback, wants, self._may_be_told)
 
     def _may_be_told(self, event: Event) -> bool:
         """Return whether an event is of an own session, or of one that is shared now; asked when it is told."""
-        if event.owner_id == self.user.id and self.principal.since is None:
+        if event.owner_id == self.context.user.id and self.context.principal.since is None:
             return True
         with suppress(NotAllowed):  # a handle that holds no more is told nothing
-            return self._read(
+            return self.context.read(
                 lambda c: (
-                    event.owner_id == self.user.id
-                    or (event.session_id is not None and self.lookup.sees(c, event.session_id) is not None)
+                    event.owner_id == self.context.user.id
+                    or (event.session_id is not None and self.context.lookup.sees(c, event.session_id) is not None)
                 )
             )
         return False
 
-    def _of(self, session: SessionRef) -> int | None:
-        return self._read(lambda c: self.lookup.session(c, session)).id if session is not None else None
-
     # -- the trail
 
-    def events(
+    def list(
         self,
-        session: SessionRef = None,
         *,
+        session: SessionReader | SessionRef = None,
         after: Event | int | None = None,
         kinds: str | Sequence[str] = "*",
         since: datetime | None = None,
@@ -122,26 +128,26 @@ class Tells(Verbs):
         Example:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
-            >>> session = repo.ensure_session("support-42")
-            >>> [event.kind for event in repo.events()]
+            >>> session = repo.session("support-42", create=True)
+            >>> [event.kind for event in repo.events.list()]
             ['session.created']
         """
-        wanted, of = _wanted(kinds, since), self._of(session)
+        wanted, of = _wanted(kinds, since), session_id(self.context, session)
         start = after.id if isinstance(after, Event) else after or 0
         if isinstance(start, bool) or not isinstance(start, int):
             raise InvalidInput(f"after={after!r} is no event. Give one, or its id.")
         start = max(0, min(start, ID_LIMIT))
-        return self._events(of, start, wanted, since, poll if follow else None)
+        return self._pages(of, start, wanted, since, poll if follow else None)
 
-    def _events(
+    def _pages(
         self, session_id: int | None, start: int, kinds: frozenset[str], since: datetime | None, poll: float | None
     ) -> Iterator[Event]:
         """Read page by page; while following, look again at the newest, where slow transactions may come late."""
         given: dict[int, int] = {}
         newest = at = start
         while True:
-            page = self._read(
-                lambda c, at=at: self.store.trail.read(  # type: ignore[misc]
+            page = self.context.read(
+                lambda c, at=at: self.context.store.trail.read(  # type: ignore[misc]
                     c, self._whose(c, session_id), after=at, kinds=kinds, since=since, limit=PAGE
                 )
             )
@@ -161,43 +167,43 @@ class Tells(Verbs):
                 at = max(start, min(newest, new_id()) - (SLOW_SECONDS * 1000 << COUNTER_BITS))
             time.sleep(poll)
 
-    def last_events(
+    def newest(
         self,
-        session: SessionRef = None,
         *,
+        session: SessionReader | SessionRef = None,
         kinds: str | Sequence[str] = "*",
         since: datetime | None = None,
         limit: int = 50,
-    ) -> list[Event]:
+    ) -> Sequence[Event]:
         """Return the newest events, the oldest of these first.
 
         Args:
-            session: The session, as `events` takes it.
+            session: The session, as `list` takes it.
             kinds: Patterns like `rollback.*`, one or several.
             since: Only events from this time on.
             limit: The largest number of results.
 
         Raises:
-            InvalidInput, NotFound: As `events`.
+            InvalidInput, NotFound: As `list`.
         """
-        wanted, of = _wanted(kinds, since), self._of(session)
-        expect_limit(limit, "events")
-        return self._read(
-            lambda c: self.store.trail.newest(c, self._whose(c, of), kinds=wanted, since=since, limit=limit)
+        wanted, of = _wanted(kinds, since), session_id(self.context, session)
+        require_limit(limit, "events")
+        return self.context.read(
+            lambda c: self.context.store.trail.newest(c, self._whose(c, of), kinds=wanted, since=since, limit=limit)
         )
 
-    def last_event_id(self) -> int:
+    def last_id(self) -> int:
         """Return the id of the newest event of the user's sessions; 0 if there is none."""
-        return self._read(lambda c: self.store.trail.last_id(c, self._whose(c, None)))
+        return self.context.read(lambda c: self.context.store.trail.last_id(c, self._whose(c, None)))
 
     def _whose(self, connection: Connection, session_id: int | None) -> Whose:
         """Return which events the user may see now."""
         if session_id is not None:
-            self.lookup.admit(connection, session_id)
-            return Whose(self.user.id, session_id=session_id)
-        return Whose(self.user.id, self.store.visible.shared_ids(connection, self.user.id))
+            self.context.lookup.admit(connection, session_id)
+            return Whose(self.context.user.id, session_id=session_id)
+        return Whose(self.context.user.id, self.context.store.visible.shared_ids(connection, self.context.user.id))
 
-    def audit_verify(self, known: Collection[Tip] = (), *, progress: Progress | None = None) -> Verified:
+    def verify(self, known: Collection[Tip] = (), *, progress: Progress | None = None) -> Verified:
         """Check whether the audit trail of this database is as it was written.
 
         A row that was changed, moved or taken out breaks the hashes after it. If rows were cut off at the end, or all
@@ -210,17 +216,17 @@ class Tells(Verbs):
         Example:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
-            >>> session = repo.ensure_session("support-42")
-            >>> before = repo.audit_tips()
-            >>> other = repo.ensure_session("support-43")
-            >>> repo.audit_verify(before).is_sound
+            >>> session = repo.session("support-42", create=True)
+            >>> before = repo.events.tips()
+            >>> other = repo.session("support-43", create=True)
+            >>> repo.events.verify(before).is_sound
             True
         """
-        self._expect_admin("audit_verify")
-        return check.verify_trail(self.store, known, progress)
+        self.context.require_admin("events.verify")
+        return check.verify_trail(self.context.store, known, progress)
 
-    def audit_tips(self) -> list[Tip]:
-        """Return the last event of each trail of this database, to be kept somewhere else; `audit_verify` takes them.
+    def tips(self) -> Sequence[Tip]:
+        """Return the last event of each trail of this database, to be kept somewhere else; `verify` takes them.
 
         Raises:
             NotAllowed: You are no admin.
@@ -228,120 +234,34 @@ class Tells(Verbs):
         Example:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
-            >>> session = repo.ensure_session("support-42")
-            >>> [tip.session_id == session.id for tip in repo.audit_tips()]
+            >>> session = repo.session("support-42", create=True)
+            >>> [tip.session_id == session.id for tip in repo.events.tips()]
             [True]
         """
-        self._expect_admin("audit_tips")
-        return self._read(self.store.trail.tips)
+        self.context.require_admin("events.tips")
+        return self.context.read(self.context.store.trail.tips)
 
-    # -- webhooks
-
-    @cached_property
-    def webhooks(self) -> Webhooks:
-        """The webhooks that this user's events are sent to."""
-        return Webhooks(self)
-
-
-class Webhooks:
-    """The webhooks of a user. `Repository.webhooks` is it.
-
-    Args:
-        verbs: The repository, which is bound to the user.
-    """
-
-    def __init__(self, verbs: Tells) -> None:
-        self.store = verbs.store
-        self.user = verbs.user
-        self._verbs = verbs
-
-    def __repr__(self) -> str:
-        return f"Webhooks(user={self.user.name!r})"
-
-    def add(
-        self, url: str, kinds: str | Sequence[str] = "*", secret: str | None = None, session: SessionRef = None
-    ) -> Webhook:
-        """Send events to a URL from now on; they wait in the outbox until `deliver` sends them.
+    def audit(self, *, kinds: str | Sequence[str] = "*", limit: int = 50) -> Sequence[Event]:
+        """Return the newest events that belong to no session, oldest first: logins, users, keys; for admins.
 
         Args:
-            url: Http or https, of a host with public addresses, or of one that the operator allows
-                (`agentgit.open(webhook_hosts=...)`). Its addresses are resolved and checked at each delivery.
-            kinds: The kinds of events, as `Repository.on` takes them.
-            secret: Signs the messages: at least 24 bytes, as text or as base64 after `whsec_`. None makes one.
-            session: Only its events; None for all of the user's.
-
-        Returns:
-            The webhook; its `secret` is only here, and is not in its repr.
+            kinds: The kinds of events, as `on` takes them.
+            limit: The largest number of results.
 
         Raises:
-            InvalidInput: The URL, a kind or the secret cannot be meant, or the URL has an address that is not public.
-            NotFound: There is no such session.
-
-        Example:
-            >>> import agentgit
-            >>> repo = agentgit.open(":memory:")
-            >>> hook = repo.webhooks.add("https://example.com/hooks", "rollback.*")
-            >>> session = repo.ensure_session("support-42")
-            >>> [(one.url, one.pending) for one in repo.webhooks.list()]
-            [('https://example.com/hooks', 0)]
+            NotAllowed: You are not an admin.
+            InvalidInput: There is no such kind, or the limit is not valid.
         """
-        patterns = [kinds] if isinstance(kinds, str) else list(kinds)
-        if not chosen(patterns):
-            raise InvalidInput("Say which events: '*' is all of them.")
-        of, given = self._verbs._of(session), secret if secret is not None else new_secret()
-        key_of(given)
-        self.store.webhook_hosts.expect_written(urlsplit(expect_url(url)).hostname or "")
+        wanted, nowhere = chosen(kinds), Whose(self.context.user.id, session_id=NOWHERE)
+        require_limit(limit, "events")
+        self.context.require_admin("events.audit")
+        return self.context.read(lambda c: self.context.store.trail.newest(c, nowhere, kinds=wanted, limit=limit))
 
-        def make(connection: Connection) -> int:
-            self.store.users.expect(connection, self.user.id)
-            if of is not None:
-                self.store.sessions.lock(connection, of)  # who erases it comes before this, or takes it along
-            return self.store.outbox.add(connection, self.user.id, url, patterns, given, of)
-
-        found = self._find(self._verbs._change(make, scope=WRITE))
-        object.__setattr__(found, "secret", given)
-        return found
-
-    def list(self) -> list[Webhook]:
-        """List them, the oldest first, each with what is still to be sent."""
-        return self._verbs._read(lambda c: self.store.outbox.all(c, self.user.id))
-
-    def remove(self, webhook: Webhook | int) -> Webhook:
-        """Send nothing more to a webhook, also not what waits; give what it was.
-
-        Raises:
-            NotFound: There is none.
-        """
-        found = self._find(webhook)
-        self._verbs._change(lambda c: self.store.outbox.remove(c, self.user.id, found.id), scope=WRITE)
-        return found
-
-    def retry(self, webhook: Webhook | int) -> int:
-        """Let what was given up be sent again, and what waits at once; tell how many events that are.
-
-        Raises:
-            NotFound: There is none.
-        """
-        found = self._find(webhook)
-        return self._verbs._change(lambda c: self.store.outbox.retry(c, found.id), scope=WRITE)
-
-    def deliver(self) -> Delivered:
-        """Send what is due, of all users of this database, until nothing is; call it again and again.
-
-        Each event is sent at least once, with the same `webhook-id` each time. Several processes may deliver at once.
-
-        Raises:
-            Unavailable: Httpcore is not installed.
-        """
-        self._verbs._expect_admin("webhooks.deliver")
-        return deliver(self.store)
-
-    def _find(self, webhook: Webhook | int) -> Webhook:
-        wanted = webhook.id if isinstance(webhook, Webhook) else webhook
-        found = next((one for one in self.list() if one.id == wanted), None)
-        if found is None:
-            raise NotFound(f"There is no webhook {wanted}. List them: repo.webhooks.list(), or agentgit webhooks list.")
-        return found
+    anewest = async_twin(newest)
+    alast_id = async_twin(last_id)
+    averify = async_twin(verify)
+    atips = async_twin(tips)
+    aaudit = async_twin(audit)
 
 
 def _wanted(kinds: str | Sequence[str], since: datetime | None) -> frozenset[str]:

@@ -1,49 +1,42 @@
-"""The repository: an open handle on one database, bound to one user, with the verbs on its sessions."""
+"""The repository: an open handle on one database, bound to one principal."""
 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import Connection
 
-from agentgit.auth import JWT, Keyring, Principal, User
-from agentgit.auth.roles import EDITOR
-from agentgit.auth.scopes import FORK, WRITE
-from agentgit.auth.user import LOCAL, expect_name
-from agentgit.checkpoints import Checkpoint, references
-from agentgit.effects import Effect, ToolInvocation
-from agentgit.effects.declarations import as_effects
-from agentgit.effects.invocation import ToolTrack
-from agentgit.errors import Conflict, InvalidInput, NotFound
-from agentgit.handles.branching import Branching
-from agentgit.handles.comparison import Across
-from agentgit.handles.log import Finds
-from agentgit.handles.session import BranchRef, SessionRef
-from agentgit.repository.access import People, shut_out
-from agentgit.repository.events import Tells
-from agentgit.repository.maintenance import Upkeep
-from agentgit.repository.privacy import Privacy
-from agentgit.repository.transfer import Carrying
-from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.imports import ImportReport, Progress
-from agentgit.sessions.session import Branches, Sessions, expect_limit, place_of
-from agentgit.sessions.webhook_hosts import ENVIRONMENT as WEBHOOK_HOSTS
-from agentgit.sessions.webhook_hosts import WebhookHosts
-from agentgit.store.database import Database
-from agentgit.store.queries import templates
+from agentgit.async_api import async_twin
+from agentgit.auth import JWT, Principal, ShareLink, User
+from agentgit.auth.scopes import WRITE
+from agentgit.checkpoints import Checkpoint
+from agentgit.effects import Effect, RollbackReport, ToolInvocation
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.handles.context import Context, UserRef
+from agentgit.handles.session import Session
+from agentgit.handles.session_reader import SessionRef
+from agentgit.handles.templates import SessionFactory
+from agentgit.repository.events import Events
+from agentgit.repository.login import Authenticator
+from agentgit.repository.maintenance import Maintenance
+from agentgit.repository.resolution import Resolution
+from agentgit.repository.transfer import Importer
+from agentgit.repository.users import Keys, Users
+from agentgit.repository.webhooks import Webhooks
+from agentgit.sessions import ExternalSession
+from agentgit.sessions.imports import ImportReport
+from agentgit.sessions.imports import Progress as ImportProgress
+from agentgit.sessions.maintenance import Progress
+from agentgit.sessions.operation import Operation
+from agentgit.sessions.session import Sessions, place_of, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.records.encryption_keys import unlock
-from agentgit.store.schema import schema
-from agentgit.store.schema.tenants import ensure_tenant
-from agentgit.store.sql.encryption import keyring_from
-from agentgit.store.sql.leases import LEASE_SECONDS
-from agentgit.store.sql.postgres import POOL_SIZE
-from agentgit.store.sql.tables import SESSION
-from agentgit.store.store import Store
+from agentgit.store.records.operations import value
+from agentgit.store.sql.ids import is_id
+from agentgit.store.transfer.summary import Carried
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -51,143 +44,23 @@ if TYPE_CHECKING:
     from agentgit.agents.wrap import Fence
     from agentgit.workspace.api import Workspace
 
-ENVIRONMENT = "AGENTGIT_DATABASE_URL"
-TRUST = "AGENTGIT_TRUST"
-DEFAULT = "agentgit.db"
 
-
-def open(
-    where: str | Path | URL | None = None,
-    *,
-    user: str | None = None,
-    tenant: str | None = None,
-    create: bool = True,
-    effects: Mapping[str, Effect | str] | None = None,
-    compression: str = "zstd",
-    keyring: Keyring | None = None,
-    pool_size: int = POOL_SIZE,
-    lease_seconds: float = LEASE_SECONDS,
-    jwt: JWT | None = None,
-    trust: Sequence[str] | None = None,
-    webhook_hosts: Sequence[str] | None = None,
-) -> Repository:
-    """Open a database, making or upgrading it if it is SQLite.
-
-    Args:
-        where: A path, `:memory:` or a URL; None is `$AGENTGIT_DATABASE_URL`, else `./agentgit.db`.
-        user: Whose sessions to see; None is the local owner, an admin. Who has the database needs no credential, and
-            a user who is not there is made.
-        tenant: The name of one of the isolated customers of the database; None is the first one. A missing one is made.
-        create: False to refuse a file, a tenant or a user that is not there.
-        effects: What tools do to the world of which neither `wrap(effects=...)` nor the tool itself says anything, by
-            tool name: as `wrap` takes it. `*` is every tool that is not named.
-        compression: The packing of new values, `zstd`, `zlib` (bigger and slower) or `none`; all kinds are read.
-        pool_size: The most connections to a server; on event loops, on each.
-        lease_seconds: The seconds that a run on a server counts as alive after its process was last heard of.
-        keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
-            From the first time on, the database can only be opened with its keys.
-        jwt: The settings by which `authenticate` verifies tokens; None accepts no token.
-        trust: Your modules, like `shop.tools`, whose tools can be undone and run again in every session; None is
-            `$AGENTGIT_TRUST`, their names with commas between them. They are imported now. As `Repository.trust` takes
-            them.
-        webhook_hosts: Host names, addresses and networks, like `10.0.0.0/8`, to which webhooks may be sent although
-            they are not public; None is `$AGENTGIT_WEBHOOK_ALLOW`, with commas between them.
-
-    Raises:
-        InvalidInput: `where` is empty, a number is too small, `effects` holds something that is no effect, a key is
-            not the right one, `trust` names no module, `webhook_hosts` no host, or no user or tenant can be called so.
-        KeyMissing: The database is encrypted with a key that was not given.
-        NotAllowed: The user is disabled.
-        NotFound: `create` is False and there is no such file, tenant or user; near names are told. Or a module of
-            `trust` cannot be imported, or declares nothing.
-        SchemaMismatch: It is older or newer than this library, or not agentgit's; the text has the command to run.
-        Unavailable: It cannot be read or written.
-
-    Example:
-        >>> with open(":memory:") as repo:
-        ...     repo.sessions()
-        []
-    """
-    if where == "":
-        raise InvalidInput("An empty text names no database; give a path, a URL, or nothing at all.")
-    defaults, hosts = as_effects(effects), WebhookHosts.of(_listed(webhook_hosts, WEBHOOK_HOSTS))
-    database = Database(
-        where if where is not None else os.environ.get(ENVIRONMENT) or DEFAULT,
-        pool_size=pool_size,
-        lease_seconds=lease_seconds,
-        keyring=keyring_from(keyring),
-    )
-    try:
-        if not create:
-            _expect_file(database)
-        schema.ready(database)
-        tenant_id = ensure_tenant(database, tenant, create=create)
-        store = Store(database, tenant_id, compression, hosts)
-        unlock(store.database, tenant_id)
-        found = _user(store, user or LOCAL, create=create or user in (None, LOCAL))
-        made = Repository(store, Principal(tenant_id=store.tenant_id, user=found), defaults)
-        made.trust(*trusted(trust))
-    except BaseException:
-        database.close()
-        raise
-    made.jwt = jwt
-    return made
-
-
-def trusted(named: Sequence[str] | None) -> list[str]:
-    """Return the modules to trust: those that are named, else those of the environment.
-
-    Raises:
-        InvalidInput: It is not a list of names.
-    """
-    found = _listed(named, TRUST)
-    if isinstance(found, str) or not all(isinstance(name, str) for name in found):
-        raise InvalidInput(f"trust={named!r} is no list of modules; write trust=['shop.tools'].")
-    return list(found)
-
-
-def _listed(given: Sequence[str] | None, variable: str) -> Sequence[str]:
-    """Return what is given, else what an environment variable lists with commas."""
-    if given is not None:
-        return given
-    return [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]
-
-
-def _user(store: Store, name: str, *, create: bool) -> User:
-    """Find the user, or make one; a database that cannot be written is read all the same."""
-    expect_name(name, "user")
-    with store.database.reading() as connection:
-        found = store.users.opening(connection, name)
-        if found is None and not create:
-            there = [user.name for user in store.users.all(connection)]
-            raise NotFound(
-                f"There is no user {name!r}. `agentgit users add NAME` makes one.", near=references.near(name, there)
-            )
-    if found is not None and found.disabled_at is not None:
-        raise shut_out(found)
-    return found or store.database.write(
-        lambda c: store.users.opening(c, name) or store.users.add(c, name, is_admin=name == LOCAL)
-    )
-
-
-def _expect_file(database: Database) -> None:
-    path = database.url.database
-    if database.is_sqlite and not database.in_memory and not Path(path or "").exists():
-        raise NotFound(f"There is no database {path}. Make one with: agentgit demo; or name another one: --db PATH")
-
-
-class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upkeep):
+class Repository:
     """An open handle on one database, bound to one user. A context manager; safe to use from many threads.
 
     Args:
-        store: The store of one tenant.
-        principal: The user it acts for; what belongs to others, and is not shared with them, is not found.
-        effects: The effects of tools that declare no other, by name; `*` is all of those.
-        registry: The functions at hand, of the handle that this one comes from; None for a new one.
+        context: The store and the principal.
+        jwt: The settings by which tokens are verified; with None, no token is accepted.
+        is_borrowed: True if another repository opened the database, and closes it.
     """
 
+    def __init__(self, context: Context, *, jwt: JWT | None = None, is_borrowed: bool = False) -> None:
+        self._context = context
+        self._login = Authenticator(context, jwt)
+        self._is_borrowed = is_borrowed
+
     def __repr__(self) -> str:
-        return f"Repository({self.store.database.name!r}, user={self.user.name!r})"
+        return f"Repository({self._context.store.database.name!r}, user={self.user.name!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -201,8 +74,47 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         The repositories that `as_user`, `login` and `authenticate` return share the connections of the one that was
         opened; closing them closes nothing.
         """
-        if not self.is_borrowed:
-            self.store.database.close()
+        if not self._is_borrowed:
+            self._context.store.database.close()
+
+    # -- namespaces
+
+    @property
+    def context(self) -> Context:
+        """The store and the principal, for extensions; what it offers may change."""
+        return self._context
+
+    @property
+    def user(self) -> User:
+        """The user whose sessions it shows."""
+        return self._context.user
+
+    @cached_property
+    def users(self) -> Users:
+        """The users of the tenant, for its admins."""
+        return Users(self._context)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The API keys of the user."""
+        return Keys(self._context)
+
+    @cached_property
+    def events(self) -> Events:
+        """The events of the user's sessions, and the audit trail."""
+        return Events(self._context)
+
+    @cached_property
+    def webhooks(self) -> Webhooks:
+        """The webhooks that the user's events are sent to."""
+        return Webhooks(self._context)
+
+    @cached_property
+    def maintenance(self) -> Maintenance:
+        """Space, integrity, figures and encryption of the database."""
+        return Maintenance(self._context)
+
+    # -- graphs
 
     def wrap(
         self,
@@ -261,7 +173,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         # Late, so that everything but running an agent works without LangGraph, which takes a second to import.
         agents = importlib.import_module("agentgit.agents.wrap")
         made: RollbackAgent = agents.wrap(
-            self,
+            self._context,
             graph,
             session,
             effects=effects,
@@ -281,7 +193,7 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         self,
         saver_or_url: Any,
         threads: Sequence[str] | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[ImportProgress], None] | None = None,
         *,
         session_prefix: str = "",
         on_error: str = "stop",
@@ -302,83 +214,44 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
             Corrupt: A thread is damaged, or what was stored differs from it; nothing of that thread is visible.
             Unavailable: The source does not answer.
         """
-        self._read(lambda c: self.lookup.expect_scope(c, WRITE))
+        self._context.read(lambda c: self._context.lookup.require_scope(c, WRITE))
         agents = importlib.import_module("agentgit.agents.importing.import_langgraph")  # late, as in `wrap`
         report: ImportReport = agents.import_langgraph(
-            self, saver_or_url, threads=threads, progress=progress, session_prefix=session_prefix, on_error=on_error
+            self._context,
+            saver_or_url,
+            threads=threads,
+            progress=progress,
+            session_prefix=session_prefix,
+            on_error=on_error,
         )
         return report
 
-    def ensure_session(self, name: str, template: CheckpointRef | None = None) -> ExternalSession:
-        """Find the session of that name, or make it with its first branch, `main`.
+    def trust(self, *modules: str) -> None:
+        """Import modules of yours, so that calls of their tools can be undone and made again without a wrapped graph.
+
+        Known are then, in every session and to every handle that comes from this one: what the decorators in a module
+        say, what its mappings of tool names to effects say, and its tools, lists of tools and graphs. A call is undone
+        only by the function whose name it recorded. What is stored is never imported, whatever it says.
 
         Args:
-            name: The session's name.
-            template: The template, as `wrap` takes it.
+            modules: `package.module`; or `package.module:name` for one list of tools or graph in it, or the function
+                that makes it.
 
         Raises:
-            InvalidInput: No session can be called so.
-            NotFound: There is no such template.
-            Conflict: There is a session of that name, which did not begin as the template.
+            NotFound: One cannot be imported, or declares nothing.
+            InvalidInput: It is no name of a module, or an effect in it does not fit its tool.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> repo.trust("agentgit.demo.shop")
         """
-        return self._ensure_session(name, template)
+        if modules:
+            importlib.import_module("agentgit.agents.user_modules").trust(
+                self._context.registry, modules
+            )  # late: it needs LangGraph
 
-    def _ensure_session(
-        self,
-        name: str,
-        template: CheckpointRef | None,
-        *,
-        run: Callable[[int], None] | None = None,
-        force: bool = False,
-    ) -> ExternalSession:
-        """Do as `ensure_session`, for a session that is to make the calls of its template again.
-
-        Args:
-            name: The session's name.
-            template: The template, as `wrap` takes it.
-            run: Gets the id of a new session, and provides its tools; None if no calls come along.
-            force: True to make the session also if some of them cannot be made again.
-
-        Raises:
-            RollbackBlocked: One of them cannot; no session was made.
-        """
-        self.expect_name(name)
-
-        def find_or_make(connection: Connection) -> ExternalSession:
-            found = self._called(connection, name)
-            if template is not None:
-                point = self._template(connection, template)
-                if found:
-                    templates.expect_same(self.store, connection, found[0].id, name, *point)
-                else:
-                    self.lookup.expect_scope(connection, FORK)
-                    session_id = templates.begin(
-                        self.store, connection, self.user.id, name, *point, calls=run is not None
-                    )
-                    if run is not None:
-                        run(session_id)
-                        if not force:
-                            self._expect_runnable(connection, session_id)
-            elif not found:
-                self.lookup.expect_scope(connection, WRITE)
-                session_id = self.store.sessions.create(connection, self.user.id, name)
-            return found[0] if found else self.lookup.session(connection, session_id)
-
-        return self._change(find_or_make)
-
-    def _called(self, connection: Connection, name: str) -> list[ExternalSession]:
-        """Find the session of that name: an own one, or another one's by its full name.
-
-        Raises:
-            NotFound: It is the full name of another user's session that they do not see.
-        """
-        own = self.store.visible.own(connection, self.user.id, SESSION.c.session_name == name, limit=1)
-        owner = self.store.users.named(connection, name.partition("/")[0]) if "/" in name else None
-        if not own and owner is not None and owner.id != self.user.id:
-            return [self.lookup.session(connection, name)]
-        return [self.lookup.session(connection, one) for one in own]
-
-    # -- look
+    # -- sessions
 
     def sessions(
         self,
@@ -402,105 +275,288 @@ class Repository(Across, Branching, Carrying, Finds, People, Privacy, Tells, Upk
         Example:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
-            >>> made = [repo.ensure_session(name) for name in ("one", "two", "three")]
+            >>> made = [repo.session(name, create=True) for name in ("one", "two", "three")]
             >>> first = repo.sessions(2)
             >>> [one.session_name for one in first], [one.session_name for one in repo.sessions(2, first[-1])]
             (['three', 'two'], ['one'])
         """
         if limit is not None:
-            expect_limit(limit, "sessions")
+            require_limit(limit, "sessions")
         if name is not None and not isinstance(name, str):
             raise InvalidInput(f"name={name!r} is no part of a name; give a text, or None for all.")
         at = place_of(after)
         return Sessions(
-            self._read(
-                lambda c: self.store.visible.page(c, self.user.id, limit=limit, after=at, shared=shared, name=name)
+            self._context.read(
+                lambda c: self._context.store.visible.page(
+                    c, self.user.id, limit=limit, after=at, shared=shared, name=name
+                )
             )
         )
 
-    def session(self, ref: SessionRef = None) -> ExternalSession:
+    def session(
+        self,
+        ref: Session | SessionRef = None,
+        *,
+        create: bool = False,
+        template: CheckpointRef | None = None,
+        checkpoint: Checkpoint | int | None = None,
+    ) -> Session:
         """Find a session by its name or id.
 
         Args:
             ref: None is the one of your own that moved last. Others' sessions are called like `alice/support-42`, or by
                 their name alone where none of your own has it.
+            create: True to make the session, with its first branch, `main`, if there is none of that name.
+            template: The checkpoint that a new session begins as, as `wrap` takes it.
+            checkpoint: Instead of a name, the session that has this checkpoint, or the checkpoint of this id.
 
         Raises:
-            NotFound: There is none.
+            NotFound: There is none; or there is no such template.
             Ambiguous: Several have that name, or one has that name and another one that id.
+            InvalidInput: With `create`, no session can have that name.
+            Conflict: With `template`, there is a session of that name which did not begin as the template.
         """
-        return self._read(lambda connection: self.lookup.session(connection, ref))
+        if isinstance(ref, Session):
+            ref = ref.id if not create else ref.name
+        if ref is not None and checkpoint is not None:
+            raise InvalidInput("Name the session, or one of its checkpoints, not both.")
+        if create or template is not None:
+            return Session(self._context, SessionFactory(self._context).ensure(_name_of(ref), template).id)
+        lookup = self._context.lookup
 
-    def branches(self, session: SessionRef = None) -> list[InternalSession]:
-        """List the branches of a session in the order they were made."""
-        return Branches(self._read(lambda c: self.views.branches(c, self.lookup.session(c, session))))
+        def find(connection: Connection) -> int:
+            owner = None
+            if checkpoint is not None:
+                owner = lookup.owner_of(connection, checkpoint)
+                if owner is None:
+                    wanted = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
+                    raise NotFound(f"There is no checkpoint {wanted}. session.checkpoints() lists those of a branch.")
+            return lookup.session(connection, owner or ref).id
 
-    def branch(self, session: SessionRef = None, name: BranchRef = None) -> InternalSession:
-        """Find a branch by its name or id.
+        return Session(self._context, self._context.read(find))
+
+    def accept(self, token: str) -> Session:
+        """Join a session by the token of a link, and return the session.
 
         Args:
-            session: The session; None is the one that moved last.
-            name: None is the current branch.
+            token: The token as `session.sharing.create_link` returned it.
+
+        Raises:
+            NotFound: No link that holds has this token.
+        """
+
+        def join(connection: Connection) -> int:
+            self._context.store.users.expect(connection, self._context.user.id)
+            session_id = self._context.store.members.accept(connection, token, self._context.user.id)
+            if session_id is None:
+                raise NotFound("This link does not hold: it was mistyped, revoked, or has ended. Ask for a new one.")
+            return session_id
+
+        return Session(self._context, self._context.change(join, scope=WRITE))
+
+    def revoke_link(self, link: ShareLink | int) -> ShareLink:
+        """End a link of any session at once, as `session.sharing.revoke_link`.
+
+        Args:
+            link: The link or its id.
+
+        Raises:
+            NotFound: There is no such link.
+            NotAllowed: You are not the owner of its session.
+        """
+        wanted = link.id if isinstance(link, ShareLink) else link
+
+        def find(connection: Connection) -> int:
+            found = self._context.store.members.link(connection, wanted) if is_id(wanted) else None
+            if found is None or self._context.lookup.sees(connection, found.session_id) is None:
+                raise NotFound(f"There is no link {wanted!r}. session.sharing.links() lists those of a session.")
+            return found.session_id
+
+        return Session(self._context, self._context.read(find)).sharing.revoke_link(wanted)
+
+    def import_(
+        self,
+        path: str | Path | BinaryIO,
+        *,
+        session: str | None = None,
+        workspace: str | Path | Workspace | None = None,
+        progress: Progress | None = None,
+    ) -> Carried:
+        """Make a session of what `export` wrote, with ids and threads of its own; all of it, or nothing.
+
+        The file is held against itself first: its hashes, and all that names something else. What its calls did is in
+        the world that they were made in: it is never reversed or made again from here, and plans say so. What was
+        consumed there stays consumed.
+
+        Args:
+            path: The file; or a binary stream.
+            session: The name for the session; None for its own name, or the next free one like it.
+            workspace: The directory that its files are to belong to, or a Workspace. They go into the store of that
+                workspace; the directory stays as it is until you rewind or roll back. None leaves the files out.
+            progress: Told how many bytes are read, and of how many; the file is read twice. It is called inside of a
+                transaction, so it may read, but not write to this database.
+
+        Raises:
+            NotFound: There is no such file.
+            InvalidInput: It is no export, or a newer one; or no session can be called so; or the workspace is none, or
+                has an environment of its own.
+            Corrupt: A line is damaged or forged; the text says which one, and what is wrong.
+            Conflict: There is a session of that name; or `progress` wrote to this database, or read one in memory.
+            Unavailable: Files cannot be stored.
+        """
+        return Importer(self._context).import_(path, session, workspace, progress)
+
+    # -- what stopped half way
+
+    def operation(self, operation: int) -> Operation:
+        """Find an operation by its id.
 
         Raises:
             NotFound: There is none.
         """
 
-        def look(connection: Connection) -> InternalSession:
-            found = self.lookup.session(connection, session)
-            return self.views.branch(connection, found, self.lookup.branch(connection, found, name))
+        def look(connection: Connection) -> Operation:
+            row = self._context.store.operations.find(connection, operation) if is_id(operation) else None
+            if row is None or self._context.lookup.sees(connection, row.external_session_id) is None:
+                raise NotFound(f"There is no operation {operation}. session.operations() lists those of a session.")
+            return value(row)
 
-        return self._read(look)
+        return self._context.read(look)
 
-    def tree(self, session: SessionRef = None) -> Tree:
-        """Return the tree of a session's branches; `str` draws it."""
-        return self._read(lambda c: self.views.tree(c, self.lookup.session(c, session)))
-
-    def delete_checkpoint(
-        self, ref: CheckpointRef, session: SessionRef = None, *, branch: BranchRef = None
-    ) -> Checkpoint:
-        """Delete a checkpoint; the conversation and the tool track stay. Gives the deleted one.
+    def report(self, operation: Operation | int) -> RollbackReport:
+        """Return what an operation did; of one that is not done, what it did until now.
 
         Args:
-            ref: The checkpoint, as `checkpoint` takes it.
-            session: The session, as `checkpoint` takes it.
-            branch: The branch, as `checkpoint` takes it.
+            operation: The operation as `operations` lists it, or its id.
 
         Raises:
-            Conflict: Something needs it, as a branch, a tag, a rollback, a merge or a call that is not resolved.
-            NotFound, Ambiguous, InvalidInput: As `checkpoint`.
+            NotFound: There is no such operation.
         """
-        found = self.checkpoint(ref, session, branch=branch)
-        found.to_dict()  # its content, while it is there
-        for one in self._deleted({found.id or 0}):
-            if not one.goes:
-                raise Conflict(f"Checkpoint {one.point.reference} stays: {one.why}.")
-        return found
+        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        return self._context.engine().read_report(found.id)
 
-    def cleanup_auto_checkpoints(self, session: SessionRef = None, *, branch: BranchRef = None, keep: int = 5) -> int:
-        """Delete the automatic checkpoints of a path but the newest ones; tell how many went.
-
-        Named ones stay, and so does each that something needs, as `set_retention` tells it.
+    def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:
+        """Finish a rollback or switch that failed half way or whose process died; what was done is not done again.
 
         Args:
-            session: The session; None is the one that moved last.
-            branch: The branch; None is the current one.
-            keep: The number of automatic ones to keep.
+            operation: The operation as `operations` lists it, or its id.
+            force: True to give up what still cannot be done: the world stays so, and the report says where.
 
         Raises:
-            InvalidInput: `keep` is negative.
+            NotFound: There is no such operation.
+            Conflict: It is being worked on, or a turn or another operation of its session runs.
+            RollbackBlocked: What happened since it was planned cannot be reversed; nothing was done.
+            RollbackIncomplete: A reversal or a tool failed again.
         """
-        if keep < 0:
-            raise InvalidInput(f"keep={keep} is negative; give the number of automatic checkpoints to keep.")
-        self._read(lambda c: self.lookup.session(c, session, EDITOR))
-        automatic = [point.id or 0 for point in self.checkpoints(session, branch) if point.is_auto]
-        return sum(one.goes for one in self._deleted(set(automatic[: max(0, len(automatic) - keep)])))
+        found = self.operation(operation.id if isinstance(operation, Operation) else operation)
+        self._context.read(lambda c: self._context.authorize(c, found.external_session_id))
+        with self._context.noting_moves(found.external_session_id):
+            return self._context.engine().resume(found.id, force=force)
 
-    def tool_track(self, session: SessionRef = None, branch: BranchRef = None) -> list[ToolInvocation]:
-        """List the tool invocations along a branch, from the root of the session, in order."""
+    def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
+        """Record what really happened, where the record could not know, and return the updated invocation.
 
-        def look(connection: Connection) -> list[ToolInvocation]:
-            found = self.lookup.session(connection, session)
-            return ToolTrack(self.store.live_track(connection, self.lookup.branch(connection, found, branch)))
+        For a call that is `unknown`, because it was broken off or raised, the outcome states whether the call happened;
+        for one that is `reverse_failed` or `reverse_unknown`, whether its reversal happened.
 
-        return self._read(look)
+        Args:
+            invocation: The invocation or its id.
+            outcome: `happened` or `did_not_happen`.
+            result: What a call that happened has returned, JSON-like: its undo function gets it, and so does the model
+                when its turn goes on.
+
+        Raises:
+            NotFound: There is no such invocation.
+            InvalidInput: The outcome is neither, or there is nothing to decide, or there can be no result.
+        """
+        return Resolution(self._context).resolve(invocation, outcome, result=result)
+
+    # -- acting for somebody
+
+    def as_user(self, user: UserRef) -> Repository:
+        """Return a handle that acts for another user of the tenant, with that user's rights and no more; for admins.
+
+        It shares the database and what was wrapped here can be undone through it; closing it closes nothing. It ends
+        when the user is disabled, and with the access of the admin.
+
+        Args:
+            user: A User, a name or an id.
+
+        Raises:
+            NotAllowed: You are no admin, or the user is disabled.
+            NotFound: There is no such user.
+
+        Example:
+            >>> import agentgit
+            >>> repo = agentgit.open(":memory:")
+            >>> ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+            >>> session = ada.session("support-42", create=True)
+            >>> bob.sessions()
+            []
+            >>> member = session.sharing.share("bob")
+            >>> [(one.reference, one.role) for one in bob.sessions()]
+            [('ada/support-42', 'viewer')]
+        """
+        return self._bound_to(self._login.as_user(user))
+
+    def authenticate(self, credential: str, source: str | None = None) -> Repository:
+        """Return a handle for whoever shows this credential; it ends when that is revoked, disabled or over.
+
+        Args:
+            credential: An API key, or a token if the database was opened with `jwt=`.
+            source: The caller's address, to count failures by; None counts none.
+
+        Raises:
+            NotAllowed: It does not hold; the text is the same whatever the cause.
+            TooManyAttempts: There were too many failures from that address.
+            Unavailable: PyJWT is not installed.
+        """
+        return self._bound_to(self._login.authenticate(credential, source))
+
+    def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Repository:
+        """Return a handle for the user who has this password; it ends when the user is disabled or gets another one.
+
+        Args:
+            name: The name of the user.
+            password: The password of the user.
+            source: The caller's address, to count failures by; None counts by the name alone.
+            device: What `keys.device()` gave after an earlier login there; while it holds, failures elsewhere do not
+                count, and those of this device count for it alone.
+
+        Raises:
+            NotAllowed: Nobody of that name has this password; the text is the same whatever the cause.
+            TooManyAttempts: There were too many failures; `retry_after` says how many seconds to wait.
+            Unavailable: Argon2 is not installed.
+        """
+        return self._bound_to(self._login.login(name, password, source, device))
+
+    def _bound_to(self, principal: Principal) -> Repository:
+        """Return a repository on the same database for another principal."""
+        return Repository(self._context.bound_to(principal), jwt=self._login.jwt, is_borrowed=True)
+
+    aimport_langgraph = async_twin(import_langgraph)
+    asessions = async_twin(sessions)
+    asession = async_twin(session)
+    aaccept = async_twin(accept)
+    arevoke_link = async_twin(revoke_link)
+    aas_user = async_twin(as_user)
+    aimport_ = async_twin(import_)
+    aoperation = async_twin(operation)
+    areport = async_twin(report)
+    aresume = async_twin(resume)
+    aresolve = async_twin(resolve)
+    alogin = async_twin(login)
+    aauthenticate = async_twin(authenticate)
+
+
+def _name_of(ref: SessionRef) -> str:
+    """Return the name of a session that is to be made if it does not exist.
+
+    Raises:
+        InvalidInput: It is an id, or missing.
+    """
+    if isinstance(ref, ExternalSession):
+        return ref.session_name
+    if not isinstance(ref, str):
+        raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {ref!r}.")
+    return ref

@@ -8,15 +8,16 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, User
 from agentgit.auth.devices import device_token
-from agentgit.auth.passwords import expect_password, hash_password, is_password_of
+from agentgit.auth.passwords import hash_password, is_password_of, require_password
 from agentgit.auth.scopes import ADMIN, READ, widened
 from agentgit.auth.sharing import end_of
-from agentgit.auth.user import LOCAL, expect_name
+from agentgit.auth.user import LOCAL, require_name
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
-from agentgit.handles.context import Handle, UserRef
-from agentgit.repository.erasure import erase
+from agentgit.handles.context import Context, UserRef
+from agentgit.handles.erasure import erase
 from agentgit.sessions.maintenance import Erased
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import erasure
@@ -30,15 +31,15 @@ class Users:
     """The users of a tenant. `Repository.users` is it.
 
     Args:
-        handle: The repository, which is bound to who looks.
+        context: The store and the principal.
     """
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-        self._users = handle.store.users
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._users = context.store.users
 
     def __repr__(self) -> str:
-        return f"Users(for {self._handle.user.name!r})"
+        return f"Users(for {self._context.user.name!r})"
 
     def add(self, name: str, password: str | None = None, is_admin: bool = False) -> User:
         """Make a user; for admins.
@@ -53,19 +54,19 @@ class Users:
             Conflict: Somebody is called so.
             NotAllowed: You are no admin.
         """
-        expect_name(name, "user")
-        stored = hash_password(expect_password(password)) if password is not None else None
+        require_name(name, "user")
+        stored = hash_password(require_password(password)) if password is not None else None
 
         def make(connection: Connection) -> User:
-            self._handle.lookup.expect_admin(connection, "users.add")
+            self._context.lookup.require_admin(connection, "users.add")
             if self._users.named(connection, name) is not None:
                 raise Conflict(f"There is a user {name} already. Choose another name.")
-            made = self._users.add(connection, name, is_admin=is_admin, by=self._handle.user.id)
+            made = self._users.add(connection, name, is_admin=is_admin, by=self._context.user.id)
             if stored is not None:
                 self._users.change(connection, made.id, {"password": stored})
             return made
 
-        return self._handle._change(make)
+        return self._context.change(make)
 
     def all(self) -> list[User]:
         """List the users by name; for admins.
@@ -75,10 +76,10 @@ class Users:
         """
 
         def look(connection: Connection) -> list[User]:
-            self._handle.lookup.expect_admin(connection, "users.all")
+            self._context.lookup.require_admin(connection, "users.all")
             return self._users.all(connection)
 
-        return self._handle._read(look)
+        return self._context.read(look)
 
     def find(self, user: UserRef) -> User:
         """Find a user by name or id; for admins, and oneself.
@@ -88,14 +89,14 @@ class Users:
             NotAllowed: You are no admin, and it is not you.
         """
 
-        me = self._handle.user
+        me = self._context.user
 
         def look(connection: Connection) -> User:
             if user not in (me, me.name, me.id):
-                self._handle.lookup.expect_admin(connection, "users.find")
-            return self._handle._find_user(connection, user)
+                self._context.lookup.require_admin(connection, "users.find")
+            return self._context.find_user(connection, user)
 
-        return self._handle._read(look)
+        return self._context.read(look)
 
     def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
         """Set another password for a user, and end all that they are logged in by; for admins, and oneself.
@@ -114,34 +115,34 @@ class Users:
             NotAllowed: You are no admin, and it is not you; or `current` is missing or wrong.
             TooManyAttempts: `current` was wrong too often.
         """
-        stored = hash_password(expect_password(password)) if password is not None else None
-        held = self._expect_current(user, current)
+        stored = hash_password(require_password(password)) if password is not None else None
+        held = self._require_current(user, current)
 
         def change(connection: Connection, user_id: int) -> None:
             if held is not None and self._users.password(connection, user_id) != held:
                 raise Conflict("The password was changed meanwhile. Give the new one as the current one.")
-            self._users.set_password(connection, user_id, stored, self._handle.principal.key_id)
+            self._users.set_password(connection, user_id, stored, self._context.principal.key_id)
 
         return self._changed(user, "set_password", "user.changed", change)
 
-    def _expect_current(self, user: UserRef, current: str | None) -> str | None:
+    def _require_current(self, user: UserRef, current: str | None) -> str | None:
         """Check the password that somebody has who changes their own; return its hash, None if none is needed."""
-        handle, me = self._handle, self._handle.user
+        context, me = self._context, self._context.user
 
         def look(connection: Connection) -> str | None:
             is_own = self._allowed(connection, user, "users.set_password").id == me.id
-            return self._users.password(connection, me.id) if is_own and handle.principal.since is not None else None
+            return self._users.password(connection, me.id) if is_own and context.principal.since is not None else None
 
-        held = handle._read(look)
+        held = context.read(look)
         if held is None:
             return None
         if current is None:
             raise NotAllowed("To change your password, give the current one, too.")
-        subjects = handle.store.failures.subjects(me.name, None)
-        handle.store.database.write(lambda c: handle.store.failures.attempt(c, subjects))
+        subjects = context.store.failures.subjects(me.name, None)
+        context.store.database.write(lambda c: context.store.failures.attempt(c, subjects))
         if not is_password_of(current, held):
             raise NotAllowed("The current password is another one. Nothing was changed.")
-        handle.store.database.write(lambda c: handle.store.failures.succeeded(c, subjects))
+        context.store.database.write(lambda c: context.store.failures.succeeded(c, subjects))
         return held
 
     def disable(self, user: UserRef) -> User:
@@ -181,10 +182,10 @@ class Users:
             if found.name == LOCAL:
                 raise InvalidInput("The local owner has no credential and cannot be shut out: add a user for that.")
             work(connection, found.id)
-            note(connection, self._handle.store.tenant_id, kind, user_id=self._handle.user.id, user=found.id)
-            return self._handle._find_user(connection, found.id)
+            note(connection, self._context.store.tenant_id, kind, user_id=self._context.user.id, user=found.id)
+            return self._context.find_user(connection, found.id)
 
-        return self._handle._change(change)
+        return self._context.change(change)
 
     def revoke_tokens(self, user: UserRef | None = None) -> None:
         """End all logins and tokens that were given before now, in browsers too.
@@ -200,18 +201,18 @@ class Users:
 
         def revoke(connection: Connection) -> None:
             if user is None:
-                self._handle.lookup.expect_admin(connection, "users.revoke_tokens")
+                self._context.lookup.require_admin(connection, "users.revoke_tokens")
             of = self._allowed(connection, user, "users.revoke_tokens").id if user is not None else None
             self._users.revoke_tokens(connection, of)
-            note(connection, self._handle.store.tenant_id, "tokens.revoked", user_id=self._handle.user.id, user=of)
+            note(connection, self._context.store.tenant_id, "tokens.revoked", user_id=self._context.user.id, user=of)
 
-        self._handle._change(revoke)
+        self._context.change(revoke)
 
     def delete(self, user: UserRef) -> Erased:
         """Erase a user for good, with every session, key, webhook and right of theirs; their handles end at once.
 
         For admins, and oneself. What they did in others' sessions stays there, under the id of a user who is no more.
-        Each session goes as `delete_session` tells it.
+        Each session goes as `Session.delete` describes it.
 
         Args:
             user: A User, a name or an id.
@@ -227,15 +228,15 @@ class Users:
         Example:
             >>> import agentgit
             >>> repo = agentgit.open(":memory:")
-            >>> session = repo.as_user(repo.users.add("ada")).ensure_session("support-42")
+            >>> session = repo.as_user(repo.users.add("ada")).session("support-42", create=True)
             >>> repo.users.delete("ada").sessions, [user.name for user in repo.users.all()]
             (1, ['local'])
         """
-        store, me = self._handle.store, self._handle.user
-        found = self._handle._read(lambda c: self._allowed(c, user, "users.delete"))
+        store, me = self._context.store, self._context.user
+        found = self._context.read(lambda c: self._allowed(c, user, "users.delete"))
         if found.name == LOCAL:
             raise InvalidInput(
-                "The local owner is whoever opens the database, and stays. Erase the sessions: repo.delete_session(...)"
+                "The local owner is whoever opens the database, and stays. Erase each session: session.delete()"
             )
 
         def may(connection: Connection) -> None:
@@ -243,7 +244,7 @@ class Users:
             erasure.hold_user(store, connection, found.id)
 
         return erase(
-            self._handle,
+            self._context,
             erasure.all_of(store, found.id),
             may,
             lambda c: erasure.erase_user(store, c, found, me.id),
@@ -251,26 +252,35 @@ class Users:
 
     def _allowed(self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False) -> User:
         """Find a user who is oneself, or whom one looks after as an admin."""
-        me = self._handle.user
+        me = self._context.user
         if admins_only or user not in (me, me.name, me.id):
-            self._handle.lookup.expect_admin(connection, verb)
-        self._handle.lookup.expect_scope(connection, ADMIN)
-        return self._handle._find_user(connection, user)
+            self._context.lookup.require_admin(connection, verb)
+        self._context.lookup.require_scope(connection, ADMIN)
+        return self._context.find_user(connection, user)
+
+    aadd = async_twin(add)
+    aall = async_twin(all)
+    afind = async_twin(find)
+    aset_password = async_twin(set_password)
+    adisable = async_twin(disable)
+    aenable = async_twin(enable)
+    arevoke_tokens = async_twin(revoke_tokens)
+    adelete = async_twin(delete)
 
 
 class Keys:
     """API keys of a user. `Repository.keys` is it.
 
     Args:
-        handle: The repository, which is bound to who looks.
+        context: The store and the principal.
     """
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-        self._keys = handle.store.keys
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._keys = context.store.keys
 
     def __repr__(self) -> str:
-        return f"Keys(for {self._handle.user.name!r})"
+        return f"Keys(for {self._context.user.name!r})"
 
     def create(
         self,
@@ -305,18 +315,20 @@ class Keys:
             >>> repo.authenticate(made.secret).user.name
             'ada'
         """
-        expect_name(name, "key")
+        require_name(name, "key")
         wide, until = widened(scopes), end_of(expires_in)
 
         def make(connection: Connection) -> NewKey:
             of = self._of(connection, user, "keys.create")
             if of.name == LOCAL:
                 raise InvalidInput("The local owner has no credential. Make a key for a user: keys.create(user=...).")
-            self._handle.store.users.expect(connection, of.id)
-            self._handle.lookup.stands(connection)  # whoever ended this login while it made its key has done so by now
-            return self._keys.add(connection, of.id, name, wide, until, self._handle.user.id)
+            self._context.store.users.expect(connection, of.id)
+            self._context.lookup.check_valid(
+                connection
+            )  # whoever ended this login while it made its key has done so by now
+            return self._keys.add(connection, of.id, name, wide, until, self._context.user.id)
 
-        return self._handle._change(make, scope=ADMIN)
+        return self._context.change(make, scope=ADMIN)
 
     def device(self) -> str:
         """Return a token for the device from which you log in; `login(device=...)` takes it the next time.
@@ -328,17 +340,17 @@ class Keys:
             InvalidInput: You have no password.
             NotAllowed: You came in by something else than your password, which must not help anybody to guess it.
         """
-        me = self._handle.principal
+        me = self._context.principal
         if me.key_id is not None or me.until is not None:
             raise NotAllowed("Only who has just logged in with a password is known on a device: repo.login(...).")
 
         def read(connection: Connection) -> str:
-            stored = self._handle.store.users.password(connection, self._handle.user.id)
+            stored = self._context.store.users.password(connection, self._context.user.id)
             if stored is None:
                 raise InvalidInput("Who has no password logs in from no device.")
-            return device_token(stored, self._handle.user.id, datetime.now(UTC))
+            return device_token(stored, self._context.user.id, datetime.now(UTC))
 
-        return self._handle._read(read)
+        return self._context.read(read)
 
     def all(self, user: UserRef | None = None) -> list[ApiKey]:
         """List the keys of a user, also those that have ended, the oldest first.
@@ -350,7 +362,7 @@ class Keys:
             NotFound: There is no such user.
             NotAllowed: You are no admin.
         """
-        return self._handle._read(lambda c: self._keys.all(c, self._of(c, user, "keys.all").id))
+        return self._context.read(lambda c: self._keys.all(c, self._of(c, user, "keys.all").id))
 
     def revoke(self, key: ApiKey | int) -> ApiKey:
         """End a key at once, also for handles that were opened with it; give it as it is then.
@@ -363,21 +375,26 @@ class Keys:
             NotAllowed: You came by another key, without the scope `admin`; the one you came by, you may always end.
         """
         wanted = key.id if isinstance(key, ApiKey) else key
-        is_in_use = wanted == self._handle.principal.key_id
+        is_in_use = wanted == self._context.principal.key_id
 
         def end(connection: Connection) -> ApiKey:
-            me = self._handle.user
+            me = self._context.user
             found = self._keys.find(connection, wanted) if is_id(wanted) else None
             if found is None or (found.user_id != me.id and not me.is_admin):
                 raise NotFound(f"There is no key {wanted!r}. repo.keys.all() lists yours.")
             self._keys.revoke(connection, found.id, me.id)
             return self._keys.find(connection, found.id) or found
 
-        return self._handle._change(end, scope=READ if is_in_use else ADMIN)
+        return self._context.change(end, scope=READ if is_in_use else ADMIN)
 
     def _of(self, connection: Connection, user: UserRef | None, verb: str) -> User:
-        me = self._handle.user
+        me = self._context.user
         if user is None or user in (me, me.name, me.id):
             return me
-        self._handle.lookup.expect_admin(connection, verb)
-        return self._handle._find_user(connection, user)
+        self._context.lookup.require_admin(connection, verb)
+        return self._context.find_user(connection, user)
+
+    acreate = async_twin(create)
+    adevice = async_twin(device)
+    aall = async_twin(all)
+    arevoke = async_twin(revoke)

@@ -1,8 +1,8 @@
 """Rollback and switch: plan, work the plan off step by step, publish. See record 11 in docs/decisions."""
 
-from agentgit.rollback.awaiting import Settle, on_this_loop, wait
-from agentgit.rollback.engine import Rollback
+from agentgit.rollback.awaiting import Settle, settle_here, wait
+from agentgit.rollback.engine import RollbackEngine
 from agentgit.rollback.planner import Planner
 from agentgit.rollback.request import Request, SwitchRequest
 
-__all__ = ["Planner", "Request", "Rollback", "Settle", "SwitchRequest", "on_this_loop", "wait"]
+__all__ = ["Planner", "Request", "RollbackEngine", "Settle", "SwitchRequest", "settle_here", "wait"]

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agentgit.async_api import WAITING_LOOP
 from agentgit.errors import InvalidInput
 
 Settle = Callable[[Awaitable[Any]], Any]
@@ -27,9 +28,11 @@ def wait(awaitable: Awaitable[Any]) -> Any:
         return thread.submit(asyncio.run, settled()).result()
 
 
-def on_this_loop() -> Settle:
-    """Return what waits for asynchronous functions on the running event loop; to be called in another thread."""
-    loop = asyncio.get_running_loop()
+def settle_here() -> Settle:
+    """Return what waits for asynchronous functions: on the event loop that awaits this code, if one does."""
+    loop = WAITING_LOOP.get()
+    if loop is None or not loop.is_running() or loop is _running():
+        return wait
 
     def settle(awaitable: Awaitable[Any]) -> Any:
         async def settled() -> Any:
@@ -38,6 +41,13 @@ def on_this_loop() -> Settle:
         return asyncio.run_coroutine_threadsafe(settled(), loop).result()
 
     return settle
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def settled(settle: Settle, answer: Any) -> Any:

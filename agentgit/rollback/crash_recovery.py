@@ -13,7 +13,7 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 
-def take_back(store: Store, connection: Connection, session_id: int) -> list[int]:
+def recover_abandoned(store: Store, connection: Connection, session_id: int) -> list[int]:
     """Take back what dead processes held in a session: turns, and rollbacks, which are half done from then on.
 
     Args:
@@ -40,7 +40,7 @@ def take_back(store: Store, connection: Connection, session_id: int) -> list[int
     return alive
 
 
-def take_back_all(store: Store, session_id: int) -> None:
+def recover_all_abandoned(store: Store, session_id: int) -> None:
     """Take back what dead processes held in a session, writing only if there is something to take back."""
     with store.database.reading() as connection:
         held = [store.sessions.running(connection, session_id), store.operations.running(connection, session_id)]
@@ -49,7 +49,7 @@ def take_back_all(store: Store, session_id: int) -> None:
 
         def take(connection: Connection) -> None:
             store.sessions.lock(connection, session_id)
-            take_back(store, connection, session_id)
+            recover_abandoned(store, connection, session_id)
 
         store.database.write(take, durable=True)
 
@@ -69,13 +69,13 @@ def break_off(store: Store, connection: Connection, row: Found) -> None:
     store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
 
 
-def expect_quiet(store: Store, connection: Connection, session_id: int) -> None:
+def require_quiet(store: Store, connection: Connection, session_id: int) -> None:
     """Check that neither a turn nor an operation acts on the world of a session.
 
     Raises:
         Conflict: One does.
     """
-    take_back(store, connection, session_id)
+    recover_abandoned(store, connection, session_id)
     refuse_busy(store, connection, session_id)
 
 

@@ -21,15 +21,15 @@ from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, W
 from agentgit.rollback import notes
 from agentgit.rollback.awaiting import Settle, wait
 from agentgit.rollback.crash_recovery import refuse_busy
-from agentgit.rollback.executor import Worker
+from agentgit.rollback.executor import Executor
 from agentgit.rollback.files import RollbackFiles
-from agentgit.rollback.finish import Publishing
+from agentgit.rollback.finish import Finisher
 from agentgit.rollback.planner import Cannot, Planner
 from agentgit.rollback.replay import Executed
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
-from agentgit.rollback.resume import Stopped
-from agentgit.rollback.start import Admit, Beginning, Stale, refusals
+from agentgit.rollback.resume import Resumption
+from agentgit.rollback.start import Admit, Stale, Starter, refusals
 from agentgit.rollback.verification import Planning, Verification
 from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL, REPLAYING
@@ -50,7 +50,7 @@ class Begin(Protocol[T_co]):
     def __call__(self, connection: Connection, /, said: dict[int, str]) -> T_co: ...
 
 
-class Rollback:
+class RollbackEngine:
     """The verbs, on one store.
 
     Args:
@@ -63,14 +63,14 @@ class Rollback:
     def __init__(self, store: Store, registry: Registry, settle: Settle = wait, *, admit: Admit) -> None:
         self.store = store = store.apart()
         self.planner = Planner(store, registry)
-        self.looks = Verification(store, registry, settle)
-        self.worker = Worker(store, registry, settle, self.looks)
-        self.reports = Reports(store, registry, self.worker)
-        self.stopped = Stopped(store, self.planner, self.worker, admit)
+        self.verification = Verification(store, registry, settle)
+        self.executor = Executor(store, registry, settle, self.verification)
+        self.reports = Reports(store, registry, self.executor)
+        self.resumption = Resumption(store, self.planner, self.executor, admit)
         self.files = RollbackFiles(store, registry)
-        self.beginning = Beginning(store, self.planner, self.files, admit)
-        executed = Executed(store, self.planner.past, self.worker)
-        self.publishing = Publishing(store, self.reports, self.stopped, self.files, executed)
+        self.starter = Starter(store, self.planner, self.files, admit)
+        executed = Executed(store, self.planner.past, self.executor)
+        self.finisher = Finisher(store, self.reports, self.resumption, self.files, executed)
 
     # -- plan
 
@@ -87,8 +87,8 @@ class Rollback:
             InvalidInput: One of them means nothing.
         """
         request = Request(user_id=0, source_id=source_id, target=target, label=label, **how)
-        self.looks.look(target.external_session_id)
-        plan, _ = self.looks.checked(lambda c, cannot: self.planner.of(c, request, cannot))
+        self.verification.look(target.external_session_id)
+        plan, _ = self.verification.checked(lambda c, cannot: self.planner.of(c, request, cannot))
         plan = self.files.planned(plan, target.external_session_id, self._files_of(request))
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, target.internal_session_id)
@@ -98,8 +98,8 @@ class Rollback:
         """Return what would bring the world to where a branch stands, without doing anything."""
         with self.store.database.reading() as connection:
             branch = self.store.sessions.branch(connection, branch_id)
-        self.looks.look(branch.external_session_id)
-        plan, _ = self.looks.checked(lambda c, cannot: self._to(c, branch_id, cannot))
+        self.verification.look(branch.external_session_id)
+        plan, _ = self.verification.checked(lambda c, cannot: self._to(c, branch_id, cannot))
         plan = self.files.planned(plan, branch.external_session_id, self.files.of_branch(branch))
         with self.store.database.reading() as connection:
             return replace(
@@ -122,15 +122,15 @@ class Rollback:
             )
         return found
 
-    def _expect_own(self, session_id: int, files: FilesAt | None) -> None:
+    def _require_own(self, session_id: int, files: FilesAt | None) -> None:
         """Check that files can be brought back.
 
         Raises:
-            WorkspaceChanged, Unavailable: As `Files.expect_own`.
+            WorkspaceChanged, Unavailable: As `Files.require_own`.
             Conflict: The files have changed because a turn or an operation of this session runs.
         """
         try:
-            self.files.expect_own(session_id, files)
+            self.files.require_own(session_id, files)
         except WorkspaceChanged:
             with self.store.database.reading() as connection:
                 refuse_busy(self.store, connection, session_id)
@@ -154,20 +154,20 @@ class Rollback:
             return self._run(request)
 
     def _run(self, request: Request) -> int:
-        self.looks.look(request.target.external_session_id)
+        self.verification.look(request.target.external_session_id)
         files = self._files_of(request)
         if not request.force:
-            self._expect_own(request.target.external_session_id, files)
+            self._require_own(request.target.external_session_id, files)
         with self.store.at_work() as owner:
             begun, is_new = self._begun(
                 lambda c, cannot: self.planner.of(c, request, cannot),
-                lambda c, /, said: self.beginning.rollback(c, request, owner, said, files),
+                lambda c, /, said: self.starter.rollback(c, request, owner, said, files),
             )
             if is_new:
                 return self._proceed(begun, owner)
         self.resume(begun)
         with self.store.database.reading() as connection:
-            return int(self.stopped.find(connection, begun).internal_session_id)
+            return int(self.resumption.find(connection, begun).internal_session_id)
 
     def switch(self, request: SwitchRequest) -> int:
         """Continue on another branch, and bring branch and world together; give the id of the operation.
@@ -182,14 +182,14 @@ class Rollback:
             return self._switch(request)
 
     def _switch(self, request: SwitchRequest) -> int:
-        self.looks.look(request.branch.external_session_id)
+        self.verification.look(request.branch.external_session_id)
         files = self.files.of_branch(request.branch) if request.sync == "world" else None
         if not request.force:
-            self._expect_own(request.branch.external_session_id, files)
+            self._require_own(request.branch.external_session_id, files)
         with self.store.at_work() as owner:
             begun = self._begun(
                 lambda c, cannot: self._to(c, request.branch.id, cannot),
-                lambda c, /, said: self.beginning.switch(c, request, owner, said, files),
+                lambda c, /, said: self.starter.switch(c, request, owner, said, files),
             )
             self._proceed(begun, owner)
         return begun
@@ -197,7 +197,7 @@ class Rollback:
     def _begun(self, plan: Planning, begin: Begin[T]) -> T:
         """Ask the prechecks of a plan, then begin; again if meanwhile there is more to reverse than was asked about."""
         while True:
-            _, said = self.looks.checked(plan)
+            _, said = self.verification.checked(plan)
             try:
                 return self.store.database.write(functools.partial(begin, said=said), durable=True)
             except Stale:
@@ -222,34 +222,36 @@ class Rollback:
 
     def _resume(self, operation_id: int, *, force: bool) -> None:
         with self.store.at_work() as owner:
-            taken = self.store.database.write(lambda c: self.stopped.take(c, operation_id, owner), durable=True)
+            taken = self.store.database.write(lambda c: self.resumption.take(c, operation_id, owner), durable=True)
             if taken is not None:
-                self.looks.look(taken.external_session_id)
-                _, said = self.looks.checked(lambda c, cannot: self.stopped.since(c, operation_id, cannot))
+                self.verification.look(taken.external_session_id)
+                _, said = self.verification.checked(lambda c, cannot: self.resumption.since(c, operation_id, cannot))
                 cannot = refusals(said)
                 try:
-                    self.store.database.write(lambda c: self.stopped.plan_again(c, operation_id, cannot, force=force))
+                    self.store.database.write(
+                        lambda c: self.resumption.plan_again(c, operation_id, cannot, force=force)
+                    )
                 except RollbackBlocked:
-                    self.store.database.write(lambda c: self.stopped.leave(c, taken))
+                    self.store.database.write(lambda c: self.resumption.leave(c, taken))
                     raise
                 self._proceed(operation_id, owner)
 
     def read_report(self, operation_id: int) -> RollbackReport:
         """Read what an operation did."""
         with self.store.database.reading() as connection:
-            return self.reports.read(connection, self.stopped.find(connection, operation_id))
+            return self.reports.read(connection, self.resumption.find(connection, operation_id))
 
     # -- work, and publish
 
     def _proceed(self, operation_id: int, owner: str) -> int:
         database = self.store.database
         with database.reading() as connection:
-            row = self.stopped.find(connection, operation_id)
+            row = self.resumption.find(connection, operation_id)
             whose = self.store.visible.owner(connection, row.external_session_id)
         # Who loses the right meanwhile ends it all the same: what undo functions did has to be recorded.
         with database.seeing(whose) if whose is not None else nullcontext():
-            files = self.files.bring(row) if self.worker.work(row, owner) else None
-            ended = database.write(lambda c: self.publishing.end(c, operation_id, owner, files), durable=True)
+            files = self.files.bring(row) if self.executor.work(row, owner) else None
+            ended = database.write(lambda c: self.finisher.end(c, operation_id, owner, files), durable=True)
             if ended != operation.DONE:
                 report = self.read_report(operation_id)
                 raise RollbackIncomplete(
@@ -281,12 +283,12 @@ class Rollback:
             at: The files that are its own; None for those that are there now.
         """
         self.store.sessions.lock(connection, target.external_session_id)
-        self.beginning.expect_there(connection, target, f"{target.branch_name}#{target.number}")
+        self.starter.require_there(connection, target, f"{target.branch_name}#{target.number}")
         left = self.store.sessions.branch(connection, target.internal_session_id)
         seen = self.store.world.last(connection, left.external_session_id)  # before it is looked at, as in a turn
         half_done = left.status in (REPLAYING, PARTIAL)  # what its own operation has changed so far it has not seen
         touched = half_done or self.planner.divergence(connection, left) is not None
-        branch_id = self.beginning.branch(connection, target, name, source_id)
+        branch_id = self.starter.branch(connection, target, name, source_id)
         begun = Begun(
             kind="fork",
             session_id=target.external_session_id,
@@ -301,7 +303,7 @@ class Rollback:
         operation_id = self.store.operations.begin(connection, begun)
         last = self.store.snapshots.last(connection, target.external_session_id)
         there = files_of(last) if last is not None else None
-        self.publishing.branch(connection, branch_id, user_id, at or there, current=False)
+        self.finisher.branch(connection, branch_id, user_id, at or there, current=False)
         if at is not None and last is not None:  # those that are there are still the last ones
             looked = self.store.sessions.branch(connection, last.internal_session_id)
             self.store.snapshots.see(connection, looked, files_of(last))

@@ -22,7 +22,7 @@ from agentgit.effects.registry import Registry, Run
 from agentgit.errors import Conflict
 from agentgit.rollback.awaiting import Settle, done, settled
 from agentgit.rollback.replay_calls import REPEATABLE
-from agentgit.rollback.verification import Sight, There, Verification, VerifyRaised
+from agentgit.rollback.verification import Verdict, Verification, VerifiedCall, VerifyRaised
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
@@ -39,7 +39,7 @@ IN_THE_WORLD = frozenset({invocation.DONE, invocation.REVERSE_FAILED})
 """The statuses of what is known to stand."""
 
 
-class Worker:
+class Executor:
     """Works operations off.
 
     Args:
@@ -53,7 +53,7 @@ class Worker:
         self.store = store
         self.registry = registry
         self.settle = settle
-        self.looks = looks
+        self.verification = looks
 
     def work(self, row: Found, owner: str) -> bool:
         """Do the steps of an operation that are not done yet, in their order; tell whether it came to the last one.
@@ -100,9 +100,9 @@ class Worker:
                 self._undo(undo, call)
             except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
                 # If it can be seen that nothing is there any more, it was reversed, whatever its undo raised.
-                seen = self.looks.sees(row.external_session_id, call)
-                if seen is not Sight.GONE:
-                    is_known = isinstance(seen, There) or not isinstance(error, CANCELLED)
+                seen = self.verification.sees(row.external_session_id, call)
+                if seen is not Verdict.GONE:
+                    is_known = isinstance(seen, VerifiedCall) or not isinstance(error, CANCELLED)
                     status = invocation.REVERSE_FAILED if is_known else invocation.REVERSE_UNKNOWN
                     problem = _problem(error, seen)
                     traced.fail(type(error).__name__)
@@ -173,7 +173,7 @@ class Worker:
         if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
             return False
         with self.store.database.reading() as connection:
-            return self.store.world.stands(connection, original)
+            return self.store.world.may_be_in_world(connection, original)
 
     def _intend(self, connection: Connection, row: Found, intent: Intent) -> int:
         self.store.operations.hold(connection, row.id, intent.owner)
@@ -193,13 +193,13 @@ class Worker:
         call, now = self._read(again), datetime.now(UTC)
         if call is None or self._proves_nothing_done(row, call, error):
             return CallOutcome(status=FAILED, error=told(error), ended_at=now)
-        seen = self.looks.sees(row.external_session_id, call)
-        if isinstance(seen, There):
+        seen = self.verification.sees(row.external_session_id, call)
+        if isinstance(seen, VerifiedCall):
             return CallOutcome(status=invocation.DONE, result=seen.result, ended_at=now)
         problem = _problem(error, seen)
-        if isinstance(error, CANCELLED) and seen is not Sight.GONE:
+        if isinstance(error, CANCELLED) and seen is not Verdict.GONE:
             return CallOutcome(status=invocation.UNKNOWN, error=problem)
-        is_known = seen is Sight.GONE or (seen is Sight.BLIND and call.effect not in LASTING)
+        is_known = seen is Verdict.GONE or (seen is Verdict.BLIND and call.effect not in LASTING)
         return CallOutcome(status=FAILED if is_known else invocation.UNKNOWN, error=problem, ended_at=now)
 
     def _proves_nothing_done(self, row: Found, call: ToolInvocation, error: BaseException) -> bool:

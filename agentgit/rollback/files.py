@@ -68,7 +68,7 @@ class RollbackFiles:
         except AgentGitError as error:
             return not_done(at, error)
 
-    def expect_own(self, session_id: int, at: FilesAt | None) -> None:
+    def require_own(self, session_id: int, at: FilesAt | None) -> None:
         """Check that the files can be brought back, and that nobody else has changed them.
 
         Raises:
@@ -167,7 +167,7 @@ class RollbackFiles:
             if at.snapshot in held:
                 reopen(at.settings).hold(at)
 
-    def forsake(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
+    def release_all(self, sessions: Select[int]) -> tuple[list[FilesAt], list[str]]:
         """Release the snapshots that only these sessions have.
 
         Returns:

@@ -15,7 +15,7 @@ from agentgit.rollback.executor import stops_at
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.replay import Executed
 from agentgit.rollback.report import Reports
-from agentgit.rollback.resume import Stopped
+from agentgit.rollback.resume import Resumption
 from agentgit.sessions import operation
 from agentgit.sessions.session import OPEN, PARTIAL
 from agentgit.store.records.checkpoints import Label, Snapshot
@@ -24,7 +24,7 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 
-class Publishing:
+class Finisher:
     """Publishes what operations have done.
 
     Args:
@@ -36,11 +36,11 @@ class Publishing:
     """
 
     def __init__(
-        self, store: Store, reports: Reports, stopped: Stopped, files: RollbackFiles, executed: Executed
+        self, store: Store, reports: Reports, stopped: Resumption, files: RollbackFiles, executed: Executed
     ) -> None:
         self.store = store
         self.reports = reports
-        self.stopped = stopped
+        self.resumption = stopped
         self.files = files
         self.executed = executed
 
@@ -51,9 +51,9 @@ class Publishing:
             Conflict: The operation was taken over.
         """
         sessions = self.store.sessions
-        sessions.lock(connection, self.stopped.find(connection, operation_id).external_session_id)
+        sessions.lock(connection, self.resumption.find(connection, operation_id).external_session_id)
         self.store.operations.hold(connection, operation_id, owner)
-        row = self.stopped.find(connection, operation_id)
+        row = self.resumption.find(connection, operation_id)
         groups, request = self.reports.outcome(connection, row), as_object(row.request)
         waits = request.get("files") is not None and (files is None or bool(files.problem))
         if request.get("give_up"):
@@ -96,12 +96,12 @@ class Publishing:
                 left = KEEP if step["action"] == REVERSE else self._left(connection, row, step["invocation"])
                 step |= {"action": left, "why": f"forced: {undone[step['invocation']]}"}
         self.store.operations.change(connection, row.id, request)
-        return self.stopped.find(connection, row.id)
+        return self.resumption.find(connection, row.id)
 
     def _left(self, connection: Connection, row: Found, invocation_id: int) -> str:
         """Return the action for a call that was to run again and did not: the record answers for what stands."""
         call = self.store.journal.invocations(connection, [invocation_id])[invocation_id]
-        stands = call.effect == READ_ONLY or self.store.world.stands(connection, call)
+        stands = call.effect == READ_ONLY or self.store.world.may_be_in_world(connection, call)
         return ANSWER if stands and self.executed.is_of(row) else GONE
 
     def branch(
@@ -129,7 +129,7 @@ class Publishing:
         """
         branch = self.store.sessions.branch(connection, branch_id)
         point = self.store.checkpoints.one(connection, branch.branch_point_id)
-        self.store.sure(connection, branch, point.state_hash)
+        self.store.verify_state(connection, branch, point.state_hash)
         state_hash, graph_checkpoint_id = point.state_hash, point.graph_checkpoint_id
         if made_by is not None and self.executed.is_of(made_by):
             self.executed.take_over(connection, made_by)

@@ -11,7 +11,7 @@ from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED
 from agentgit.effects.plan import EXECUTE, REDO
 from agentgit.effects.tool_messages import Answered, Rewriter
-from agentgit.rollback.executor import IN_THE_WORLD, Worker
+from agentgit.rollback.executor import IN_THE_WORLD, Executor
 from agentgit.rollback.replay_calls import PathCalls
 from agentgit.store.records import rerun_track
 from agentgit.store.records.rerun_track import PlacedCall
@@ -30,10 +30,10 @@ class Executed:
         worker: Knows what ran again.
     """
 
-    def __init__(self, store: Store, past: PathCalls, worker: Worker) -> None:
+    def __init__(self, store: Store, past: PathCalls, worker: Executor) -> None:
         self.store = store
         self.past = past
-        self.worker = worker
+        self.executor = worker
 
     def is_of(self, row: Found) -> bool:
         """Return whether an operation makes a branch whose calls run again."""
@@ -61,7 +61,7 @@ class Executed:
     def _runs(self, connection: Connection, row: Found) -> dict[int, ToolInvocation]:
         """Read what ran again, by the ids of the calls that it repeats."""
         steps = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
-        found = {id: self.worker.redone(connection, row, id) for id in steps}
+        found = {id: self.executor.redone(connection, row, id) for id in steps}
         return {id: run for id, run in found.items() if run is not None and run.status in IN_THE_WORLD}
 
     def _answered(

@@ -12,7 +12,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
-from agentgit.rollback.executor import IN_THE_WORLD, Worker, drift
+from agentgit.rollback.executor import IN_THE_WORLD, Executor, drift
 from agentgit.sessions.operation import DONE
 from agentgit.store.records.sessions import Found
 from agentgit.store.store import Store
@@ -35,10 +35,10 @@ class Reports:
         worker: The worker that knows which calls ran again.
     """
 
-    def __init__(self, store: Store, registry: Registry, worker: Worker) -> None:
+    def __init__(self, store: Store, registry: Registry, worker: Executor) -> None:
         self.store = store
         self.registry = registry
-        self.worker = worker
+        self.executor = worker
 
     def outcome(self, connection: Connection, row: Found) -> dict[str, list[ReportItem]]:
         """Return what became of each step from the journal itself."""
@@ -62,7 +62,7 @@ class Reports:
         if step["action"] == REVERSE:
             group, why = self._reversed(row, call, untried)
         elif step["action"] == REDO:
-            again = self.worker.redone(connection, row, call.id)
+            again = self.executor.redone(connection, row, call.id)
             group, why = self._redone(row, call, again, untried)
             if group == "redone" and again is not None and (other := drift(call, again)) is not None:
                 yield "drifted", ReportItem(invocation=again, reason=other)
@@ -93,7 +93,7 @@ class Reports:
 
     def _redone(self, row: Found, call: ToolInvocation, again: ToolInvocation | None, untried: str) -> tuple[str, str]:
         if again is None:
-            if self.worker.still_stands(row, call):
+            if self.executor.still_stands(row, call):
                 return "remaining", STANDS
             missing = self.registry.cannot_run(row.external_session_id, call)
             return "remaining", missing or untried

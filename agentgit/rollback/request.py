@@ -62,7 +62,7 @@ class Request:
         if self.request_id is not None and not _fits(self.request_id):
             raise InvalidInput(f"request_id={self.request_id!r} must be a text of 1 to 64 characters.")
         if not self.conversation:
-            self._expect_world_only()
+            self._require_world_only()
         if self.replay == EXECUTE and self.tools == "keep":
             raise InvalidInput(
                 "replay='execute' reverses what stands and then makes the calls of the path again; with tools='keep' "
@@ -70,7 +70,7 @@ class Request:
                 "repo.wrap(graph, 'NEW NAME', template='SESSION@CHECKPOINT', replay='execute')."
             )
 
-    def _expect_world_only(self) -> None:
+    def _require_world_only(self) -> None:
         if self.tools == "keep" and not self.files:
             raise InvalidInput(
                 "Neither conversation, tools nor files: nothing would be rolled back. Leave one of them on."

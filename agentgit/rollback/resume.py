@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from agentgit.effects import RollbackPlan
 from agentgit.effects.plan import REDO
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
-from agentgit.rollback.crash_recovery import expect_quiet, take_back
-from agentgit.rollback.executor import Worker
+from agentgit.rollback.crash_recovery import recover_abandoned, require_quiet
+from agentgit.rollback.executor import Executor
 from agentgit.rollback.planner import Cannot, Planner
 from agentgit.rollback.start import Admit
 from agentgit.sessions import operation
@@ -20,7 +20,7 @@ from agentgit.store.store import Store
 from agentgit.values import as_object
 
 
-class Stopped:
+class Resumption:
     """Takes operations up again.
 
     Args:
@@ -30,11 +30,11 @@ class Stopped:
         admit: A function that refuses users without the right.
     """
 
-    def __init__(self, store: Store, planner: Planner, worker: Worker, admit: Admit) -> None:
+    def __init__(self, store: Store, planner: Planner, worker: Executor, admit: Admit) -> None:
         self.admit = admit
         self.store = store
         self.planner = planner
-        self.worker = worker
+        self.executor = worker
 
     def find(self, connection: Connection, operation_id: int) -> Found:
         """Read the row of an operation.
@@ -44,7 +44,7 @@ class Stopped:
         """
         row = self.store.operations.find(connection, operation_id)
         if row is None:
-            raise NotFound(f"There is no operation {operation_id}. repo.operations() lists those of a session.")
+            raise NotFound(f"There is no operation {operation_id}. session.operations() lists those of a session.")
         return row
 
     def take(self, connection: Connection, operation_id: int, owner: str) -> Found | None:
@@ -57,12 +57,12 @@ class Stopped:
         session_id = self.find(connection, operation_id).external_session_id
         self.admit(connection, session_id)
         self.store.sessions.lock(connection, session_id)
-        if operation_id in take_back(self.store, connection, session_id):
+        if operation_id in recover_abandoned(self.store, connection, session_id):
             raise Conflict(f"Operation {operation_id} is being worked on. Wait until it ends.")
         row = self.find(connection, operation_id)
         if row.status == operation.DONE:
             return None
-        expect_quiet(self.store, connection, session_id)
+        require_quiet(self.store, connection, session_id)
         self.store.operations.take(connection, operation_id, owner)
         self.store.sessions.set_status(connection, row.internal_session_id, REPLAYING)
         return row
@@ -119,6 +119,6 @@ class Stopped:
     def _since(self, connection: Connection, row: Found, steps: list[dict[str, Any]], cannot: Cannot) -> RollbackPlan:
         """Plan what is not among the steps, nor was made by them."""
         known = {step["invocation"] for step in steps}
-        made = [self.worker.redone(connection, row, step["invocation"]) for step in steps if step["action"] == REDO]
+        made = [self.executor.redone(connection, row, step["invocation"]) for step in steps if step["action"] == REDO]
         known |= {call.id for call in made if call is not None}
         return self.planner.again(connection, row, cannot).without(known)

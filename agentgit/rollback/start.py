@@ -12,13 +12,13 @@ from agentgit.effects.files import FilesAt
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.rollback import notes
-from agentgit.rollback.crash_recovery import expect_quiet
+from agentgit.rollback.crash_recovery import require_quiet
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.planner import Cannot, Planner
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.records.operations import Begun
-from agentgit.store.records.sessions import Found, expect_whole
+from agentgit.store.records.sessions import Found, require_whole
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.values import as_object
@@ -31,7 +31,7 @@ class Stale(Exception):
     """Something new is to be reversed whose precheck has not been asked; plan again."""
 
 
-class Beginning:
+class Starter:
     """Begins operations.
 
     Args:
@@ -59,16 +59,16 @@ class Beginning:
             earlier = self.store.operations.requested(connection, session_id, request.request_id)
             if earlier is not None:
                 return self._same(earlier, request, files), False
-        expect_quiet(self.store, connection, session_id)
-        self.expect_there(connection, target, request.label)
+        require_quiet(self.store, connection, session_id)
+        self.require_there(connection, target, request.label)
         plan = self.planner.of(connection, request, refusals(said))
-        self._expect_asked(plan, said)
+        self._require_asked(plan, said)
         plan = self._admitted(connection, plan, request, refusals(said))
         if request.conversation:
             branch_id = self.branch(connection, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
-            expect_whole(self.store.sessions.branch(connection, branch_id))
+            require_whole(self.store.sessions.branch(connection, branch_id))
             self.store.sessions.set_status(connection, branch_id, REPLAYING)
         begun = Begun(
             kind=ROLLBACK,
@@ -99,12 +99,12 @@ class Beginning:
         self.admit(connection, request.branch.external_session_id)
         self.store.sessions.lock(connection, request.branch.external_session_id)
         branch = self.store.sessions.branch(connection, request.branch.id)
-        expect_quiet(self.store, connection, branch.external_session_id)
-        expect_whole(branch)
+        require_quiet(self.store, connection, branch.external_session_id)
+        require_whole(branch)
         plan = self.planner.switch(connection, branch, refusals(said))
         notes.renote(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
-            self._expect_asked(plan, said)
+            self._require_asked(plan, said)
             plan = self._admitted(connection, plan, request, refusals(said))
         else:
             plan = replace(plan, steps=[])
@@ -132,7 +132,7 @@ class Beginning:
         return self.store.operations.begin(connection, begun)
 
     @staticmethod
-    def _expect_asked(plan: RollbackPlan, said: dict[int, str]) -> None:
+    def _require_asked(plan: RollbackPlan, said: dict[int, str]) -> None:
         if any(step.invocation.id not in said for step in plan.reversals):
             raise Stale
 
@@ -166,7 +166,7 @@ class Beginning:
             nearest=f"{near.branch_name}#{near.number}" if near is not None else None,
         )
 
-    def expect_there(self, connection: Connection, target: Found, label: str) -> None:
+    def require_there(self, connection: Connection, target: Found, label: str) -> None:
         """Check that a checkpoint still exists, now that its session is locked and nobody else can delete it.
 
         Raises:

@@ -18,7 +18,7 @@ from agentgit.effects.invocation import and_verify
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, NotFound
 from agentgit.rollback.awaiting import Settle, done
-from agentgit.rollback.crash_recovery import take_back_all
+from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.planner import Cannot
 from agentgit.store.store import Store
 from agentgit.values import portable, told
@@ -29,8 +29,8 @@ Planning = Callable[[Connection, Cannot], RollbackPlan]
 """Makes a plan, given what the prechecks have said."""
 
 
-class Sight(Enum):
-    """The possible results of verifying an effect, other than `There`."""
+class Verdict(Enum):
+    """The possible results of verifying an effect, other than `VerifiedCall`."""
 
     GONE = "not there"
     UNSEEN = "not to be seen"
@@ -38,7 +38,7 @@ class Sight(Enum):
 
 
 @dataclass(frozen=True)
-class There:
+class VerifiedCall:
     """The effect is in the world; with what the call must have returned, if that can be seen."""
 
     result: Any = None
@@ -101,7 +101,7 @@ class Verification:
 
     def look(self, session_id: int) -> None:
         """Take back what dead processes held, and ask the tools what became of the calls that were broken off."""
-        take_back_all(self.store, session_id)
+        recover_all_abandoned(self.store, session_id)
         with self.store.database.reading() as connection:
             standing = self.store.world.standing(connection, session_id)
         for call in standing:
@@ -111,17 +111,17 @@ class Verification:
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Let the `verify` of a tool say whether its effect is in the world, and write that down."""
         seen = self.sees(session_id, call)
-        if isinstance(seen, VerifyRaised) or seen in (Sight.UNSEEN, Sight.BLIND):
+        if isinstance(seen, VerifyRaised) or seen in (Verdict.UNSEEN, Verdict.BLIND):
             self._note(call, seen.error if isinstance(seen, VerifyRaised) else None)
             return
-        there = isinstance(seen, There)
+        there = isinstance(seen, VerifiedCall)
         if call.status == invocation.UNKNOWN:
             status, error = (invocation.DONE, None) if there else (invocation.FAILED, "verified: it did not happen")
         else:
             status, error = (
                 (invocation.REVERSE_FAILED, "verified: it is still there") if there else (invocation.REVERSED, None)
             )
-        learned = seen.result if isinstance(seen, There) and call.status == invocation.UNKNOWN else None
+        learned = seen.result if isinstance(seen, VerifiedCall) and call.status == invocation.UNKNOWN else None
         try:
             self.store.database.write(
                 lambda c: self.store.journal.move(c, call.id, status, error=error, result=learned), durable=True
@@ -135,23 +135,23 @@ class Verification:
         if error != call.error_message:
             self.store.database.write(lambda c: self.store.journal.remark(c, call, error))
 
-    def sees(self, session_id: int, call: ToolInvocation) -> There | Sight | VerifyRaised:
+    def sees(self, session_id: int, call: ToolInvocation) -> VerifiedCall | Verdict | VerifyRaised:
         """Ask the `verify` of a tool whether the effect of a call is in the world."""
         try:
             verify = self.registry.verify(session_id, call)
         except NotFound as error:
             LOG.info("Call %s of %r is not verified: %s.", call.id, call.tool_name, error)
-            return Sight.UNSEEN
+            return Verdict.UNSEEN
         if verify is None:
-            return Sight.BLIND
+            return Verdict.BLIND
         try:
             seen = done(self.settle, verify(call))
         except Exception as error:  # noqa: BLE001  # it could not see; a person decides, as without it
             _warn("verify", call, "nobody knows what became of it")
             return VerifyRaised(told(error))
         if seen is None:
-            return Sight.UNSEEN
-        return Sight.GONE if seen is False else There(None if seen is True else portable(seen))
+            return Verdict.UNSEEN
+        return Verdict.GONE if seen is False else VerifiedCall(None if seen is True else portable(seen))
 
 
 def _warn(role: str, call: ToolInvocation, so: str) -> None:

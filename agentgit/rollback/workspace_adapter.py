@@ -23,7 +23,7 @@ from agentgit.effects.files import (
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.values import shown
 from agentgit.workspace.api import AUTO, Workspace
-from agentgit.workspace.locations import expect_noted
+from agentgit.workspace.locations import require_noted
 from agentgit.workspace.modified_files import paths_of
 from agentgit.workspace.values import Restored, RestorePlan
 
@@ -178,7 +178,7 @@ class WorkspaceKeeper:
 
     def release(self, at: FilesAt) -> None:
         """Let a snapshot go when its time comes; one that is gone is gone."""
-        self.workspace.let_go(at.snapshot, self.holder)
+        self.workspace.release_snapshot(at.snapshot, self.holder)
 
     def hold(self, at: FilesAt) -> None:
         """Keep a snapshot that was let go of too early."""
@@ -238,7 +238,7 @@ def _opened(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspa
     """
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):
-        expect_noted(storage, None if moved_to is not None else workspace)
+        require_noted(storage, None if moved_to is not None else workspace)
     options = {name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)}
     try:
         return Workspace.of({**options, "storage": storage, "workspace": moved_to or workspace})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -62,9 +62,15 @@ class Beside(NamedTuple):
     fence: Fence | None = None
 
 
-OnPut = Callable[[GraphKey], AbstractContextManager[Beside]]
+class RecordedTurn(Protocol):
+    """A turn, as far as a saver knows it. Its own transaction carries to the disk what is put meanwhile."""
 
-OnRead = Callable[[str, str, GraphKey | None], None]
+    def on_put(self, place: GraphKey) -> AbstractContextManager[Beside]:
+        """Surround the put of a graph checkpoint; return what takes part in its transaction."""
+
+    def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
+        """Take note that the graph looked for a checkpoint, and what was found."""
+
 
 PAGE = 16
 """The number of checkpoints that `list` reads at once; each of them may hold large values."""
@@ -169,34 +175,16 @@ class SQLModelSaver(AsyncTwins):
         return self._sessions
 
     @property
-    def on_put(self) -> OnPut:
-        """Called around each put, with its place; gives what takes part in its transaction.
+    def turn(self) -> RecordedTurn | None:
+        """The turn that takes part in what is saved and read; None outside of turns.
 
         Copies of the saver, which LangGraph makes when a graph is compiled, share it.
         """
-        return self._shared.on_put
+        return self._shared.turn
 
-    @on_put.setter
-    def on_put(self, call: OnPut) -> None:
-        self._shared.on_put = call
-
-    @property
-    def on_read(self) -> OnRead:
-        """Called when a graph looks for a checkpoint: with its thread, its namespace, and what was found."""
-        return self._shared.on_read
-
-    @on_read.setter
-    def on_read(self, call: OnRead) -> None:
-        self._shared.on_read = call
-
-    @property
-    def is_carried(self) -> Callable[[], bool]:
-        """Tells whether a later transaction brings to the disk what is put now, so that nobody need wait for it."""
-        return self._shared.is_carried
-
-    @is_carried.setter
-    def is_carried(self, tells: Callable[[], bool]) -> None:
-        self._shared.is_carried = tells
+    @turn.setter
+    def turn(self, turn: RecordedTurn | None) -> None:
+        self._shared.turn = turn
 
     @property
     def channels(self) -> Channels:
@@ -229,7 +217,9 @@ class SQLModelSaver(AsyncTwins):
         store = self.store
         with self.database.reading() as connection:
             read = store.with_writes(connection, thread, ns, checkpoint_id or None)
-            self.on_read(thread, ns, read[0].place if read else None)
+            turn = self.turn
+            if turn is not None:
+                turn.on_read(thread, ns, read[0].place if read else None)
             if read is None:
                 return None
             store.seen.add(read[0].place)
@@ -369,25 +359,28 @@ class SQLModelSaver(AsyncTwins):
             after()
 
         try:
-            with self.on_put(place) as beside:
+            turn = self.turn
+            with turn.on_put(place) if turn is not None else nullcontext(NOTHING_ELSE) as beside:
                 draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
                 draft = replace(draft, continues=continues(config, metadata))
-                if not (beside.is_alone and self._put_after_known(place, draft, beside.fence)):
-                    self.database.write(work, carried=self.is_carried())
+                if not (
+                    beside.is_alone and self._put_after_known(place, draft, beside.fence, carried=turn is not None)
+                ):
+                    self.database.write(work, carried=turn is not None)
         except Conflict:
             self.database.write(lambda connection: store.refuse(connection, place))
             raise
         store.seen.add(place)
         return config_of(place)
 
-    def _put_after_known(self, place: GraphKey, draft: Draft, fence: Fence | None) -> bool:
+    def _put_after_known(self, place: GraphKey, draft: Draft, fence: Fence | None, *, carried: bool) -> bool:
         """Store a checkpoint on a server that goes on from one that is known, if nobody has overtaken that."""
         store = self.store
         parent = store.newest_known.parent(place.thread, place.ns, draft.parent_id)
         if parent is None or self.database.is_sqlite:
             return False
         stored = self.database.write(
-            lambda connection: store.put_after(connection, parent, place, draft, fence), carried=self.is_carried()
+            lambda connection: store.put_after(connection, parent, place, draft, fence), carried=carried
         )
         return stored.count() == 1
 
@@ -428,7 +421,7 @@ class SQLModelSaver(AsyncTwins):
         ]
         place, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
         self.database.write(
-            lambda connection: store.put_writes(connection, place, task, rows), carried=self.is_carried()
+            lambda connection: store.put_writes(connection, place, task, rows), carried=self.turn is not None
         )
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
@@ -473,8 +466,6 @@ class _Shared:
         bound = tenant_id is None or database.tenant_id == tenant_id
         self.database = database if bound else database.bound(tenant_id)
         self.tenant_id, self.store, self.compression = tenant_id, store, compression
-        self.on_put: OnPut = lambda place: nullcontext(NOTHING_ELSE)
-        self.on_read: OnRead = lambda thread, ns, found: None
-        self.is_carried: Callable[[], bool] = lambda: False
+        self.turn: RecordedTurn | None = None
         self.channels: Channels = {}
         self.owns_database = False

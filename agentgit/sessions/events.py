@@ -16,6 +16,8 @@ from agentgit.sessions.maintenance import Finding
 
 KINDS: Mapping[str, str] = {
     "session.created": "a session was made",
+    "session.renamed": "a session got another name",
+    "branch.renamed": "a branch got another name",
     "session.imported": "a session was made of an export or of a LangGraph thread, or got what was new there",
     "turn.done": "a turn ended",
     "turn.waiting": "a turn ended with a question that a person has to answer",

@@ -18,7 +18,7 @@ PARTIAL = "partial"
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
-class Mark(NamedTuple):
+class SessionMark(NamedTuple):
     """A place in a list of sessions: behind the one that moved then, with that id."""
 
     at: datetime
@@ -68,7 +68,7 @@ class ExternalSession(Shown):
         return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
 
 
-def expect_limit(limit: object, of: str) -> None:
+def require_limit(limit: object, of: str) -> None:
     """Refuse what cannot say how many are wanted.
 
     Raises:
@@ -78,7 +78,7 @@ def expect_limit(limit: object, of: str) -> None:
         raise InvalidInput(f"limit={limit!r} is no number of {of}; give 1 or more.")
 
 
-def place_of(after: ExternalSession | str | None) -> Mark | None:
+def place_of(after: ExternalSession | str | None) -> SessionMark | None:
     """Read where a list of sessions is to go on: behind a session, or its cursor; None is the beginning.
 
     Raises:
@@ -91,11 +91,11 @@ def place_of(after: ExternalSession | str | None) -> Mark | None:
     if after is None:
         return None
     if isinstance(after, ExternalSession):
-        return Mark(after.updated_at, after.id)
+        return SessionMark(after.updated_at, after.id)
     match = re.fullmatch(r"([0-9]{1,17})-([0-9]{1,16})", after) if isinstance(after, str) else None
     if match is None:
         raise InvalidInput(f"after={after!r} is no place in a list of sessions. Give the last one of the page before.")
-    return Mark(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
+    return SessionMark(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
 
 
 @dataclass(kw_only=True, repr=False)

@@ -19,7 +19,7 @@ MILLION = 1_000_000
 ANY = "*"
 
 
-class Tokens(NamedTuple):
+class UsedTokens(NamedTuple):
     """The tokens that models have used.
 
     Args:
@@ -42,34 +42,34 @@ class Tokens(NamedTuple):
         return self.input + self.output
 
 
-Usage: TypeAlias = Mapping[str, Tokens]
+Usage: TypeAlias = Mapping[str, UsedTokens]
 """Tokens by the name of the model."""
 
 
-def added(usages: Iterable[Usage]) -> dict[str, Tokens]:
+def added(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
     """Add usages up.
 
     Example:
-        >>> added([{"a": Tokens(1, 2, 3)}, {"a": Tokens(1, 1, 1), "b": Tokens(1, 0, 5)}])["a"]
-        Tokens(messages=2, input=3, output=4, cache_read=0, cache_write=0)
+        >>> added([{"a": UsedTokens(1, 2, 3)}, {"a": UsedTokens(1, 1, 1), "b": UsedTokens(1, 0, 5)}])["a"]
+        UsedTokens(messages=2, input=3, output=4, cache_read=0, cache_write=0)
     """
-    sums: dict[str, Tokens] = {}
+    sums: dict[str, UsedTokens] = {}
     for usage in usages:
         for model, tokens in usage.items():
-            sums[model] = Tokens(*map(sum, zip(sums.get(model, Tokens()), tokens, strict=True)))
+            sums[model] = UsedTokens(*map(sum, zip(sums.get(model, UsedTokens()), tokens, strict=True)))
     return sums
 
 
-def beyond(now: Usage, before: Usage) -> dict[str, Tokens]:
+def beyond(now: Usage, before: Usage) -> dict[str, UsedTokens]:
     """Return what was used after an earlier moment; models that were not are left out."""
     used = {
-        model: Tokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, Tokens()), strict=True)))
+        model: UsedTokens(*(max(0, a - b) for a, b in zip(tokens, before.get(model, UsedTokens()), strict=True)))
         for model, tokens in now.items()
     }
     return {model: tokens for model, tokens in used.items() if any(tokens)}
 
 
-def expect_prices(prices: Prices) -> Prices:
+def require_prices(prices: Prices) -> Prices:
     """Check that prices are valid and return them.
 
     Raises:
@@ -93,9 +93,9 @@ def cost_of(usage: Usage, prices: Prices) -> float | None:
     """Return what a usage costs; None if the price of a model is not known.
 
     Example:
-        >>> cost_of({"m": Tokens(1, 2_000_000, 500_000)}, {"m": (1, 8)}), cost_of({"m": Tokens(1, 1, 1)}, {})
+        >>> cost_of({"m": UsedTokens(1, 2_000_000, 500_000)}, {"m": (1, 8)}), cost_of({"m": UsedTokens(1, 1, 1)}, {})
         (6.0, None)
-        >>> cost_of({"m": Tokens(1, 2_000_000, 0, cache_read=1_000_000)}, {"m": (1, 8, 0.25)})
+        >>> cost_of({"m": UsedTokens(1, 2_000_000, 0, cache_read=1_000_000)}, {"m": (1, 8, 0.25)})
         1.25
     """
     cost = 0.0

@@ -78,7 +78,7 @@ class WebhookHosts:
                 names.add(plain_name(one))
         return cls(frozenset(names), tuple(networks))
 
-    def expect_written(self, host: str) -> None:
+    def require_written(self, host: str) -> None:
         """Refuse a host that is written as an address, in whatever form, where webhooks may not be sent.
 
         Raises:
@@ -89,7 +89,7 @@ class WebhookHosts:
         if kind is not None:
             raise InvalidInput(_refusal(kind))
 
-    def expect_resolved(self, host: str, addresses: Iterable[str]) -> None:
+    def require_resolved(self, host: str, addresses: Iterable[str]) -> None:
         """Refuse a host one of whose addresses is where webhooks may not be sent.
 
         Args:

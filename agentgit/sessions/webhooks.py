@@ -167,14 +167,14 @@ def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float | No
         raise NotAllowed("The message is not signed with this secret. Do not act on it.")
 
 
-def expect_url(url: str) -> str:
+def require_url(url: str) -> str:
     """Refuse what no webhook can be sent to.
 
     Raises:
         InvalidInput: It is no http(s) URL of a host, or it has a password, which would be shown.
 
     Example:
-        >>> expect_url("https://example.com/hook?token=1")
+        >>> require_url("https://example.com/hook?token=1")
         'https://example.com/hook?token=1'
     """
     try:

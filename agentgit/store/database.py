@@ -19,10 +19,11 @@ from sqlalchemy import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 
+from agentgit.async_api import on_loop
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import AgentGitError, InvalidInput, NotAllowed, Unavailable
 from agentgit.store.audit import outbox
-from agentgit.store.audit.bus import Bus, on_loop
+from agentgit.store.audit.bus import Bus
 from agentgit.store.audit.trail import begin_notes, end_notes
 from agentgit.store.sql import postgres, process_fork
 from agentgit.store.sql.driver_errors import Again, Broken, Raced, is_broken, meaning
@@ -244,7 +245,7 @@ class Database:
         On PostgreSQL it runs on the loop itself, through the async driver. On SQLite, whose driver is sync, and where
         greenlet is not installed, it runs in a thread.
         """
-        self.expect_open()
+        self.require_open()
         with on_loop():
             if self._loops is None:
                 return await asyncio.to_thread(call, *args, **kwargs)
@@ -263,7 +264,7 @@ class Database:
         """True once `close` was called."""
         return self._closed.is_set()
 
-    def expect_open(self) -> None:
+    def require_open(self) -> None:
         """Refuse what comes after `close`: a connection would be opened again that nobody closes.
 
         Raises:
@@ -278,7 +279,7 @@ class Database:
     @contextmanager
     def _entered(self, stage: Stage) -> Iterator[None]:
         """Come to a transaction: refuse it after `close`, or inside of one that it would wait for."""
-        self.expect_open()
+        self.require_open()
         try:
             with self._translated(stage), nested(stage, self.name, has_one_connection=self.in_memory), self._turn:
                 yield

@@ -131,7 +131,7 @@ class Store:
                 yield name
             finally:
                 if self.database.leases is not None:
-                    self.database.leases.let_go(name)
+                    self.database.leases.end(name)
 
     def track(self, connection: Connection, branch: Found, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch from the root of the session.
@@ -249,7 +249,7 @@ class Store:
         state, messages = self.graphs.read_state(connection, thread_id, checkpoint_id)
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
-    def sure(self, connection: Connection, branch: Found, state_hash: bytes) -> None:
+    def verify_state(self, connection: Connection, branch: Found, state_hash: bytes) -> None:
         """Check that a branch has the expected state.
 
         Raises:

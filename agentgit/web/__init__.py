@@ -7,7 +7,7 @@ Example:
 """
 
 from agentgit.web.app import app
-from agentgit.web.authentication import Link
+from agentgit.web.authentication import OwnerLink
 from agentgit.web.site import Limits
 
-__all__ = ["Limits", "Link", "app"]
+__all__ = ["Limits", "OwnerLink", "app"]

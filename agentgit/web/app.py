@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from agentgit.web import api, health, pages
-from agentgit.web.authentication import Accounts, Link
+from agentgit.web.authentication import Accounts, OwnerLink
 from agentgit.web.proxies import Proxies, public_address
 from agentgit.web.security import Guard
 from agentgit.web.site import Limits, Site, name_of
@@ -27,7 +27,7 @@ STATIC = Path(__file__).parent / "static"
 def app(
     repo: Repository,
     *,
-    link: Link | None = None,
+    link: OwnerLink | None = None,
     hosts: Iterable[str] | None = None,
     insecure: bool = False,
     trusted_proxies: Iterable[str] = (),

@@ -85,7 +85,7 @@ class Accounts:
         return False
 
 
-class Link:
+class OwnerLink:
     """Comes in, as the owner of the repository, who has the link that is shown where the server was started.
 
     The link works for 12 hours, as often as it is opened: a preview that fetches it spends nothing, and a second
@@ -96,7 +96,7 @@ class Link:
 
     Example:
         >>> import agentgit
-        >>> link = Link(agentgit.open(":memory:"))
+        >>> link = OwnerLink(agentgit.open(":memory:"))
         >>> credential = link.enter(link.token)
         >>> link.repository(credential) is link.repo
         True
@@ -156,9 +156,9 @@ class Link:
 def _end(repo: Repository, credential: str) -> None:
     """Revoke the API key that a credential is."""
     user = repo.authenticate(credential)
-    if user.principal.key_id is None:
+    if user.context.principal.key_id is None:
         raise InvalidInput("A token holds until it ends. To end all of yours: POST /users/ID/revoke-tokens.")
-    user.keys.revoke(user.principal.key_id)
+    user.keys.revoke(user.context.principal.key_id)
 
 
 def _hash(credential: str) -> bytes:

@@ -86,7 +86,7 @@ class Looking:
         """Return what is new. Of several sessions one may commit late what has a lower id: that is looked for, too."""
         back = SLOW_SECONDS * 1000 << COUNTER_BITS if self._session_id is None else 0
         after = max(self._start, self.newest - back)
-        found = list(self._repo.events(self._session_id, after=after))
+        found = list(self._repo.events.list(session=self._session_id, after=after))
         new = [event for event in found if event.id not in self._given]
         self._given = {event.id for event in found} if back else set()
         self.newest = max([self.newest, *(event.id for event in new)])

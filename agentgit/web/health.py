@@ -29,7 +29,7 @@ def readyz(request: Request) -> Response:
     """Report whether requests can be served: the database answers, its schema is right, the server does not stop."""
     site = site_of(request)
     try:
-        schema.check(site.repo.store.database)
+        schema.check(site.repo.context.store.database)
     except AgentGitError as error:
         LOG.warning("Not ready: %s", error)
         return PlainTextResponse("not ready\n", 503)

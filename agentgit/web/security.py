@@ -262,7 +262,7 @@ def let_in(request: Request, response: Response, credential: str) -> Response:
     return response
 
 
-def let_go(request: Request, response: Response) -> Response:
+def forget_credential(request: Request, response: Response) -> Response:
     """Let a browser forget its credential."""
     response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response

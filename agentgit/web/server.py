@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from agentgit.auth.user import LOCAL
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.web.app import app
-from agentgit.web.authentication import Link
+from agentgit.web.authentication import OwnerLink
 from agentgit.web.connections import Connection, Connections
 from agentgit.web.metrics import ACCESS
 from agentgit.web.site import LOOPBACK, Site
@@ -104,7 +104,7 @@ def serve(
         Unavailable: The place to listen is taken.
     """
     is_here = host in ("localhost", "127.0.0.1", "::1")
-    link = None if accounts or not is_here or not repo.store.database.is_sqlite else Link(repo)
+    link = None if accounts or not is_here or not repo.context.store.database.is_sqlite else OwnerLink(repo)
     if link is None and not any(user.name != LOCAL for user in repo.users.all()):
         raise InvalidInput(
             "Nobody could come in: there is no account yet. Make one: agentgit users add NAME --password"
@@ -143,7 +143,7 @@ def serve(
         Server(made).run([listening])
 
 
-def _tell(say: Callable[[str], None], address: str, link: Link | None, *, browser: bool) -> None:
+def _tell(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
     """Print the address of the server; the link lets browsers in."""
     address = f"{address}enter?token={link.token}" if link is not None else address
     say(f"agentgit is at {address}")

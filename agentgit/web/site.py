@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from starlette.requests import HTTPConnection
 
-from agentgit.web.authentication import Accounts, Link
+from agentgit.web.authentication import Accounts, OwnerLink
 from agentgit.web.event_stream import Seats
 from agentgit.web.metrics import USER, Metrics
 from agentgit.web.proxies import Address, Proxies
@@ -61,7 +61,7 @@ class Site:
         connections: Tells how many are open, if a server of ours serves it.
     """
 
-    entrance: Accounts | Link
+    entrance: Accounts | OwnerLink
     hosts: frozenset[str] | None = None
     insecure: bool = False
     proxies: Proxies = field(default_factory=Proxies)

@@ -16,7 +16,7 @@ from agentgit.workspace.base import DELETED, EVENTS, NUMBER, POSITION, RESTORED,
 from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.engines.files import Files, Target
 from agentgit.workspace.environment import Environment
-from agentgit.workspace.locations import expect_in_place, storage_place, workspace_place
+from agentgit.workspace.locations import require_in_place, storage_place, workspace_place
 from agentgit.workspace.restore import Progress
 from agentgit.workspace.undo.stack import UndoStack
 from agentgit.workspace.values import UNDO, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
@@ -125,7 +125,7 @@ class Workspace(Base):
     @cached_property
     def undo_stack(self) -> UndoStack:
         """The undo stack: the files as they were before each call that modified them."""
-        expect_in_place(os.fsencode(self._root))
+        require_in_place(os.fsencode(self._root))
         return UndoStack(self._root, self._undo_dir, whole=WholeSnapshots(self))
 
     def initialize(self) -> bool:
@@ -179,9 +179,9 @@ class Workspace(Base):
         """Take note that a holder needs a snapshot until `let_go`, however many come after it."""
         self._catalog.hold(id, holder)
 
-    def let_go(self, id: str, holder: str) -> None:
+    def release_snapshot(self, id: str, holder: str) -> None:
         """Take note that a holder does not need a snapshot any more; it goes when its time comes, if no other does."""
-        self._catalog.let_go(id, holder)
+        self._catalog.release(id, holder)
 
     def adopt(self, source: Workspace, ref: str, *, pinned: bool = False) -> FileCheckpoint:
         """Copy a snapshot of another workspace into this one's storage, so that it can be restored here.

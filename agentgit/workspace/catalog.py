@@ -222,7 +222,7 @@ class Catalog:
         with self._write() as db:
             db.execute("INSERT OR IGNORE INTO holding VALUES (?, ?)", (id, holder))
 
-    def let_go(self, id: str, holder: str) -> None:
+    def release(self, id: str, holder: str) -> None:
         """Take note that somebody does not need a snapshot any more."""
         with self._write() as db:
             db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))

@@ -34,7 +34,7 @@ def workspace_place(path: str | os.PathLike[str]) -> str:
     return real
 
 
-def expect_in_place(root: bytes) -> None:
+def require_in_place(root: bytes) -> None:
     """Check that a workspace is still where it was opened.
 
     Args:
@@ -74,7 +74,7 @@ def storage_place(path: str | os.PathLike[str] | None, workspace: str) -> str:
 
 
 def note_storage(storage: str, workspace: str) -> None:
-    """Note, where only this user writes, that a program has opened a workspace; see `expect_noted`.
+    """Note, where only this user writes, that a program has opened a workspace; see `require_noted`.
 
     Args:
         storage: The real path of the storage.
@@ -99,7 +99,7 @@ def noted_workspace(storage: str) -> str | None:
     return str(noted[1]) if isinstance(noted, list) and len(noted) == 2 and noted[0] == storage else None
 
 
-def expect_noted(storage: str, workspace: str | None = None) -> None:
+def require_noted(storage: str, workspace: str | None = None) -> None:
     """Refuse what a database says of where files are, unless a program of this user has opened just that.
 
     A storage has a git repository, whose configuration may name programs; and a directory that a row names would be

@@ -102,7 +102,7 @@ class Outgoing:
         if not os.path.isfile(catalog) or not os.path.isdir(folder):
             return GONE
         if noted_workspace(storage) is None:
-            return NOT_KNOWN  # a row alone has nothing opened: see `expect_noted`
+            return NOT_KNOWN  # a row alone has nothing opened: see `require_noted`
         with closing(Catalog(catalog)) as opened:
             rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
             left = opened.left(snapshot) or {}

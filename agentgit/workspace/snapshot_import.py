@@ -111,11 +111,11 @@ class Incoming:
                     self._put.append(new.id)
                     workspace._catalog.hold(new.id, holder)
             except BaseException:
-                self.take_back(workspace)
+                self.remove(workspace)
                 raise
         return made
 
-    def take_back(self, workspace: Workspace) -> None:
+    def remove(self, workspace: Workspace) -> None:
         """Remove what was put into a workspace: the import failed."""
         workspace._catalog.remove(self._put)
         self._put = []

@@ -69,7 +69,7 @@ def _measured(repo: agentgit.Repository, counts: tuple[int, ...]) -> list[Line]:
 
 def fill(repo: agentgit.Repository, first: int, last: int) -> None:
     """Make sessions: the first 100 of the user, the others of others."""
-    store = repo.store
+    store = repo.context.store
     given = {"tenant": store.tenant_id, "user": repo.user.id, "each": EACH, "first": first, "last": last}
 
     def fill(connection: Connection) -> None:

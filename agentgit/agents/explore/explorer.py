@@ -10,15 +10,17 @@ branch, as `switch(sync="world")` does it. What was explored is in the database 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
+from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.explore.variants import Way
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
@@ -26,17 +28,18 @@ from agentgit.effects.effects import READ_ONLY, UNDECLARED
 from agentgit.effects.files import FilesAt
 from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
-from agentgit.rollback import Settle
+from agentgit.handles.branching import Branching
+from agentgit.handles.rollbacks import Rollbacks
+from agentgit.rollback import settle_here
 from agentgit.rollback.awaiting import settled
-from agentgit.rollback.crash_recovery import take_back_all
-from agentgit.sessions.exploration import BEGUN, DONE, FAILED, WAITING
+from agentgit.rollback.crash_recovery import recover_all_abandoned
+from agentgit.sessions.exploration import BEGUN, DONE, FAILED, WAITING, ExploredBranch
 from agentgit.store.queries.explorations import Explorations, branch_name, mark_of
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import CHECKPOINT
 
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.explore_verbs import Score
+Score = Callable[[ExploredBranch], float | Awaitable[float]]
+"""Judges a leaf: the higher, the better."""
 
 
 @dataclass
@@ -53,7 +56,7 @@ class ExploredTurn:
         error: The exception that it raised.
     """
 
-    agent: RollbackAgent
+    agent: BranchRunner
     choices: tuple[int, ...]
     value: Any
     config: RunnableConfig
@@ -66,35 +69,38 @@ class Explorer:
     """Lays the branches of one exploration, tells which turns to run, and writes down how they ended.
 
     Args:
-        agent: The agent to begin from.
+        branch: The branch to begin from.
+        on: A function that returns a runner of the graph on another branch.
         ways: The ways to go each step.
         name: The name for it, or the name of the one to continue; None for a new name.
         score: Judges a leaf.
         config: The config for all turns.
-        settle: A function that waits for asynchronous functions.
         together: True if turns are to run at the same time.
     """
 
     def __init__(
         self,
-        agent: RollbackAgent,
+        branch: BranchContext,
+        on: Callable[[int], BranchRunner],
         ways: list[list[Way]],
         *,
         name: str | None,
         score: Score | None,
         config: RunnableConfig | None,
-        settle: Settle,
         together: bool,
     ) -> None:
-        self.agent = agent
+        self.branch = branch
+        self.on = on
+        self.settings = self.branch.settings
+        self.branching = Branching(self.branch.context, self.branch.session_id)
+        self.rollbacks = Rollbacks(self.branch.context, self.branch.session_id)
         self.ways = ways
         self.name = name if name is None else references.branch_name(name)
         self.score = score
         self.config = config
-        self.settle = settle
         self.together = together
-        self.store = agent.store
-        self.explorations = Explorations(agent.store)
+        self.store = self.branch.store
+        self.explorations = Explorations(self.store)
         self._known: dict[str, Found] = {}
         self._moves_world = False
         self._quiet: int | None = None
@@ -115,38 +121,38 @@ class Explorer:
             RollbackBlocked, RollbackIncomplete: The world cannot be brought to the next branch.
             Conflict: The name is another exploration's.
         """
-        kinds = self.agent.rules.effects.kinds()
+        kinds = self.settings.effects.kinds()
         touching = [name for name, kind in kinds.items() if kind not in (READ_ONLY, UNDECLARED)]
-        if self.agent.rules.keeper is not None:
+        if self.settings.keeper is not None:
             touching.append("those that write files")
         if self.together and touching:
             raise InvalidInput(
                 f"These tools change the world: {', '.join(touching)}. Branches that run at the same time would change "
                 "it for each other. Leave parallel out: then they run one after the other, each in its own world."
             )
-        take_back_all(self.store, self.agent._session_id)
-        files = self.agent._files("before an exploration")
+        recover_all_abandoned(self.store, self.branch.session_id)
+        files = self.branch.files("before an exploration")
         found = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
         self.name, self._known, begin = found
-        self._moves_world = self._expect_world(begin, touching)
+        self._moves_world = self._require_world(begin, touching)
         self.is_begun = True
         yield from self._all_at_once(begin.id) if self.together else self._one_by_one(begin.id, ())
         # Another agent on this branch: this one is not to take for seen what somebody may have said here meanwhile.
-        self._bring_world(self.agent._on(self.agent.branch_id))
+        self._bring_world(self.on(self.branch.branch_id))
 
     def _begin(self, connection: Connection, files: FilesAt | None) -> tuple[str, dict[str, Found], Found]:
         """Return the name, the branches that were explored before, and the checkpoint where everything begins."""
-        session_id = self.agent._session_id
-        self.agent._expect(connection)
+        session_id = self.branch.session_id
+        self.branch.authorize(connection)
         name = self.name or self.explorations.free_name(connection, session_id)
         rows = self.explorations.rows(connection, session_id, name)
-        if rows and mark_of(rows[0])["of"] != self.agent.branch_id:
+        if rows and mark_of(rows[0])["of"] != self.branch.branch_id:
             raise Conflict(f"There is an exploration {name!r} from another branch already. Choose another name.")
         # One that goes on begins where it once began, wherever the branch has gone since.
         begin = (
-            self.agent._found(connection, rows[0].branch_point_id)
+            self.branch.checkpoint(connection, rows[0].branch_point_id)
             if rows
-            else self.agent.repository._here(connection, self.agent.branch_id, files)
+            else self.branching.here(connection, self.branch.branch_id, files)
         )
         return name, {row.name: row for row in rows}, begin
 
@@ -181,7 +187,7 @@ class Explorer:
 
     # -- the world
 
-    def _expect_world(self, begin: Found, touching: list[str]) -> bool:
+    def _require_world(self, begin: Found, touching: list[str]) -> bool:
         """Return whether the world is to be brought to each branch before it runs.
 
         Where no tool changes the world, nothing is done about what stands in it.
@@ -191,14 +197,14 @@ class Explorer:
         """
         with self.store.database.reading() as connection:
             ours = self._positions(connection)
-            plan = self.agent.planner.rollback(connection, self.agent.branch_id, begin, "", replay=REDO)
-            log = self.store.world.last(connection, self.agent._session_id)
+            plan = self.branch.planner.rollback(connection, self.branch.branch_id, begin, "", replay=REDO)
+            log = self.store.world.last(connection, self.branch.session_id)
         others = [s for s in plan.steps if s.action in (REVERSE, REDO, BLOCK) and not _is_ours(s.invocation, ours)]
         if others and touching:
             raise WorldDiverged(
                 "An exploration takes back whatever is not on its own way, and this is not its own: "
                 f"{'; '.join(map(str, others))}. First bring the world to this branch with "
-                f"agent.switch({self.agent.branch.name!r}, sync='world'), or give a new name.",
+                f"agent = agent.switch({begin.branch_name!r}, sync='world'), or give a new name.",
                 plan,
             )
         self._quiet = None if plan.moves_the_world else log
@@ -211,40 +217,40 @@ class Explorer:
         known = {row.id: row.position for row in found}
         return {branch_id: known.get(end, math.inf) for branch_id, end in ends.items()}
 
-    def _bring_world(self, agent: RollbackAgent) -> None:
+    def _bring_world(self, agent: BranchRunner) -> None:
         """Take back what other ways have done, and do again what of this way was taken back."""
         if not self._moves_world:
             return
-        if agent.rules.keeper is not None:
-            plan = agent.plan_switch(agent.branch_id)
+        if self.settings.keeper is not None:
+            plan = self.rollbacks.plan_switch(agent.branch_id)
         else:
             with self.store.database.reading() as connection:
-                if self.store.world.last(connection, agent._session_id) == self._quiet:
+                if self.store.world.last(connection, self.branch.session_id) == self._quiet:
                     return
-                plan = agent.planner.switch(connection, agent._row(connection))
+                plan = self.branch.planner.switch(connection, self.store.sessions.branch(connection, agent.branch_id))
         if plan.moves_the_world:
-            agent._switch(agent.branch_id, self.settle, sync="world", current=False)
+            self.rollbacks.switch(agent.branch_id, agent.branch_id, sync="world", current=False)
 
     # -- one turn
 
     def _open(self, begin: int, choices: tuple[int, ...], way: Way) -> ExploredTurn:
         """Make the branch of one turn, or find it."""
         name = branch_name(self._called, choices)
-        said = inputs.read(self.agent._runs, way.value).title
+        said = inputs.read(self.branch.graph, way.value).title
         if name in self._known:
             return self._take_up(self._known[name], choices, way, said)
 
         def fork(connection: Connection) -> int:
-            self.agent._expect(connection)
-            target = self.agent._found(connection, begin)
-            source_id, user_id = target.internal_session_id, self.agent.rules.user_id
+            self.branch.authorize(connection)
+            target = self.branch.checkpoint(connection, begin)
+            source_id, user_id = target.internal_session_id, self.settings.user_id
             at = self.store.snapshots.of_checkpoint(connection, target)
-            branch_id = self.agent._engine().fork(connection, target, name, source_id, user_id, at)
+            branch_id = self.branch.context.engine().fork(connection, target, name, source_id, user_id, at)
             self._mark(
                 connection,
                 branch_id,
                 name=self._called,
-                of=self.agent.branch_id,
+                of=self.branch.branch_id,
                 choices=choices,
                 said=said,
                 status=BEGUN,
@@ -252,7 +258,7 @@ class Explorer:
             )
             return branch_id
 
-        agent = self.agent._on(self.store.database.write(fork, durable=True))
+        agent = self.on(self.store.database.write(fork, durable=True))
         return ExploredTurn(agent, choices, way.value, self._config(way))
 
     def _take_up(self, row: Found, choices: tuple[int, ...], way: Way, said: str | None) -> ExploredTurn:
@@ -262,13 +268,15 @@ class Explorer:
             raise Conflict(
                 f"{row.name} was explored with {mark['said']!r}, not with {said!r}. Give a new name, or the same steps."
             )
-        agent = self.agent._on(row.id)
+        agent = self.on(row.id)
         trial = ExploredTurn(agent, choices, way.value, self._config(way), pending=False, end=mark["end"])
         if trial.end is None:
             state = agent.get_state()
             with self.store.database.reading() as connection:
-                point = self.agent._found(connection, row.branch_point_id)
-            has_input = agent.seen != point.graph_checkpoint_id
+                point = self.branch.checkpoint(connection, row.branch_point_id)
+                found = self.store.graphs.head(connection, row.thread_id)
+            head = found.checkpoint_id if found is not None else None
+            has_input = head != point.graph_checkpoint_id
             trial.pending = not has_input or bool(state.next and not state.interrupts)
             trial.value = None if has_input else way.value
         return trial
@@ -290,7 +298,7 @@ class Explorer:
         error = None if trial.error is None else f"{type(trial.error).__name__}: {trial.error}"
 
         def write(connection: Connection) -> int | None:
-            end = int(trial.agent.repository._here(connection, trial.agent.branch_id, None).id) if ended else None
+            end = int(self.branching.here(connection, trial.agent.branch_id, None).id) if ended else None
             self._mark(connection, trial.agent.branch_id, status=status, end=end, error=error)
             return end
 
@@ -300,15 +308,15 @@ class Explorer:
         if self.score is None or trial.end is None or not self._is_leaf(trial):
             return False
         with self.store.database.reading() as connection:
-            return mark_of(trial.agent._row(connection)).get("score") is None
+            return mark_of(self.store.sessions.branch(connection, trial.agent.branch_id)).get("score") is None
 
     def _judge(self, trial: ExploredTurn) -> None:
         """Ask for the score of a leaf, while the world is as it left it."""
         assert self.score is not None  # noqa: S101  # else nothing is unscored
         path = {branch_name(self._called, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
         with self.store.database.reading() as connection:
-            found = self.explorations.read(connection, self.agent._session_id, self._called, path)
-        score = float(settled(self.settle, self.score(found.branches[-1])))
+            found = self.explorations.read(connection, self.branch.session_id, self._called, path)
+        score = float(settled(settle_here(), self.score(found.branches[-1])))
         if math.isnan(score):
             raise InvalidInput(f"The score of {found.branches[-1].name} is not a number.")
         self.store.database.write(lambda c: self._mark(c, trial.agent.branch_id, score=score))

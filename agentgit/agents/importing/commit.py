@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -15,6 +15,8 @@ from agentgit.auth.scopes import WRITE
 from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.invocation import DONE
 from agentgit.errors import Conflict
+from agentgit.handles.context import Context
+from agentgit.handles.templates import require_name
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.records.journal import CallOutcome, Intent
@@ -25,14 +27,11 @@ from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.threads.staging import IMPORTED
 from agentgit.values import as_object, portable
 
-if TYPE_CHECKING:
-    from agentgit.repository import Repository
-
 OWNER = "import"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrival:
+class EarlierImport:
     """A session that was made from a thread before.
 
     Args:
@@ -51,18 +50,18 @@ class Arrival:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Landed:
+class ImportedCounts:
     """The number of checkpoints and tool calls that a session received."""
 
     checkpoints: int
     calls: int
 
 
-class Landing:
+class ImportCommit:
     """The conversion of one thread into a session.
 
     Args:
-        repository: The repository that gets the session.
+        context: The store and the principal that gets the session.
         session_name: The name of the session.
         thread_id: The thread in the database that it comes from.
 
@@ -70,15 +69,15 @@ class Landing:
         InvalidInput: The name is not valid for a session.
     """
 
-    def __init__(self, repository: Repository, session_name: str, thread_id: str) -> None:
-        repository.expect_name(session_name)
-        self.store = repository.store
-        self.user_id = repository.user.id
-        self.lookup = repository.lookup
+    def __init__(self, context: Context, session_name: str, thread_id: str) -> None:
+        require_name(session_name)
+        self.store = context.store
+        self.user_id = context.user.id
+        self.lookup = context.lookup
         self.session_name = session_name
         self.thread_id = thread_id
 
-    def find(self) -> Arrival | None:
+    def find(self) -> EarlierImport | None:
         """Find what an earlier import made of the thread; None if there is no session, or an empty one.
 
         Raises:
@@ -88,17 +87,17 @@ class Landing:
             return self._arrival(connection, self._session(connection))
 
     def _session(self, connection: Connection) -> int | None:
-        self.lookup.expect_scope(connection, WRITE)
+        self.lookup.require_scope(connection, WRITE)
         found = self.store.visible.own(connection, self.user_id, SESSION.c.session_name == self.session_name, limit=1)
         return found[0].id if found else None
 
-    def _arrival(self, connection: Connection, session_id: int | None) -> Arrival | None:
+    def _arrival(self, connection: Connection, session_id: int | None) -> EarlierImport | None:
         branches = self.store.sessions.branches(connection, session_id) if session_id is not None else []
         for row in branches:
             facts = as_object(row.meta).get(IMPORTED)
             if facts is not None and facts["thread_id"] == self.thread_id:
                 head = self.store.graphs.head(connection, row.thread_id)
-                return Arrival(
+                return EarlierImport(
                     branch_id=row.id,
                     thread=row.thread_id,
                     newest=facts["newest"],
@@ -122,7 +121,7 @@ class Landing:
             "way any more. Is another import of it at work? Import it again when that has ended."
         )
 
-    def land(self, staged: str, added: int, roots: Sequence[str], arrival: Arrival | None) -> Landed:
+    def land(self, staged: str, added: int, roots: Sequence[str], arrival: EarlierImport | None) -> ImportedCounts:
         """Make the session, or let it grow, in one transaction.
 
         Args:
@@ -150,9 +149,9 @@ class Landing:
         staged: str,
         added: int,
         roots: Sequence[str],
-        arrival: Arrival | None,
+        arrival: EarlierImport | None,
         past: ImportedHistory,
-    ) -> Landed:
+    ) -> ImportedCounts:
         session_id = self._session(connection)
         if session_id is not None:
             self.store.sessions.lock(connection, session_id)  # before the look: no turn begins behind it
@@ -180,9 +179,9 @@ class Landing:
             checkpoints=checkpoints,
             calls=calls,
         )
-        return Landed(checkpoints=checkpoints, calls=calls)
+        return ImportedCounts(checkpoints=checkpoints, calls=calls)
 
-    def _branch(self, connection: Connection, session_id: int, arrival: Arrival | None) -> Found:
+    def _branch(self, connection: Connection, session_id: int, arrival: EarlierImport | None) -> Found:
         branches = self.store.sessions.branches(connection, session_id)
         branch = next(row for row in branches if arrival is None or row.id == arrival.branch_id)
         branch = self.store.recover(connection, branch)
@@ -235,7 +234,7 @@ class Landing:
         branch: Found,
         past: ImportedHistory,
         roots: Sequence[str],
-        arrival: Arrival | None,
+        arrival: EarlierImport | None,
     ) -> int:
         """Make the checkpoints that are not there yet; one that a person deleted is not made again."""
         first = roots.index(arrival.newest) if arrival else -1

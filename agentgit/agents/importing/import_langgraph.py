@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from sqlalchemy import URL
@@ -12,16 +12,14 @@ from sqlalchemy import URL
 from agentgit.agents.importing.readers import Source, open_database, source_of
 from agentgit.agents.importing.thread import OnStep, ThreadImport
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.handles.context import Context
 from agentgit.sessions.imports import FAILED, ImportReport, Progress, ThreadReport
-
-if TYPE_CHECKING:
-    from agentgit.repository import Repository
 
 OnProgress = Callable[[Progress], None]
 
 
 def import_langgraph(
-    repository: Repository,
+    context: Context,
     where: Any,
     *,
     threads: Sequence[str] | None,
@@ -41,7 +39,7 @@ def import_langgraph(
             step = _telling(progress, thread, number, len(wanted))
             name = session_prefix + thread
             try:
-                reports.append(ThreadImport(repository, source, thread, name, step).run())
+                reports.append(ThreadImport(context, source, thread, name, step).run())
             except AgentGitError as error:
                 if on_error == "stop":
                     raise
@@ -68,7 +66,7 @@ def _open(where: Any) -> Source:
     raise InvalidInput(f"{type(where).__name__} is no saver; give a LangGraph checkpointer, or a path or URL.")
 
 
-def import_thread(repository: Repository, graph: Any, session: str, thread_id: str) -> ThreadReport:
+def import_thread(context: Context, graph: Any, session: str, thread_id: str) -> ThreadReport:
     """Import one thread of the saver that a graph was compiled with; see `Repository.wrap`.
 
     Raises:
@@ -81,4 +79,4 @@ def import_thread(repository: Repository, graph: Any, session: str, thread_id: s
             "Compile it with that saver: graph.compile(checkpointer=…), or leave thread_id out."
         )
     with source_of(graph.checkpointer) as source:
-        return ThreadImport(repository, source, str(thread_id), session, channels=graph.channels).run()
+        return ThreadImport(context, source, str(thread_id), session, channels=graph.channels).run()

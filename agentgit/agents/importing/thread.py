@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, CheckpointTuple
 from sqlalchemy import Connection
 
-from agentgit.agents.importing.commit import Arrival, Landing
+from agentgit.agents.importing.commit import EarlierImport, ImportCommit
 from agentgit.agents.importing.readers import Source, ThreadEntry
 from agentgit.agents.importing.unknown_types import KeptTypes
 from agentgit.errors import Conflict, Corrupt, NotFound, Unavailable
+from agentgit.handles.context import Context
 from agentgit.saver.codec import Codec
 from agentgit.saver.config import config_of
 from agentgit.saver.delta_reducer import Channels
@@ -31,9 +32,6 @@ from agentgit.store.store import Store
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
 from agentgit.values import from_json
-
-if TYPE_CHECKING:
-    from agentgit.repository import Repository
 
 BATCH = 16
 """Graph checkpoints in one transaction."""
@@ -111,7 +109,7 @@ class ThreadImport:
     """Brings one thread in.
 
     Args:
-        repository: The repository to import into.
+        context: The store and the principal to import for.
         source: The source to read from.
         thread_id: The id of the thread.
         session_name: The name of the session.
@@ -119,7 +117,7 @@ class ThreadImport:
         channels: Those of the graph that the thread was made with, if it is known.
     """
 
-    repository: Repository
+    context: Context
     source: Source
     thread_id: str
     session_name: str
@@ -127,15 +125,15 @@ class ThreadImport:
     channels: Channels = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        store = self.repository.store
+        store = self.context.store
         self.store = store
         self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
         self.saver.channels = self.channels
         # Of its own, without a memory of what was staged and taken away before under the same name.
         self.graphs = GraphStore(store.tenant_id, store.compression)
         self.checker = _Checker(store)
-        self.landing = Landing(self.repository, self.session_name, self.thread_id)
-        self.staged = staging.name(self.repository.user.id, self.session_name, self.thread_id)
+        self.landing = ImportCommit(self.context, self.session_name, self.thread_id)
+        self.staged = staging.name(self.context.user.id, self.session_name, self.thread_id)
         self.what = f"Thread {self.thread_id!r}"
         self._hidden: set[str] = set()
         self._others = 0
@@ -187,7 +185,7 @@ class ThreadImport:
         hidden = tuple(sorted(self._hidden))
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
-    def _is_up_to_date(self, arrival: Arrival, newest_id: str, newest: CheckpointTuple) -> bool:
+    def _is_up_to_date(self, arrival: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
         """Return whether there is nothing new.
 
         Raises:
@@ -208,7 +206,7 @@ class ThreadImport:
 
     # -- filling up
 
-    def _fill(self, line: ThreadLine, arrival: Arrival | None) -> int:
+    def _fill(self, line: ThreadLine, arrival: EarlierImport | None) -> int:
         """Read what is not here yet; give the number of graph checkpoints that are on their way."""
         there = self._held(arrival.thread) if arrival else {}
         parent_thread = arrival.thread if arrival else None
@@ -305,7 +303,7 @@ class ThreadImport:
 
     # -- checking
 
-    def _check(self, line: ThreadLine, newest: str, arrival: Arrival | None, added: int) -> None:
+    def _check(self, line: ThreadLine, newest: str, arrival: EarlierImport | None, added: int) -> None:
         """Compare what is here with the source.
 
         Raises:

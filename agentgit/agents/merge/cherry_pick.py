@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.agents.merge.merge import Coming, alone, narrowed
+from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.merge.merge import IncomingChanges, alone, narrowed
 from agentgit.agents.merge.side import Side
 from agentgit.checkpoints.merge import added, batch_of
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.handles.comparison import What
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import Found
 
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
+What = CheckpointRef | ToolInvocation | Sequence[str]
+"""Anything that can be picked: a checkpoint's new messages, a tool call with its result, or messages by their ids."""
 
 
 @dataclass(frozen=True)
-class Picked:
+class PickedMessages:
     """The messages that a cherry-pick selects.
 
     Args:
@@ -37,7 +37,7 @@ class Picked:
     places: Sequence[int]
     call_id: str | None = None
 
-    def come(self, coming: Coming) -> None:
+    def come(self, coming: IncomingChanges) -> None:
         """Let it come behind what is there.
 
         Raises:
@@ -51,7 +51,7 @@ class Picked:
         else:
             self._come_alone(key, self.call_id, coming)
 
-    def _come_alone(self, key: str, call_id: str, coming: Coming) -> None:
+    def _come_alone(self, key: str, call_id: str, coming: IncomingChanges) -> None:
         """Let one tool call come with its result, as if nothing had been called beside it."""
         asking, answer = self.places
         shown = self.side.messages(self.places)
@@ -64,18 +64,18 @@ class Picked:
             coming.append(key, lambda: [narrowed(self.side.live(key)[asking], asked), self.side.live(key)[answer]])
 
 
-class Picking:
+class CherryPick:
     """Finds what is to be picked.
 
     Args:
-        agent: The agent whose session it is in.
+        branch: A branch of the session that it is in.
     """
 
-    def __init__(self, agent: RollbackAgent) -> None:
-        self.agent = agent
-        self.store = agent.store
+    def __init__(self, branch: BranchContext) -> None:
+        self.branch = branch
+        self.store = branch.store
 
-    def find(self, what: What) -> Picked:
+    def find(self, what: What) -> PickedMessages:
         """Find what somebody means.
 
         Raises:
@@ -89,13 +89,13 @@ class Picking:
         return self._place(what)
 
     def _side(self, thread: str, checkpoint_id: str | None) -> Side:
-        return Side(self.agent._saver, self.agent.graph, thread, checkpoint_id)
+        return Side(self.branch.saver, self.branch.graph, thread, checkpoint_id)
 
     # -- what a checkpoint added
 
-    def _place(self, place: CheckpointRef) -> Picked:
+    def _place(self, place: CheckpointRef) -> PickedMessages:
         with self.store.database.reading() as connection:
-            row, label = self.agent._target(connection, place)
+            row, label = self.branch.target(connection, place)
             before = self._before(connection, row)
         side = self._side(row.thread_id, row.graph_checkpoint_id)
         earlier = self._side(before.thread_id, before.graph_checkpoint_id).message_hashes if before is not None else ()
@@ -105,11 +105,11 @@ class Picking:
                 f"{label} did not only add messages to the checkpoint before it. Choose messages by their ids: "
                 "cherry_pick([...])."
             )
-        return Picked(label, side, places)
+        return PickedMessages(label, side, places)
 
     def _before(self, connection: Connection, row: Found) -> Found | None:
         """Find the checkpoint before one on its path; None before the first."""
-        path = self.agent.repository.lookup.path(
+        path = self.branch.context.lookup.path(
             connection, self.store.sessions.branch(connection, row.internal_session_id)
         )
         place = next(n for n, point in enumerate(path) if point.id == row.id)
@@ -117,7 +117,7 @@ class Picking:
 
     # -- messages by their ids
 
-    def _messages(self, ids: list[Any]) -> Picked:
+    def _messages(self, ids: list[Any]) -> PickedMessages:
         if not ids or not all(isinstance(one, str) for one in ids):
             raise InvalidInput(f"{ids!r} names no messages; give a list of their ids, as history() has them.")
         missing = set(ids)
@@ -127,7 +127,7 @@ class Picking:
             missing &= set(ids) - known
             if known.issuperset(ids):
                 chosen = [n for n, message in enumerate(shown) if message["id"] in ids]
-                return Picked(", ".join(ids), side, batch_of(shown, chosen))
+                return PickedMessages(", ".join(ids), side, batch_of(shown, chosen))
         if missing:
             raise NotFound(f"No branch of this session has a message {', '.join(sorted(missing))}. See history().")
         raise NotFound(f"No branch of this session has all of {', '.join(ids)}. Pick those of one branch at a time.")
@@ -135,13 +135,13 @@ class Picking:
     def _heads(self) -> Iterable[Side]:
         """Return where the branches of the session stand, the newest branch first."""
         with self.store.database.reading() as connection:
-            rows = self.store.sessions.branches(connection, self.agent._session_id)
+            rows = self.store.sessions.branches(connection, self.branch.session_id)
             heads = [(row.thread_id, self.store.graphs.head(connection, row.thread_id)) for row in reversed(rows)]
         return (self._side(thread, head.checkpoint_id) for thread, head in heads if head is not None)
 
     # -- one tool call
 
-    def _call(self, call: ToolInvocation) -> Picked:
+    def _call(self, call: ToolInvocation) -> PickedMessages:
         side = self._of_call(call)
         shown = side.messages()
         asked = [
@@ -152,7 +152,7 @@ class Picking:
         answered = [n for n in batch_of(shown, asked[-1:]) if shown[n]["tool_call_id"] == call.tool_call_id]
         if not asked or not answered:
             raise NotFound(f"The conversation of its branch has no result of {call}. Pick messages by their ids.")
-        return Picked(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
+        return PickedMessages(str(call), side, [asked[-1], answered[-1]], call.tool_call_id)
 
     def _of_call(self, call: ToolInvocation) -> Side:
         """Return where the branch of a call stands.
@@ -161,7 +161,7 @@ class Picking:
             NotFound: It is of another session.
         """
         with self.store.database.reading() as connection:
-            rows = self.store.sessions.branches(connection, self.agent._session_id)
+            rows = self.store.sessions.branches(connection, self.branch.session_id)
             of = next((row for row in rows if row.id == call.internal_session_id), None)
             head = self.store.graphs.head(connection, of.thread_id) if of is not None else None
         if of is None or head is None:

@@ -10,60 +10,58 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from langgraph.constants import END
 from sqlalchemy import Connection
 
+from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.isolation import by_itself
-from agentgit.agents.merge.merge import Coming
+from agentgit.agents.merge.merge import IncomingChanges
 from agentgit.errors import Conflict, Corrupt
 from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, PregelNode
-from agentgit.rollback.crash_recovery import take_back
+from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.records.checkpoints import Label
-from agentgit.store.records.sessions import Found, expect_whole
+from agentgit.store.records.sessions import Found, require_whole
 from agentgit.store.store import Moment, snapshot_of
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey, GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-
 WRITER = "agentgit"
 """The name of our node."""
 
 
-class Arriving:
+class MergeCommit:
     """The arrival of a merge or a cherry-pick on a branch.
 
     Args:
-        agent: An agent on the branch.
+        branch: The branch.
     """
 
-    def __init__(self, agent: RollbackAgent) -> None:
-        self.agent = agent
-        self.store = agent.store
+    def __init__(self, branch: BranchContext) -> None:
+        self.branch = branch
+        self.store = branch.store
 
-    def stands(self, connection: Connection) -> tuple[Found, Moment]:
+    def position(self, connection: Connection) -> tuple[Found, Moment]:
         """Return the row of the branch and the moment where it stands.
 
         Raises:
             Conflict: The branch is running, has moved, or is in the middle of a turn.
         """
-        row = self.store.sessions.branch(connection, self.agent.branch_id)
-        expect_whole(row)
+        row = self.store.sessions.branch(connection, self.branch.branch_id)
+        require_whole(row)
         if row.status == RUNNING:
             raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
         moment = self.store.moment(connection, row)
-        if moment.latest != self.agent.seen and row.head_id not in self.agent.late:
+        if moment.latest != self.branch.seen and row.head_id not in self.branch.late:
             raise Conflict(
                 f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. Look at its new head "
-                f"with agent.switch({row.name!r}), then try again.",
+                f"with agent = agent.switch({row.name!r}), then try again.",
                 head=row.head_id,
             )
         if not moment.settled:
@@ -73,7 +71,7 @@ class Arriving:
             )
         return row, moment
 
-    def publish(self, coming: Coming, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
+    def publish(self, coming: IncomingChanges, label: Label, kind: str, facts: Mapping[str, Any]) -> tuple[int, str]:
         """Write what comes, and make a checkpoint of it; return its id, and the graph checkpoint it stands at.
 
         Args:
@@ -87,7 +85,7 @@ class Arriving:
         """
         values = {key: value() for key, value in coming.updates.items()}
         place = coming.ours.place
-        staged = staging.name(self.agent.rules.user_id, WRITER, uuid4().hex)
+        staged = staging.name(self.branch.settings.user_id, WRITER, uuid4().hex)
         try:
             made = self._write(staged, place, values)
             checkpoint_id = self.store.database.write(
@@ -102,13 +100,13 @@ class Arriving:
         # Of its own, without a memory of threads that are gone, and without the turn of an agent around it.
         graphs = GraphStore(self.store.tenant_id, self.store.compression, counts=False)
         saver = SQLModelSaver(self.store.database, tenant_id=self.store.tenant_id, graphs=graphs, sessions=True)
-        saver.channels = self.agent.graph.channels
+        saver.channels = self.branch.graph.channels
         if place is not None:
             self.store.database.write(lambda c: graphs.fork(c, place.thread, place.checkpoint_id, staged))
         writer = PregelNode(
             channels=[], triggers=[], writers=[ChannelWrite([ChannelWriteTupleEntry(mapper=lambda v: list(v.items()))])]
         )
-        graph = self.agent.graph.copy({"checkpointer": saver, "nodes": {**self.agent.graph.nodes, WRITER: writer}})
+        graph = self.branch.graph.copy({"checkpointer": saver, "nodes": {**self.branch.graph.nodes, WRITER: writer}})
         config: Any = {"configurable": {"thread_id": staged}}
         with by_itself():
             if graph.get_state(config).next:
@@ -129,11 +127,11 @@ class Arriving:
         facts: Mapping[str, Any],
     ) -> int:
         sessions = self.store.sessions
-        self.agent._expect(connection)
-        sessions.lock(connection, self.agent._session_id)
-        if take_back(self.store, connection, self.agent._session_id):
+        self.branch.authorize(connection)
+        sessions.lock(connection, self.branch.session_id)
+        if recover_abandoned(self.store, connection, self.branch.session_id):
             raise Conflict("A rollback is being done in this session. Wait until it ends, then try again.")
-        row, moment = self.stands(connection)
+        row, moment = self.position(connection)
         if moment.latest != (place.checkpoint_id if place is not None else None):
             raise Conflict(f"Branch {row.name} has moved meanwhile. Nothing was changed; try again.")
         at = self.store.graphs.find(connection, GraphKey(staged, "", made))

@@ -43,7 +43,7 @@ FREE = (LastValue, AnyValue)
 
 
 @dataclass
-class Coming:
+class IncomingChanges:
     """The changes that one side receives from others.
 
     Args:
@@ -121,10 +121,10 @@ class Merge:
 
     bases: Sequence[Side]
     theirs: Side
-    coming: Coming
+    coming: IncomingChanges
     resolve: Resolve = None
 
-    def make(self) -> Coming:
+    def make(self) -> IncomingChanges:
         """Decide about each value."""
         ours, theirs = self.coming.ours, self.theirs
         talk = theirs.conversation if ours.conversation in (None, theirs.conversation) else None
@@ -241,11 +241,11 @@ class Merge:
         """
         value = ask(self._conflict(key, lambda side: side.live(key)))
         if talk:
-            expect_whole_talk(key, value)
+            require_whole_talk(key, value)
         return value
 
 
-def expect_whole_talk(key: str, value: Any) -> None:
+def require_whole_talk(key: str, value: Any) -> None:
     """Check that a value is a conversation in which each tool call has its result.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The gate: what happens to a call before its tool runs, and what happens instead.
+"""The interceptor: what happens to a call before its tool runs, and what happens instead.
 
 A call that is done already is answered from the record, and its tool does not run: because the turn goes on with calls
 that were begun before, because a rollback has kept what the call would do a second time (the fence), or because the
@@ -11,19 +11,29 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.fence_errors import expect_same, refusal, standing_already, unmatched, unreachable, unreadable
+from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
+from agentgit.agents.turn.fence_errors import (
+    refusal,
+    require_same,
+    standing_already,
+    unmatched,
+    unreachable,
+    unreadable,
+)
 from agentgit.agents.turn.inflight_calls import Attempt, InflightResult, Slot, Slots
+from agentgit.agents.turn.outcome_buffer import Outcomes
 from agentgit.agents.turn.recorded_results import Unreadable, given_back
+from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.task_scopes import scope_of
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, READ_ONLY, UNDECLARED
+from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, READ_ONLY
 from agentgit.effects.identity import call_key, key_after
 from agentgit.effects.invocation import (
     DONE,
@@ -43,19 +53,12 @@ from agentgit.rollback.verification import Verification
 from agentgit.store.records.effect_fences import ANSWERS
 from agentgit.store.records.journal import CallOutcome, Intent, TrackPart
 
-if TYPE_CHECKING:
-    from agentgit.agents.turn.outcome_buffer import Outcomes
-    from agentgit.agents.turn.turn import Turn
-
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCES = (ANSWER, REFUSE, OFF)
 """The values of `wrap(fence=...)`: the treatment of a call whose effect stands already."""
 
 FENCED = frozenset({COMPENSABLE, IRREVERSIBLE})
 """The effects that a branch made by a rollback does not make a second time."""
-
-HARMLESS = frozenset({READ_ONLY, IDEMPOTENT, UNDECLARED})
-"""The effects that may run again where the record cannot answer: nothing is lost by it, or nobody said so."""
 
 LEFT = STANDING - {FAILED}
 """The statuses in which a call that is not made again has happened, or may have."""
@@ -64,72 +67,7 @@ NOWHERE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 """The statuses from which a call can be neither answered nor made again."""
 
 
-@dataclass(frozen=True)
-class RequestedCall:
-    """A call that is about to begin.
-
-    Args:
-        intent: The record of it; the gate makes its idempotency key.
-        task: The task of the graph that makes it.
-        place: The place where it is made, the same each time: its AI message, or else the task.
-        run: The run of the task or of the tool that makes it.
-        same: The hash of what it has in common with its repetitions.
-        is_named: True if its id is the same each time: an AI message asked for it.
-        is_in_batch: True if a ToolNode makes it, beside others.
-        once: True if its tool happens at most once in a session.
-        is_reachable: True if the tool can be answered for: it runs as a copy of ours.
-    """
-
-    intent: Intent
-    task: str
-    place: str
-    run: UUID | None
-    same: str
-    is_named: bool
-    is_in_batch: bool
-    once: bool
-    is_reachable: bool
-
-    @property
-    def call_id(self) -> str | None:
-        """Its id, if that is the same each time."""
-        return self.intent.tool_call_id if self.is_named else None
-
-    @property
-    def again(self) -> tuple[str, str, int]:
-        """The key that stays the same if LangGraph runs the call once more in this turn."""
-        return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
-
-    @property
-    def is_harmless(self) -> bool:
-        """True if it may run again where the record cannot answer."""
-        return self.intent.effect in HARMLESS and not self.once
-
-
-@dataclass(frozen=True)
-class AdmittedCall:
-    """A call that was let in.
-
-    Args:
-        intent: The record of it.
-        id: The id of its row, once that is on disk.
-        answer: The answer that it gets instead of running; the row is then a replay, if there is one.
-        attempt: The attempt by which it is recognised, if LangGraph runs it once more in this turn.
-        used: If it is answered, the numbers of its task that it used up when it ran; see `Questions.skip`.
-        name: The name that tells it from the other calls of its place, the same each time.
-        scope: The name of what is called in it, the same each time.
-    """
-
-    intent: Intent
-    id: int | None
-    answer: InflightResult | None = None
-    attempt: Attempt | None = None
-    used: dict[str, Any] | None = None
-    name: str = ""
-    scope: str = ""
-
-
-class Gate:
+class CallInterceptor:
     """Stands before the calls of one turn.
 
     Args:
@@ -137,17 +75,17 @@ class Gate:
         outcomes: The outcomes to write down before the next call begins.
     """
 
-    def __init__(self, turn: Turn, outcomes: Outcomes) -> None:
+    def __init__(self, turn: RunningTurn, outcomes: Outcomes) -> None:
         self.turn = turn
         self.outcomes = outcomes
-        self.store = turn.agent.store
-        self.fence = turn.agent.rules.fence
+        self.store = turn.context.store
+        self.fence = turn.context.settings.fence
         self._attempts: dict[tuple[str, str, int], Attempt] = {}
         self._slots: dict[tuple[UUID | None, str, str | None, str], Slots] = defaultdict(Slots)
         self._runs: dict[str, set[UUID | None]] = defaultdict(set)
         self._lock = threading.Lock()
 
-    def admit(self, asked: RequestedCall) -> AdmittedCall:
+    def authorize(self, asked: RequestedCall) -> AdmittedCall:
         """Let a call begin, or answer it.
 
         Raises:
@@ -201,7 +139,7 @@ class Gate:
             Fenced: It can be neither answered nor run again.
         """
         if slot.name == asked.call_id:
-            expect_same(asked.intent, args)
+            require_same(asked.intent, args)
         if asked.is_harmless and not asked.is_named:
             return False
         if asked.is_reachable or asked.is_harmless:
@@ -217,17 +155,17 @@ class Gate:
         if attempt is not None and attempt.status == UNKNOWN and self._verified(attempt):
             attempt, key = self._attempt(asked, slot, self._made(asked))
         if attempt is None or attempt.may_be_repeated or attempt.status not in ANSWERS | NOWHERE | {UNKNOWN}:
-            self._expect_none_left(asked, slots, made)
+            self._require_none_left(asked, slots, made)
             return asked
         if attempt.status in ANSWERS:
             return self._from_record(asked, slot, attempt) or asked
         if slot.name == asked.call_id:
-            expect_same(asked.intent, attempt.args)
+            require_same(asked.intent, attempt.args)
         if attempt.status in NOWHERE or not asked.is_harmless:
             raise refusal(attempt, "This turn goes on with it, and it was not made again.")
         return asked
 
-    def _expect_none_left(self, asked: RequestedCall, slots: Slots, made: Sequence[ToolInvocation]) -> None:
+    def _require_none_left(self, asked: RequestedCall, slots: Slots, made: Sequence[ToolInvocation]) -> None:
         """Check that a call with arguments other than before is really a different call.
 
         Raises:
@@ -312,7 +250,7 @@ class Gate:
         return self.outcomes.write_with(lambda c: self._begin(c, intent))
 
     def _begin(self, connection: Connection, intent: Intent) -> AdmittedCall:
-        self.turn.admit(connection, intent.effect)
+        self.turn.authorize_call(connection, intent.effect)
         return AdmittedCall(intent, self.store.journal.intend(connection, intent))
 
     @functools.cached_property
@@ -365,7 +303,7 @@ class Gate:
             value = given_back(call.result, asked.intent.tool_call_id)
         except Unreadable as error:
             raise unreadable(call, error) from error
-        self.turn.admit(connection, READ_ONLY)
+        self.turn.authorize_call(connection, READ_ONLY)
         inside = self.store.fences.inside(connection, call)
         own = self._own(connection, inside)
         replayed = self._take_over(connection, asked.intent, call)
@@ -417,7 +355,7 @@ class Gate:
 
     @property
     def _registry(self) -> Registry:
-        return self.turn.agent.repository.registry
+        return self.turn.context.registry
 
     def _verified(self, call: ToolInvocation) -> bool:
         """Let the tool's `verify` say whether a call happened that was broken off; False if it could not."""

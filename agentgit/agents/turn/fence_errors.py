@@ -18,7 +18,7 @@ UNREACHABLE = (
 )
 
 
-def expect_same(intent: Intent, args: Any) -> None:
+def require_same(intent: Intent, args: Any) -> None:
     """Check that a call has the same arguments as before.
 
     Raises:

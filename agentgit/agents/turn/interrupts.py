@@ -173,7 +173,7 @@ def passed_on(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "config": {**given, "configurable": {**conf, **own}}} if own else kwargs
 
 
-class Questions:
+class Interrupts:
     """The questions that the tool calls of one turn ask.
 
     Args:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.call_interceptor import AdmittedCall
+from agentgit.agents.turn.calls import AdmittedCall
+from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.invocation import DONE, FAILED
 from agentgit.errors import Unavailable
 from agentgit.store.records.journal import CallOutcome
-
-if TYPE_CHECKING:
-    from agentgit.agents.turn.turn import Turn
 
 T = TypeVar("T")
 
@@ -47,9 +45,9 @@ class Outcomes:
         turn: The turn.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: RunningTurn) -> None:
         self.turn = turn
-        self.store = turn.agent.store
+        self.store = turn.context.store
         self._waiting: list[tuple[AdmittedCall, CallOutcome]] = []
         self._lock = threading.Lock()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -22,12 +22,14 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
-from agentgit.agents.turn.call_interceptor import AdmittedCall, Gate, RequestedCall
+from agentgit.agents.turn.call_interceptor import CallInterceptor
+from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
 from agentgit.agents.turn.fence_errors import unswallowed
 from agentgit.agents.turn.inflight_calls import InflightResult
-from agentgit.agents.turn.interrupts import Questions, is_in_batch
+from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.outcome_buffer import Outcomes
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
+from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.task_scopes import Scopes, scope_of
 from agentgit.effects.current_call import running
 from agentgit.effects.declarations import recorded
@@ -40,9 +42,6 @@ from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.tracing import NOTHING, Traced, tool_span
 from agentgit.values import portable, told
-
-if TYPE_CHECKING:
-    from agentgit.agents.turn.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,16 @@ class Recorder(BaseCallbackHandler):
     ignore_chat_model = True  # else LangChain writes the whole conversation as text for it, at every call of a model
 
     def __init__(
-        self, turn: Turn, owner: str, batch: int, unfinished: tuple[str, int, Sequence[str]] | None = None
+        self, turn: RunningTurn, owner: str, batch: int, unfinished: tuple[str, int, Sequence[str]] | None = None
     ) -> None:
         self.turn = turn
         self.branch = turn.branch
         self.owner = owner
         self.outcomes = Outcomes(turn)
-        self.gate = Gate(turn, self.outcomes)
-        self.questions = Questions(turn.agent.store, turn.branch, turn.agent.codec)
-        self.effects = turn.agent.rules.effects
-        self.unrecorded = turn.agent.rules.unrecorded
+        self.interceptor = CallInterceptor(turn, self.outcomes)
+        self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec)
+        self.effects = turn.context.settings.effects
+        self.unrecorded = turn.context.settings.unrecorded
         self._numbers = itertools.count(batch)
         self.acted: list[str] = []
         """The idempotency keys of the calls of this turn that act on the world, or were answered from the record."""
@@ -260,10 +259,10 @@ class Recorder(BaseCallbackHandler):
             name, self.turn.span, gen__ai_tool_call_id=tool_call_id, agentgit_effect=intent.effect
         )
         try:
-            call = self._running[run_id] = self.gate.admit(asked)
+            call = self._running[run_id] = self.interceptor.authorize(asked)
             if intent.effect != READ_ONLY:
                 self.acted.append(call.intent.idempotency_key)
-            self.scopes.tool(run_id, parent, call.scope, lambda: self.questions.graphs(run_id))
+            self.scopes.tool(run_id, parent, call.scope, lambda: self.interrupts.graphs(run_id))
             if is_beside:
                 self._beside.add(run_id)
             if call.answer is None and intent.effect != READ_ONLY:
@@ -287,7 +286,7 @@ class Recorder(BaseCallbackHandler):
         If the graph does not show the tool, its decorator's functions are kept for later.
         """
         if decorated is not None and name not in self.effects.tools:
-            self.turn.agent.repository.registry.declare(self.branch.external_session_id, name, decorated)
+            self.turn.context.registry.declare(self.branch.external_session_id, name, decorated)
         return self.effects.get(name, metadata, decorated)
 
     def _asking(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
@@ -328,7 +327,7 @@ class Recorder(BaseCallbackHandler):
         call = self._running.get(run_id)
         if call is None or call.answer is None:
             return None
-        self.questions.skip(call.used)
+        self.interrupts.skip(call.used)
         return call.answer
 
     @contextmanager
@@ -340,7 +339,7 @@ class Recorder(BaseCallbackHandler):
         call = self._running[run_id]
         with (
             running(call.intent.idempotency_key),
-            self.questions.asking(run_id, call.name, call.intent.batch_index if run_id in self._beside else None),
+            self.interrupts.asking(run_id, call.name, call.intent.batch_index if run_id in self._beside else None),
             self._spans.get(run_id, NOTHING).current(),
             self._bodies[run_id].running(),
         ):
@@ -403,7 +402,7 @@ class Recorder(BaseCallbackHandler):
                 run_id, CallOutcome(status=UNKNOWN if is_open else FAILED, error=text, ended_at=datetime.now(UTC))
             )
             if call is not None and is_open:
-                self.gate.look(call)
+                self.interceptor.look(call)
         finally:
             self._over(call, error)
 
@@ -412,7 +411,7 @@ class Recorder(BaseCallbackHandler):
         body = self._bodies.get(run_id)
         if body is None:  # its tool was never called
             return False
-        return body.may_have_acted and (body.matters or self.gate.can_look(call))
+        return body.may_have_acted and (body.matters or self.interceptor.can_look(call))
 
     def cancelled(self, run_id: UUID, error: BaseException) -> None:
         """Take note of a call that was cancelled, of which LangChain tells nobody; its turn's end writes it down."""
@@ -425,7 +424,7 @@ class Recorder(BaseCallbackHandler):
             call.attempt.fail(error, call.id)
 
     def _end(self, run_id: UUID, outcome: CallOutcome, error: BaseException | None = None) -> None:
-        answers = self.questions.end(run_id, error)
+        answers = self.interrupts.end(run_id, error)
         if answers is not None:
             outcome = replace(outcome, answers=answers)
         self.scopes.over(run_id)

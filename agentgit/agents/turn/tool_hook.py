@@ -1,8 +1,8 @@
 """Every call of a LangChain tool, however it is made, on its way to the recorder of the turn that it is made in.
 
 `BaseTool.run` and `arun` are wrapped once in a process. Where no turn of ours is in force, they do what they did. In a
-turn the call is made with a copy of the tool: it asks the gate for an answer before it runs, and tells the recorder
-what it really returned, before LangChain makes the text of a message of that. The tool stays as it was.
+turn the call is made with a copy of the tool: it asks the interceptor for an answer before it runs, and tells the
+recorder what it really returned, before LangChain makes the text of a message of that. The tool stays as it was.
 """
 
 from __future__ import annotations

@@ -9,27 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
+from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import Given
-from agentgit.agents.turn.auto_checkpoint import Interval
-from agentgit.agents.turn.call_interceptor import ANSWER
 from agentgit.agents.turn.checkpoint_buffer import Saves
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, name_of
-from agentgit.effects.declarations import Declared
 from agentgit.effects.effects import READ_ONLY, UNDECLARED
-from agentgit.effects.files import Keeper
 from agentgit.effects.plan import KEEP
 from agentgit.errors import Conflict, Corrupt, WorldDiverged
 from agentgit.rollback import notes
-from agentgit.rollback.crash_recovery import take_back
+from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.saver.saver import NOTHING_ELSE, After, Beside
 from agentgit.sessions.messages import text_of
-from agentgit.store.audit.trail import foresee_notes, note
+from agentgit.store.audit.trail import note, prefetch_notes
 from agentgit.store.maintenance import retention
 from agentgit.store.records.checkpoints import Label, Snapshot
 from agentgit.store.records.sessions import Found
@@ -41,30 +38,6 @@ from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.tracing import NOTHING, Traced
 from agentgit.values import as_object
-
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnSettings:
-    """Settings that apply to every turn of an agent.
-
-    Args:
-        user_id: The user who runs it.
-        effects: The effects of the tools on the outside world.
-        unrecorded: Names of tools that are not part of the track.
-        auto: The times at which automatic checkpoints are made.
-        fence: The treatment of a call whose effect stands already: `replay`, `raise` or `off`.
-        keeper: The workspace whose files belong to the session; None if there is none.
-    """
-
-    user_id: int
-    effects: Declared
-    unrecorded: frozenset[str]
-    auto: Interval
-    fence: str = ANSWER
-    keeper: Keeper | None = None
 
 
 class _Begun(NamedTuple):
@@ -106,12 +79,12 @@ class Turn:
     """One run.
 
     Args:
-        agent: The agent that runs.
+        context: The branch that it runs on.
         given: The input.
         span: The span that traces it.
     """
 
-    agent: RollbackAgent
+    context: BranchContext
     given: Given
     span: Traced = NOTHING
     wanted: list[tuple[int, Label]] = field(default_factory=list)
@@ -139,39 +112,39 @@ class Turn:
         Raises:
             Conflict: Somebody else runs it, or has moved it since the agent last saw it.
         """
-        self.branch_id = self.agent.branch_id  # the agent may be led elsewhere, a turn stays where it began
+        self.branch_id = self.context.branch_id
         self._held = ExitStack()
-        owner = self._held.enter_context(self.agent.store.at_work())
+        owner = self._held.enter_context(self.context.store.at_work())
         try:
-            self.files = TurnFiles(self.agent.store, self.agent.rules.keeper, self.branch_id)
+            self.files = TurnFiles(self.context.store, self.context.settings.keeper, self.branch_id)
             self.files.begin(self.given.title)
             # Not durable by itself: the first intent of the turn is, and carries to disk what was written before it.
-            begun = self.agent.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
+            begun = self.context.store.database.write(lambda connection: self._begin(connection, owner), carried=True)
             self.branch, self.given = begun.branch, begun.given
             # Who loses the right meanwhile ends the turn all the same: what its tools did has to be recorded.
-            self._held.enter_context(self.agent.store.database.seeing(begun.owner_id))
+            self._held.enter_context(self.context.store.database.seeing(begun.owner_id))
             self.recorder = Recorder(self, owner, begun.batch, begun.unfinished)
         except BaseException:
             self._held.close()
             raise
 
     def _begin(self, connection: Connection, owner: str) -> _Begun:
-        store, session_id = self.agent.store, self.agent._session_id
-        self.agent._expect(connection)
+        store, session_id = self.context.store, self.context.session_id
+        self.context.authorize(connection)
         store.sessions.lock(connection, session_id)
-        going_on = take_back(store, connection, session_id)
-        look = store.looking(connection, self.branch_id, self.agent._thread_id)
+        going_on = recover_abandoned(store, connection, session_id)
+        look = store.looking(connection, self.branch_id, self.context.thread_id)
         # Before it is looked at: what another turn adds in between was not seen.
         last = store.world.lasting(connection, session_id)
-        self._foresee(connection)
+        self._prefetch(connection)
         branch = store.sessions.acquire(connection, self.branch_id, owner)
         if going_on:
             raise Conflict("A rollback is being done in this session. Wait until it ends; then run this turn again.")
         moment = look(branch)
-        if moment.latest != self.agent.seen and branch.head_id not in self.agent.late:
+        if moment.latest != self.context.seen and branch.head_id not in self.context.late:
             raise Conflict(
                 f"Branch {branch.name} has moved since this agent last saw it. Nothing was run. Continue from its "
-                f"new head with agent.switch({branch.name!r}), or go your own way with agent.fork().",
+                f"new head with agent = agent.switch({branch.name!r}), or go your own way with agent.fork().",
                 head=branch.head_id,
             )
         self._see(connection, branch, last())
@@ -179,19 +152,19 @@ class Turn:
         begun = _Begun(
             branch,
             self._noted(connection, branch),
-            self.agent.repository.lookup.owner(connection, session_id),
+            self.context.owner(connection),
             moment.batch,
             self._unfinished(connection, branch, moment),
         )
-        if self.given.is_new and self.agent.rules.auto.before_turns:
+        if self.given.is_new and self.context.settings.auto.before_turns:
             label = self._label("before", self.given.title, self.given.message_id)
             self._add(connection, branch, moment.snapshot, label)
         return begun
 
-    def _foresee(self, connection: Connection) -> None:
+    def _prefetch(self, connection: Connection) -> None:
         """Prefetch the rows that this transaction, which has locked the session, needs for its writes."""
-        self.agent.store.checkpoints.foresee(connection, self.branch_id)
-        foresee_notes(connection, self.agent.store.tenant_id, self.branch_id)
+        self.context.store.checkpoints.prefetch(connection, self.branch_id)
+        prefetch_notes(connection, self.context.store.tenant_id, self.branch_id)
 
     def _see(self, connection: Connection, branch: Found, last: int) -> None:
         """Check that the outside world is as this branch left it.
@@ -204,16 +177,16 @@ class Turn:
         Raises:
             WorldDiverged: Another branch has changed it since.
         """
-        plan = self.files.divergence(connection, branch, self.agent.planner, last)
+        plan = self.files.divergence(connection, branch, self.context.planner, last)
         if plan is not None:
             changes = "; ".join([*map(str, (s for s in plan.steps if s.action != KEEP)), *self.files.changes(plan)])
             raise WorldDiverged(
                 f"The world has changed since branch {branch.name} last ran, and nothing was run now: {changes}. "
-                f"Bring it back with agent.switch({branch.name!r}, sync='world'), tell the model with "
+                f"Bring it back with agent = agent.switch({branch.name!r}, sync='world'), tell the model with "
                 "sync='note', or go on all the same with sync='ignore'.",
                 plan,
             )
-        self.agent.store.sessions.see(connection, branch, last)
+        self.context.store.sessions.see(connection, branch, last)
 
     def _noted(self, connection: Connection, branch: Found) -> Given:
         """Return the input, preceded by what a switch has left the model to be told about the world."""
@@ -221,10 +194,10 @@ class Turn:
         noted = inputs.noted(self.given, note) if note else None
         if noted is None:
             return self.given
-        self.agent.store.sessions.note(connection, self.branch_id, notes.TOLD)
+        self.context.store.sessions.note(connection, self.branch_id, notes.TOLD)
         return noted
 
-    def admit(self, connection: Connection, effect: str) -> None:
+    def authorize_call(self, connection: Connection, effect: str) -> None:
         """Let a call begin, in the transaction that records its intent.
 
         Args:
@@ -235,7 +208,7 @@ class Turn:
             Conflict: This turn was taken over.
             WorldDiverged: Another branch has changed the world while this turn ran.
         """
-        store = self.agent.store
+        store = self.context.store
         store.sessions.hold(connection, self.branch)
         if effect not in (READ_ONLY, UNDECLARED):
             last = store.world.lasting(connection, self.branch.external_session_id)
@@ -243,7 +216,7 @@ class Turn:
 
     def holds(self, connection: Connection) -> bool:
         """Return whether this turn still has its branch."""
-        return self.agent.store.sessions.holds(connection, self.branch)
+        return self.context.store.sessions.holds(connection, self.branch)
 
     def _unfinished(self, connection: Connection, branch: Found, moment: Moment) -> tuple[str, int, list[str]] | None:
         """Find the batch that this turn goes on with, so that calls which run again stay in it."""
@@ -251,7 +224,7 @@ class Turn:
             return None
         asked = moment.waiting[0]["tool_calls"]
         ids = [call["id"] for call in asked]
-        batch = self.agent.store.journal.last_batch(connection, branch.id, ids)
+        batch = self.context.store.journal.last_batch(connection, branch.id, ids)
         return None if batch is None else (name_of(moment.waiting[0]["id"], asked), batch, ids)
 
     def end(self, *, completed: bool) -> str | None:
@@ -271,16 +244,16 @@ class Turn:
                 raise
             self.settled, self.head_id = ended.settled, ended.head_id
             if ended.thinned:
-                self.agent.release_files()
+                self.context.context.engine().files.release()
             return ended.latest
 
     def _end(self, connection: Connection, completed: bool) -> _Ended:
-        store, sessions, owner = self.agent.store, self.agent.store.sessions, self.recorder.owner
+        store, sessions, owner = self.context.store, self.context.store.sessions, self.recorder.owner
         touched = sessions.touching(connection, self.branch.external_session_id)
         held = sessions.holding(connection, self.branch)
         abandon = store.journal.abandoning(connection, self.branch_id, owner)
         look = store.looking(connection, self.branch_id, self.branch.thread_id)
-        self._foresee(connection)
+        self._prefetch(connection)
         held()
         abandon()
         moment = look(self.branch)
@@ -301,32 +274,34 @@ class Turn:
             store.tenant_id,
             f"turn.{how}",
             branch_id=self.branch_id,
-            user_id=self.agent.rules.user_id,
+            user_id=self.context.settings.user_id,
         )
         return _Ended(moment.latest, moment.settled, head_id, thinned)
 
     def _is_due(self, connection: Connection) -> bool:
-        every = self.agent.rules.auto.turns
+        every = self.context.settings.auto.turns
         if every <= 1:
             return every == 1
-        return self.agent.store.sessions.count_turn(connection, self.branch_id) % every == 0
+        return self.context.store.sessions.count_turn(connection, self.branch_id) % every == 0
 
     def _label(self, kind: str, description: str | None, restore_point: str | None = None) -> Label:
-        return Label(kind=kind, user_id=self.agent.rules.user_id, description=description, restore_point=restore_point)
+        return Label(
+            kind=kind, user_id=self.context.settings.user_id, description=description, restore_point=restore_point
+        )
 
     # -- on the way
 
     @property
     def counts_calls(self) -> bool:
         """True if a checkpoint may be made before the turn ends, which tells how many calls there were until then."""
-        return bool(self.wanted) or self.agent.rules.auto.calls > 0
+        return bool(self.wanted) or self.context.settings.auto.calls > 0
 
     @contextmanager
     def on_put(self, place: GraphKey) -> Iterator[Beside]:
         """Do what is due when a step is saved, in the saver's own transaction: its calls, then its checkpoints."""
 
         def before(connection: Connection) -> After:
-            held = self.agent.store.sessions.holding(connection, self.branch)
+            held = self.context.store.sessions.holding(connection, self.branch)
             return lambda: due(connection, held)
 
         def due(connection: Connection, held: After) -> None:
@@ -344,9 +319,13 @@ class Turn:
         with self.saves.saving(place), self.recorder.outcomes.joined() as taken:
             yield Beside(before, is_alone=not (taken.number or makes), fence=fence)
 
+    def on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
+        """Take note of what the graph read, so that a call can wait until what it comes from is saved."""
+        self.saves.read(thread, ns, found)
+
     def _make_due(self, connection: Connection, place: GraphKey) -> None:
         """Make the checkpoints that are due after a finished batch of tool calls."""
-        store = self.agent.store
+        store = self.context.store
         at = store.graphs.find(connection, place)
         asking = store.answered(connection, at) if at is not None else None
         batch = self.recorder.batch_of(name_of(asking["id"], asking["tool_calls"])) if asking else None
@@ -355,7 +334,7 @@ class Turn:
         before, after = (store.journal.count(connection, self.branch_id, before_batch=n) for n in (batch, batch + 1))
         snapshot = snapshot_of(at, self.branch.inherited + after, NO_WRITES)
         self._make_wanted(connection, snapshot, until=batch)
-        if self.agent.rules.auto.is_passed(before, after):
+        if self.context.settings.auto.is_passed(before, after):
             label = self._batches.setdefault(batch, replace(self._label("tools", None), id=new_id()))
             self._make(connection, snapshot, label, batch)
 
@@ -378,11 +357,11 @@ class Turn:
 
     def _make(self, connection: Connection, snapshot: Snapshot, label: Label, batch: int | None) -> None:
         """Make a checkpoint that has its id already, unless it was made: a transaction may run twice."""
-        if not self.agent.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
+        if not self.context.store.checkpoints.find(connection, CHECKPOINT.c.id == label.id):
             self._add(connection, self.branch, snapshot, label, batch)
 
     def _add(
         self, connection: Connection, branch: Found, snapshot: Snapshot, label: Label, batch: int | None = None
     ) -> None:
         snapshot = replace(snapshot, workspace_snapshot_id=self.files.see(connection, branch, batch))
-        self.agent.store.checkpoints.add(connection, self.branch_id, snapshot, label)
+        self.context.store.checkpoints.add(connection, self.branch_id, snapshot, label)

@@ -16,12 +16,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from agentgit.async_api import LOOP
 from agentgit.sessions.events import NOWHERE, Event
 
 LOG = logging.getLogger("agentgit.events")
@@ -35,21 +34,8 @@ LAST_SECONDS = 5.0
 LOOK_SECONDS = 0.05
 """The interval at which a thread checks that the loop that it waits for still runs."""
 
-LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop", default=None)
-"""The event loop of the async verb that this code runs for, also in the threads that it uses."""
-
 Callback = Callable[[Event], Any]
 Wants = Callable[[Event], bool]
-
-
-@contextmanager
-def on_loop() -> Iterator[None]:
-    """Let async callbacks of what is done in this block be called on the loop that runs now."""
-    token = LOOP.set(asyncio.get_running_loop())
-    try:
-        yield
-    finally:
-        LOOP.reset(token)
 
 
 @dataclass
@@ -102,7 +88,7 @@ class Bus:
                 if not line:
                     del self._lines[place.session_id]
         for one in slow:  # no lock is held: a handler of the log may write here, too
-            LOG.error("%r is too slow: events are left out. repo.events(after=...) has them.", one)
+            LOG.error("%r is too slow: events are left out. repo.events.list(after=...) has them.", one)
 
     def subscribe(self, callback: Callback, wants: Wants, may: Wants | None = None) -> Subscription:
         """Call `callback` with each event that it wants and may be told, from now on."""
@@ -137,7 +123,7 @@ def _at_exit(bus: weakref.ref[Bus]) -> None:
 
 
 class Subscription:
-    """A callback that is told events, until it is closed. A context manager. Made by `Repository.on`.
+    """A callback that is told events, until it is closed. A context manager. Made by `Events.on`.
 
     Args:
         bus: The bus that calls it.
@@ -148,8 +134,8 @@ class Subscription:
     Example:
         >>> import agentgit
         >>> repo = agentgit.open(":memory:")
-        >>> with repo.on("session.*", lambda event: print(event.kind, event.session_name)) as subscription:
-        ...     session = repo.ensure_session("support-42")
+        >>> with repo.events.on("session.*", lambda event: print(event.kind, event.session_name)) as subscription:
+        ...     session = repo.session("support-42", create=True)
         ...     done = subscription.wait()
         session.created support-42
         >>> subscription.handled, subscription.failed

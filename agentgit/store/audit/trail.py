@@ -123,9 +123,9 @@ def note(
     connection.info[_NOTES].append(made)
 
 
-def foresee_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
+def prefetch_notes(connection: Connection, tenant_id: int, branch_id: int) -> None:
     """Prefetch the end of the trail of a branch, whose session is locked, because notes of it come next."""
-    _END_OF_BRANCH.foresee(connection, {"tenant": tenant_id, "branch": branch_id})
+    _END_OF_BRANCH.prefetch(connection, {"tenant": tenant_id, "branch": branch_id})
 
 
 def write_notes(connection: Connection) -> None:

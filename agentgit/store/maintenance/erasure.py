@@ -67,7 +67,7 @@ def all_of(store: Store, user_id: int) -> Which:
     return select(SESSION.c.id).where(mine).order_by(SESSION.c.id)
 
 
-def expect_idle(store: Store, connection: Connection, session_id: int) -> None:
+def require_idle(store: Store, connection: Connection, session_id: int) -> None:
     """Check that nobody works on a session, and recover runs whose process has died.
 
     Args:
@@ -83,7 +83,7 @@ def expect_idle(store: Store, connection: Connection, session_id: int) -> None:
         if store.recover(connection, branch).status == RUNNING:
             raise Conflict(
                 f"Branch {branch.name} is running. Wait for its turn to end; if it died on another machine: "
-                "repo.recover(session, branch). Nothing was erased."
+                "session.recover(branch=branch). Nothing was erased."
             )
     for row in store.operations.running(connection, session_id).all():
         if not store.sessions.is_abandoned(connection, row):
@@ -102,7 +102,7 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
     Raises:
         Conflict: Somebody works on it.
     """
-    _expect_alone(connection)
+    _require_alone(connection)
     rows = _session(store, connection, session_id)
     return _finish(store, connection, {session_id: rows}, user_id, rows)
 
@@ -132,7 +132,7 @@ def erase_user(store: Store, connection: Connection, user: User, by: int | None)
         Conflict: Somebody works on one of the sessions, or there would be no admin any more.
     """
     hold_user(store, connection, user.id)
-    _expect_alone(connection)
+    _require_alone(connection)
     user_id = user.id
     sessions = {
         session_id: _session(store, connection, session_id)
@@ -171,7 +171,7 @@ def erased_users(connection: Connection, tenant_id: int) -> list[int]:
     return found
 
 
-def _expect_alone(connection: Connection) -> None:
+def _require_alone(connection: Connection) -> None:
     """Keep other writers out first, as a collection of values does: later it would wait for those who wait for it."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE graph_checkpoint, graph_write, blob IN EXCLUSIVE MODE"))
@@ -179,7 +179,7 @@ def _expect_alone(connection: Connection) -> None:
 
 def _session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
     """Delete the rows of a session, but its trail; tell how many."""
-    expect_idle(store, connection, session_id)
+    require_idle(store, connection, session_id)
     templates.forget(store, connection, session_id)
     return _rows(connection, store.tenant_id, session_id)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
-from agentgit.checkpoints.retention import Point, Retention, Verdict, judge
+from agentgit.checkpoints.retention import KeptPoint, Retention, RetentionVerdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.store.maintenance.statistics import Sizes
 from agentgit.store.queries.explorations import mark_of
@@ -36,7 +36,7 @@ class Judged(NamedTuple):
     If the bytes of the session are limited, also how many bytes it takes and will take.
     """
 
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[RetentionVerdict]
     bytes_before: int | None = None
     bytes_after: int | None = None
 
@@ -126,7 +126,7 @@ def clear(
     branch_id: int | None = None,
     ids: Collection[int] | None = None,
     user_id: int | None = None,
-) -> list[Verdict]:
+) -> list[RetentionVerdict]:
     """Delete the checkpoints of a session that nothing needs; tell what became of each.
 
     Args:
@@ -140,23 +140,25 @@ def clear(
     store.sessions.lock(connection, session_id)  # so that nobody goes to one meanwhile
     found = points(connection, store, session_id, branch_id)
     wanted = [point for point in found if ids is None or point.id in ids]
-    judged = [Verdict(point=one, goes=not one.needed, why=one.needed) for one in wanted]
+    judged = [RetentionVerdict(point=one, goes=not one.needed, why=one.needed) for one in wanted]
     return delete(connection, store, judged, user_id)
 
 
 def delete(
-    connection: Connection, store: Store, judged: Sequence[Verdict], user_id: int | None = None
-) -> list[Verdict]:
+    connection: Connection, store: Store, judged: Sequence[RetentionVerdict], user_id: int | None = None
+) -> list[RetentionVerdict]:
     """Delete those that are to go; what `Checkpoints.delete` does not let go stays, and is told so."""
     ids = [one.point.id for one in judged if one.goes]
     gone = store.checkpoints.delete(connection, ids, user_id)
     return [
-        Verdict(point=one.point, goes=False, why="something needs it") if one.goes and one.point.id not in gone else one
+        RetentionVerdict(point=one.point, goes=False, why="something needs it")
+        if one.goes and one.point.id not in gone
+        else one
         for one in judged
     ]
 
 
-def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[Point]:
+def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
     """Read the checkpoints of a session, each with what needs it; from columns alone.
 
     Args:
@@ -174,7 +176,7 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
     ]
     needed = _needed(connection, store, session_id, branches, rows)
     return [
-        Point(
+        KeptPoint(
             id=row.id,
             reference=f"{branches[row.internal_session_id].name}#{row.number}",
             name=row.name,

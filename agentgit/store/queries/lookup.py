@@ -47,32 +47,32 @@ class Lookup:
 
     # -- who may
 
-    def stands(self, connection: Connection) -> None:
+    def check_valid(self, connection: Connection) -> None:
         """Check that the principal's access still holds; for whoever opened the database itself, nothing is checked.
 
         Raises:
             NotAllowed: The access was revoked or has ended, or its user is disabled.
         """
-        if self.principal.since is not None and not self.store.users.stands(connection, self.principal):
+        if self.principal.since is not None and not self.store.users.is_valid(connection, self.principal):
             raise self.refusal("This access holds no more. Log in again, or ask an admin for a new key.", why="ended")
 
-    def expect_scope(self, connection: Connection, scope: str) -> None:
+    def require_scope(self, connection: Connection, scope: str) -> None:
         """Check that the principal's access still holds and covers a scope.
 
         Raises:
             NotAllowed: The access no longer holds, or does not cover the scope.
         """
-        self.stands(connection)
+        self.check_valid(connection)
         if scope not in self.principal.scopes:
             raise self._narrow(scope, None)
 
-    def expect_admin(self, connection: Connection, verb: str) -> None:
+    def require_admin(self, connection: Connection, verb: str) -> None:
         """Check that the principal is an admin, for a verb that concerns everybody.
 
         Raises:
             NotAllowed: The principal is not an admin.
         """
-        self.expect_scope(connection, ADMIN)
+        self.require_scope(connection, ADMIN)
         if not self.principal.user.is_admin:
             raise self.refusal(
                 f"{verb} is for admins: it concerns all users. You are {self.principal.user.name}; ask an admin.",
@@ -92,7 +92,7 @@ class Lookup:
             NotFound: The principal does not see the session.
             NotAllowed: The principal sees the session, but may not do this.
         """
-        self.stands(connection)
+        self.check_valid(connection)
         if session_id in self._own:
             return self._expect(OWNER, needs, session_id)
         role, is_own = self.store.visible.role(connection, self.user_id, session_id)
@@ -118,7 +118,7 @@ class Lookup:
         if not allows(role, needs):
             raise self.refusal(
                 f"You are {role} of this session, and that takes {needs}. Its owner can give you the role: "
-                f"repo.share(session, {self.principal.user.name!r}, role={needs!r}).",
+                f"session.sharing.share({self.principal.user.name!r}, role={needs!r}).",
                 session_id=session_id,
                 role=role,
                 needs=needs,
@@ -160,7 +160,7 @@ class Lookup:
             Ambiguous: It is the name of several, or the name of one and the id of another.
             NotAllowed: They see it, and may not do that.
         """
-        self.stands(connection)
+        self.check_valid(connection)
         found = self._find(connection, ref)
         if found.is_own:
             self._own.add(found.id)
@@ -217,7 +217,8 @@ class Lookup:
             if wanted in (row.name, row.id):
                 return row
         raise NotFound(
-            f"Session {session.session_name} has no branch {wanted!r}. List them: branches(), or agentgit branches.",
+            f"Session {session.session_name} has no branch {wanted!r}. List them: session.branches(), or "
+            "agentgit branches.",
             near=references.near(str(wanted), [row.name for row in rows]),
         )
 
@@ -236,7 +237,9 @@ class Lookup:
             connection: Any open connection.
             session: The session to look in.
             branch: The branch that `HEAD` is on. Its path is preferred.
-            place: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+            place: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`; or
+                `message:ID`, or the id alone where nothing else is called so: the checkpoint before that message of a
+                user.
 
         Raises:
             NotFound: Nothing is called so; near names are told.
@@ -257,7 +260,14 @@ class Lookup:
             found = self._by_tag(connection, session, place) or self._by_name(connection, session, branch, place)
         found = found or self._by_place(connection, session, branch, reference)
         if found is None and reference.id is not None:
-            return self._by_id(connection, session, reference.id)
+            try:
+                return self._by_id(connection, session, reference.id)
+            except NotFound:
+                if (found := self._by_message(connection, session, branch, place)) is None:
+                    raise
+        found = found or self._by_message(connection, session, branch, place.removeprefix(references.MESSAGE))
+        if found is None and place.startswith(references.MESSAGE):
+            raise self._no_message(connection, session, place)
         if found is None:
             raise NotFound(
                 f"Session {session.session_name} has no checkpoint {place!r}. List them: agentgit log.",
@@ -277,26 +287,43 @@ class Lookup:
             NotAllowed: It is of a session of which they are only viewer.
         """
         if not isinstance(place, str):
-            id = place.id if isinstance(place, Checkpoint) else place
-            owner = self.owner_of(connection, id) if isinstance(id, int) else None
+            owner = self.owner_of(connection, place)
             if owner is not None and owner.id != session.id:
                 self._expect(owner.role, FORKER, owner.id)
             return self.checkpoint(connection, owner or session, branch, place)
-        branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
-        points = self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
-        )
-        found = [row for row in points if row.restore_point == place]
-        if found := found or self._said_together(connection, branch, place, points):
-            return found[-1]
+        if found := self._by_message(connection, session, branch, place.removeprefix(references.MESSAGE)):
+            return found
         try:
             return self.checkpoint(connection, session, branch, place)
         except NotFound as error:
-            raise NotFound(
-                f"Session {session.session_name} has no restore point {place!r}. Each message of a user is one, with "
-                "auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
-                near=references.near(place, [row.restore_point for row in points]),
-            ) from error
+            raise self._no_message(connection, session, place) from error
+
+    def _by_message(
+        self, connection: Connection, session: ExternalSession, branch: Found, message_id: str
+    ) -> Found | None:
+        """Find the checkpoint before a user's message: the newest on the path, else the newest elsewhere."""
+        points = self._restore_points(connection, session)
+        found = [row for row in points if row.restore_point == message_id]
+        if not found:
+            found = self._said_together(connection, branch, message_id, points)
+        behind = self._behind(connection, branch) if len(found) > 1 else set()
+        on_path = [row for row in found if row.id in behind]
+        return next(reversed(on_path or found), None)
+
+    def _restore_points(self, connection: Connection, session: ExternalSession) -> Sequence[Found]:
+        branches = [row.id for row in self.store.sessions.branches(connection, session.id)]
+        return self.store.checkpoints.find(
+            connection, CHECKPOINT.c.internal_session_id.in_(branches), CHECKPOINT.c.restore_point.is_not(None)
+        )
+
+    def _no_message(self, connection: Connection, session: ExternalSession, place: str) -> NotFound:
+        """Make the failure of finding no restore point; near message ids are in it."""
+        ids = [row.restore_point for row in self._restore_points(connection, session)]
+        return NotFound(
+            f"Session {session.session_name} has no restore point {place!r}. Each message of a user is one, with "
+            "auto_checkpoint='turn' or 'tool'; any checkpoint is one too. List them: agentgit log.",
+            near=references.near(place.removeprefix(references.MESSAGE), ids),
+        )
 
     def _said_together(
         self, connection: Connection, branch: Found, message_id: str, points: Sequence[Found]
@@ -331,11 +358,12 @@ class Lookup:
                 )
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. List them: agentgit log.")
 
-    def owner_of(self, connection: Connection, checkpoint_id: int) -> ExternalSession | None:
-        """Return which session that they see a checkpoint belongs to."""
-        if not is_id(checkpoint_id):
+    def owner_of(self, connection: Connection, place: CheckpointRef) -> ExternalSession | None:
+        """Return which session that they see a Checkpoint or its id belongs to; a name alone says it of none."""
+        id = place.id if isinstance(place, Checkpoint) else place
+        if not is_id(id):
             return None
-        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
+        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == id):
             return self.sees(connection, row.external_session_id)
         return None
 
@@ -389,7 +417,7 @@ class Lookup:
         """Raise `NotFound` for a place that does not exist, and state how many checkpoints there are."""
         count = self.store.log.count(connection, of_path(path), Filter(), None)
         raise NotFound(
-            f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with repo.log(), or: "
+            f"{reference.text!r} names nothing: {before} {count} checkpoints{after}. List them with session.log(), or: "
             "agentgit log"
         )
 

@@ -61,11 +61,11 @@ def begin(
     store.checkpoints.add(
         connection, branch.id, snapshot, Label(kind="branch", user_id=user_id, description=f"from {called}")
     )
-    store.sure(connection, branch, point.state_hash)
+    store.verify_state(connection, branch, point.state_hash)
     return session_id
 
 
-def expect_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
+def require_same(store: Store, connection: Connection, session_id: int, name: str, point: Found, called: str) -> None:
     """Check that a session began from this checkpoint.
 
     For an imported session, only the text of the reference is known.
@@ -118,7 +118,7 @@ def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
     return not begun and store.checkpoints.one(connection, first.head_id).number == 1
 
 
-def expect_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
+def require_to_run(store: Store, connection: Connection, session_id: int, point: Found) -> Found:
     """Return the first checkpoint of a session whose calls are to be made in its own world, and were not yet.
 
     Raises:

@@ -127,9 +127,9 @@ class CheckpointStore:
         )
         return checkpoint_id
 
-    def foresee(self, connection: Connection, branch_id: int) -> None:
+    def prefetch(self, connection: Connection, branch_id: int) -> None:
         """Prefetch what `add` reads, together with other queries of the transaction."""
-        _LAST_NUMBER.foresee(connection, self._of_branch(branch_id))
+        _LAST_NUMBER.prefetch(connection, self._of_branch(branch_id))
 
     def _of_branch(self, branch_id: int) -> dict[str, int]:
         return {"tenant": self.tenant_id, "branch": branch_id}

@@ -84,7 +84,7 @@ class Failures:
     def _subject(self, kind: str, value: str, free: int) -> LoginSubject:
         return LoginSubject(hidden(self.tenant_id, kind, value), free)
 
-    def expect_free(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
+    def require_free(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Check that an attempt may go ahead, without counting it.
 
         Raises:
@@ -93,7 +93,7 @@ class Failures:
         hashes = [subject.hash for subject in subjects]
         mine = and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject.in_(hashes))
         for blocked_until in connection.execute(select(LOGIN_FAILURE.c.blocked_until).where(mine)).scalars():
-            _expect_over(blocked_until, datetime.now(UTC))
+            _require_over(blocked_until, datetime.now(UTC))
 
     def attempt(self, connection: Connection, subjects: Sequence[LoginSubject]) -> None:
         """Count an attempt.
@@ -108,7 +108,7 @@ class Failures:
         for subject in sorted(subjects):  # always in one order, so that no two wait for each other
             row = connection.execute(select(LOGIN_FAILURE).where(self._this(subject)).with_for_update()).first()
             if row is not None:
-                _expect_over(row.blocked_until, now)
+                _require_over(row.blocked_until, now)
             failures = (row.failures if row is not None else 0) + 1
             values = {
                 "failures": failures,
@@ -140,7 +140,7 @@ class Failures:
         return and_(LOGIN_FAILURE.c.tenant_id == self.tenant_id, LOGIN_FAILURE.c.subject == subject.hash)
 
 
-def _expect_over(blocked_until: datetime, now: datetime) -> None:
+def _require_over(blocked_until: datetime, now: datetime) -> None:
     """Refuse an attempt during a pause; one that is longer than any was set by a clock that has gone back since."""
     if now < blocked_until <= now + LONGEST_PAUSE:
         left = max(1, ceil((blocked_until - now).total_seconds()))

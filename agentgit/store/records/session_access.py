@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, case, func, literal,
 
 from agentgit.auth.roles import OWNER, ROLES, Role
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.session import Mark
+from agentgit.sessions.session import SessionMark
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -45,7 +45,7 @@ class Visible:
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List those that others share with a user, the one that moved last first."""
-        self._expect_authentic(connection, user_id)
+        self._require_authentic(connection, user_id)
         roles = (
             select(SESSION_MEMBER.c.external_session_id, func.max(_rank).label("rank"))
             .where(
@@ -62,7 +62,7 @@ class Visible:
             _external(row) for row in row_codes.authentic(connection, SESSION, connection.execute(query.limit(limit)))
         ]
 
-    def _expect_authentic(self, connection: Connection, user_id: int) -> None:
+    def _require_authentic(self, connection: Connection, user_id: int) -> None:
         """Verify all shares of a user, because queries that join them do not read whole rows."""
         if seal_of(connection) is not None:
             shares = select(SESSION_MEMBER).where(
@@ -76,7 +76,7 @@ class Visible:
         user_id: int,
         *,
         limit: int | None,
-        after: Mark | None,
+        after: SessionMark | None,
         shared: bool,
         name: str | None,
     ) -> list[ExternalSession]:
@@ -131,7 +131,7 @@ class Visible:
 
     def shared_ids(self, connection: Connection, user_id: int) -> list[int]:
         """List the ids of the sessions that others share with a user."""
-        self._expect_authentic(connection, user_id)
+        self._require_authentic(connection, user_id)
         rows = _SHARED.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 

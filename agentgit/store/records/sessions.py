@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, Select, and_, bindparam, select, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict
+from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.store.audit.trail import note
 from agentgit.store.records.journal import TrackPart
@@ -105,6 +106,11 @@ class SessionStore:
         """List the names of a user's sessions."""
         where = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
         return list(connection.execute(select(SESSION.c.session_name).where(where)).scalars())
+
+    def current(self, connection: Connection, session_id: int) -> int | None:
+        """Return the id of the branch that a session continues on; None if the session is gone or not seen."""
+        this = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        return connection.execute(select(SESSION.c.current_branch_id).where(this)).scalar()
 
     def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
         """Make the session continue on that branch.
@@ -213,13 +219,56 @@ class SessionStore:
         tags = set(connection.execute(select(TAG.c.name).where(of_session)).scalars())
         if wanted is not None:
             if wanted in taken:
-                raise Conflict(f"There is a branch {wanted} already. Choose another name, or agent.switch({wanted!r}).")
+                raise Conflict(f"There is a branch {wanted} already. Choose another name, or switch to it.")
             if references.branch_name(wanted) in tags:
                 raise Conflict(f"There is a tag {wanted}, which names the place already. Choose another name.")
             return wanted
         taken |= tags
         base = re.sub(r"-\d+$", "", source)
         return references.free_name(base, taken | {base})
+
+    def rename(self, connection: Connection, session: ExternalSession, name: str, user_id: int) -> None:
+        """Rename a session.
+
+        Args:
+            connection: A connection in a transaction that writes.
+            session: The session as it is now.
+            name: The new name, unique for the owner.
+            user_id: The user who renames it.
+
+        Raises:
+            Conflict: The owner has another session of that name.
+        """
+        if name != session.session_name and name in self.names(connection, session.user_id):
+            raise Conflict(f"There is a session {name} already. Choose another name.")
+        this = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
+        row_codes.change(connection, SESSION, *this, session_name=name)
+        note(
+            connection,
+            self.tenant_id,
+            "session.renamed",
+            session_id=session.id,
+            user_id=user_id,
+            before=session.session_name,
+        )
+
+    def rename_branch(self, connection: Connection, branch: Found, name: str, user_id: int) -> None:
+        """Rename a branch.
+
+        Args:
+            connection: A connection in a transaction that writes, which has locked the session.
+            branch: The row of the branch as it is now.
+            name: The new name, unique in the session.
+            user_id: The user who renames it.
+
+        Raises:
+            InvalidInput: No branch can have that name.
+            Conflict: There is a branch or a tag of that name.
+        """
+        if name != branch.name:
+            self.free_name(connection, branch.external_session_id, name, branch.name)
+        row_codes.change(connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name)
+        note(connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[Found]:
         """Read the branches of a session in the order they were made."""
@@ -252,7 +301,7 @@ class SessionStore:
                 self.leases.keep(owner, Held(BRANCH, self.tenant_id, branch_id))
             return cast(Found, row)
         row = self.branch(connection, branch_id)
-        expect_whole(row)
+        require_whole(row)
         raise Conflict(  # also if it was given back at this very moment
             f"Another agent is running branch {row.name}. Wait for its turn to end, or go your own way with "
             "agent.fork().",
@@ -445,7 +494,7 @@ def _is_held(row: Any, taken: Found) -> bool:
     return row is not None and (row.status, row.epoch, row.owner) == (RUNNING, taken.epoch, taken.owner)
 
 
-def expect_whole(branch: Found) -> None:
+def require_whole(branch: Found) -> None:
     """Check that the rollback of a branch is not half done.
 
     Raises:
@@ -453,6 +502,6 @@ def expect_whole(branch: Found) -> None:
     """
     if branch.status not in (OPEN, RUNNING):
         raise Conflict(
-            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at repo.operations(), then "
-            "call repo.resume(operation)."
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished. Look at session.operations(), "
+            "then call repo.resume(operation)."
         )

@@ -58,7 +58,7 @@ class TagStore:
             assert known is not None  # noqa: S101  # it was just added
         if known.checkpoint_id != point.id:
             raise Conflict(
-                f"{known.reference} has the tag {name!r} already. Take it away first: repo.untag({name!r}), or "
+                f"{known.reference} has the tag {name!r} already. Take it away first: session.untag({name!r}), or "
                 f"agentgit tag --delete {name}"
             )
         return known

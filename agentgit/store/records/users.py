@@ -156,11 +156,11 @@ class UserStore:
     def _hash(self, name: str) -> bytes:
         return hidden(self.tenant_id, "erased", name)
 
-    def stands(self, connection: Connection, principal: Principal) -> bool:
+    def is_valid(self, connection: Connection, principal: Principal) -> bool:
         """Return whether what a principal acts by still holds: one statement by primary keys, and one for who acts."""
         if principal.since is None:
             return True
-        if principal.by is not None and not self.stands(connection, principal.by):
+        if principal.by is not None and not self.is_valid(connection, principal.by):
             return False
         now = datetime.now(UTC)
         asked = {"tenant": self.tenant_id, "user": principal.user.id, "key": principal.key_id or 0}

@@ -107,7 +107,7 @@ class World:
         Raises:
             Corrupt: In an encrypted database, somebody without the key has changed a call or the log of the session.
         """
-        self._expect_authentic(connection, session_id)
+        self._require_authentic(connection, session_id)
         happened = (
             select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
             .where(WORLD_LOG.c.tenant_id == self.tenant_id, WORLD_LOG.c.external_session_id == session_id)
@@ -135,7 +135,7 @@ class World:
         newest = sorted(rows, key=lambda row: (row.seq if row.seq is not None else now, row.id), reverse=True)
         return self.journal.own_values(connection, newest)
 
-    def _expect_authentic(self, connection: Connection, session_id: int) -> None:
+    def _require_authentic(self, connection: Connection, session_id: int) -> None:
         """Verify all rows, because other queries would miss a row that was given another status or session."""
         if seal_of(connection) is None:
             return
@@ -226,7 +226,7 @@ class World:
             connection, connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
         )
 
-    def stands(self, connection: Connection, call: ToolInvocation) -> bool:
+    def may_be_in_world(self, connection: Connection, call: ToolInvocation) -> bool:
         """Return whether something of a call may be in the world: itself, or what ran again in its place."""
         again = [one for one in self.redone(connection, call.id) if one.status != FAILED]
         return any(one.status in STANDING for one in (again or [call]) if one.status != FAILED)

@@ -72,7 +72,7 @@ def partition(database: Database, count: int) -> int:
     schema.check(database)
 
     def work(connection: Connection) -> int:
-        schema.expect_owner(connection, database, f"partition {count}")
+        schema.require_owner(connection, database, f"partition {count}")
         return _divide(connection, count)
 
     return database.write(work, durable=True)

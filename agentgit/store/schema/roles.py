@@ -54,7 +54,7 @@ def grant(database: Database, role: str) -> int:
     schema.check(database)
 
     def work(connection: Connection) -> int:
-        schema.expect_owner(connection, database, f"grant {shlex.quote(role)}")
+        schema.require_owner(connection, database, f"grant {shlex.quote(role)}")
         schema.alone(connection)  # two who change the rights of one table at once would fail
         return _grant(connection, role)
 

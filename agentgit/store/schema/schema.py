@@ -57,7 +57,7 @@ def check(database: Database, *, deep: bool = False) -> None:
             what to do.
     """
     found = current(database)
-    _expect_known(database, found)
+    _require_known(database, found)
     if found is None or found < REVISION:
         state = "has no tables yet" if found is None else f"has schema {found} and this library needs {REVISION}"
         way = _command("upgrade", database) if found is None else _road(database)
@@ -69,8 +69,8 @@ def check(database: Database, *, deep: bool = False) -> None:
         )
 
 
-def _expect_known(database: Database, found: str | None) -> None:
-    _expect_released(database, found)
+def _require_known(database: Database, found: str | None) -> None:
+    _require_released(database, found)
     if found is not None and found > REVISION:
         raise SchemaMismatch(
             f"{database.name} has schema {found}, which is newer than this library's {REVISION}. "
@@ -78,7 +78,7 @@ def _expect_known(database: Database, found: str | None) -> None:
         )
 
 
-def _expect_released(database: Database, found: str | None) -> None:
+def _require_released(database: Database, found: str | None) -> None:
     if found in UNRELEASED:
         raise SchemaMismatch(
             f"{database.name} has schema {found}, from before the first release of agentgit. It cannot be upgraded, "
@@ -88,7 +88,7 @@ def _expect_released(database: Database, found: str | None) -> None:
 
 
 def _changed(connection: Connection, database: Database) -> list[str]:
-    expect_owner(connection, database, "check --deep")
+    require_owner(connection, database, "check --deep")
     return _wrong(connection, REVISION)
 
 
@@ -126,7 +126,7 @@ def _others(connection: Connection) -> Any:
     return connection.execute(_OTHERS, {"names": sorted(OURS)}).first()
 
 
-def expect_owner(connection: Connection, database: Database, verb: str) -> None:
+def require_owner(connection: Connection, database: Database, verb: str) -> None:
     """Refuse what changes tables to a role that does not own them.
 
     Args:
@@ -159,7 +159,7 @@ def upgrade(database: Database, revision: str | None = None) -> str:
     """
     wanted = migrations.known(revision or REVISION)
     found = current(database)
-    _expect_known(database, found)
+    _require_known(database, found)
     if found is not None and found > wanted:
         raise InvalidInput(f"{database.name} has schema {found}. Run: {_command(f'downgrade {wanted}', database)}")
     if found is None and database.is_sqlite and not database.in_memory:
@@ -172,10 +172,10 @@ def upgrade(database: Database, revision: str | None = None) -> str:
 def _upgrade(connection: Connection, database: Database, revision: str) -> None:
     alone(connection)
     found = _current(connection)
-    _expect_known(database, found)  # another process was faster, perhaps one with a newer library
+    _require_known(database, found)  # another process was faster, perhaps one with a newer library
     if found is None:
-        _expect_room(connection, database)
-    expect_owner(connection, database, "upgrade")
+        _require_room(connection, database)
+    require_owner(connection, database, "upgrade")
     if found is None or found < revision:
         migrations.run(connection, "upgrade", revision)
 
@@ -186,7 +186,7 @@ def alone(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
 
 
-def _expect_room(connection: Connection, database: Database) -> None:
+def _require_room(connection: Connection, database: Database) -> None:
     taken = sorted(_names(connection) & OURS - {VERSION_TABLE})
     if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
         raise SchemaMismatch(
@@ -223,12 +223,12 @@ def downgrade(database: Database, revision: str, *, lose: bool = False) -> list[
     def work(connection: Connection) -> list[str]:
         alone(connection)
         found = _current(connection)
-        _expect_known(database, found)
+        _require_known(database, found)
         if found is None:
             raise SchemaMismatch(f"{database.name} has no tables of agentgit.")
         if revision != BASE and revision > found:
             raise InvalidInput(f"{database.name} has schema {found}, which is older than {revision}.")
-        expect_owner(connection, database, f"downgrade {revision}")
+        require_owner(connection, database, f"downgrade {revision}")
         goes = _goes(connection, shape_of(connection), shape_at(connection, revision))
         if goes and not lose:
             raise NotAllowed(
@@ -281,8 +281,8 @@ def stamp(database: Database, revision: str) -> None:
 
     def work(connection: Connection) -> None:
         alone(connection)
-        _expect_released(database, _current(connection))
-        expect_owner(connection, database, f"stamp {revision}")
+        _require_released(database, _current(connection))
+        require_owner(connection, database, f"stamp {revision}")
         if wrong := _wrong(connection, revision):
             raise SchemaMismatch(
                 f"The tables of {database.name} are not those of schema {revision}: {'; '.join(wrong)}."

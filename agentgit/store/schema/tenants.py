@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, insert, select
 
-from agentgit.auth.user import expect_name
+from agentgit.auth.user import require_name
 from agentgit.checkpoints import references
 from agentgit.errors import NotFound
 from agentgit.store.database import Database
@@ -38,7 +38,7 @@ def ensure_tenant(database: Database, name: str | None = None, *, create: bool =
         >>> ensure_tenant(database, "acme") == ensure_tenant(database)
         False
     """
-    called = FIRST_NAME if name is None else expect_name(name, "tenant")
+    called = FIRST_NAME if name is None else require_name(name, "tenant")
     wanted = select(TENANT.c.id).where(TENANT.c.name == called)
     looking = database.bound(tenant_name=called)  # all that one sees before one knows which tenant it is
     with looking.reading() as connection:

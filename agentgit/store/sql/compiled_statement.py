@@ -76,7 +76,7 @@ class CompiledStatement:
         self._start(connection, [row], answer)
         return answer
 
-    def foresee(self, connection: Connection, row: Mapping[str, Any]) -> None:
+    def prefetch(self, connection: Connection, row: Mapping[str, Any]) -> None:
         """Run a query along with others that soon will be asked for in this transaction, where that saves a way.
 
         Nothing that it reads may change in between. The next `ask`, `all` or `first` with the same parameters gets it.

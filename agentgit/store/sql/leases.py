@@ -71,7 +71,7 @@ class Leases:
                 self._thread = threading.Thread(target=self._beat, name="agentgit-leases", daemon=True)
                 self._thread.start()
 
-    def let_go(self, owner: str) -> None:
+    def end(self, owner: str) -> None:
         """Renew nothing more of a piece of work."""
         with self._changed:
             self._held.pop(owner, None)

@@ -142,7 +142,7 @@ class AuthenticQuery(CompiledStatement):
         def checked(stored: Any) -> Any:
             row = read(stored)
             if row.tenant_id is not None:
-                _expect_authentic(seal, table, row)
+                _require_authentic(seal, table, row)
             return row
 
         return checked
@@ -200,11 +200,11 @@ def authentic(connection: Connection, table: Table, rows: Iterable[Found]) -> li
     seal, found = seal_of(connection), list(rows)
     if seal is not None:
         for row in found:
-            _expect_authentic(seal, table, row)
+            _require_authentic(seal, table, row)
     return found
 
 
-def _expect_authentic(seal: Seal, table: Table, row: Any) -> None:
+def _require_authentic(seal: Seal, table: Table, row: Any) -> None:
     if not is_authentic(seal, table, row):
         name = "/".join(str(getattr(row, key.name)) for key in list(table.primary_key)[1:])
         raise Corrupt(
@@ -244,7 +244,7 @@ def code_after(seal: Seal, table: Table, row: Any, values: Mapping[str, Any]) ->
     Raises:
         Corrupt: Somebody without the key has changed the row before.
     """
-    _expect_authentic(seal, table, row)
+    _require_authentic(seal, table, row)
     return code(seal, table, {**row._asdict(), **values})
 
 

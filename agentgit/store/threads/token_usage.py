@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agentgit.sessions.stats import Tokens, added
+from agentgit.sessions.stats import UsedTokens, added
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.plain_values import MESSAGE_MSGPACK, MESSAGES, show_message
@@ -29,18 +29,20 @@ MOST = 2**53
 LONGEST = 200
 
 
-def read(header: Mapping[str, Any]) -> dict[str, Tokens]:
+def read(header: Mapping[str, Any]) -> dict[str, UsedTokens]:
     """Read what a header says of the way that led to its graph checkpoint; what is no number counts nothing.
 
     Example:
         >>> read({"usage": {"m": [1, 20, 3]}})
-        {'m': Tokens(messages=1, input=20, output=3, cache_read=0, cache_write=0)}
+        {'m': UsedTokens(messages=1, input=20, output=3, cache_read=0, cache_write=0)}
     """
     found = header.get(KEY)
     if not isinstance(found, dict):
         return {}
-    most = len(Tokens._fields)
-    return {model: Tokens(*map(_number, counts[:most])) for model, counts in found.items() if isinstance(counts, list)}
+    most = len(UsedTokens._fields)
+    return {
+        model: UsedTokens(*map(_number, counts[:most])) for model, counts in found.items() if isinstance(counts, list)
+    }
 
 
 def of_put(
@@ -119,7 +121,7 @@ def _ids(connection: Connection, content: Content, items: Sequence[Leaf], before
     return {one[1] for one in said if one is not None and one[1] is not None}
 
 
-def _said(item: Leaf) -> tuple[str, str | None, Tokens] | None:
+def _said(item: Leaf) -> tuple[str, str | None, UsedTokens] | None:
     """Read the model, the id and the tokens of a message; None if it says nothing of what was used."""
     if item.type not in MESSAGES or (item.type != MESSAGE_MSGPACK and MARK not in item.data):
         return None
@@ -129,7 +131,7 @@ def _said(item: Leaf) -> tuple[str, str | None, Tokens] | None:
         return None
     details = usage.get("input_token_details")
     cached = details if isinstance(details, dict) else {}
-    tokens = Tokens(
+    tokens = UsedTokens(
         messages=1,
         input=_number(usage.get("input_tokens")),
         output=_number(usage.get("output_tokens")),

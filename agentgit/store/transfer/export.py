@@ -18,7 +18,7 @@ from agentgit.errors import Conflict
 from agentgit.sessions.operation import DONE
 from agentgit.store.queries.explorations import MARK
 from agentgit.store.records.journal import TrackPart as TrackPart
-from agentgit.store.records.sessions import Found, Segment, expect_whole
+from agentgit.store.records.sessions import Found, Segment, require_whole
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.tables import BRANCH as BRANCH_ROW
 from agentgit.store.sql.tables import CHECKPOINT as POINT
@@ -202,7 +202,7 @@ class _Session(_Export):
         session_id = self.cut.session.id
         branches = self.store.sessions.branches(self.connection, session_id)
         for row in branches:
-            expect_whole(row)
+            require_whole(row)
         operations = self._operations(session_id)
         self._session(self.cut.session.current_branch_id)
         for row in branches:
@@ -258,7 +258,7 @@ class _Path(_Export):
     def run(self) -> None:
         branch, point = self.cut.branch, self.cut.point
         assert branch is not None  # noqa: S101  # else it is a whole session
-        expect_whole(branch)
+        require_whole(branch)
         line = self.store.sessions.lineage(self.connection, branch)
         points = self._points(line)
         parts = [segment.track for segment in line]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentgit.sessions.stats import Tokens
+from agentgit.sessions.stats import UsedTokens
 from agentgit.store.transfer.fields import MOST, Check, digest, fields, many, maybe, named, number, text, thing
 
 
@@ -21,7 +21,7 @@ def header(value: Any) -> dict[str, Any]:
     found = thing(value)
     given = {name: found[name] for name in found if name in _NEEDED or name in _MORE}
     fields(given, _NEEDED | {name: _MORE[name] for name in given if name in _MORE})
-    _expect_comparable([found["versions"], *found["seen"].values()])
+    _require_comparable([found["versions"], *found["seen"].values()])
     return found
 
 
@@ -41,7 +41,7 @@ def meta(value: Any) -> dict[str, Any]:
     return found
 
 
-def _expect_comparable(versions: Iterable[Mapping[str, Any]]) -> None:
+def _require_comparable(versions: Iterable[Mapping[str, Any]]) -> None:
     """Check that LangGraph can order any two versions, and can make the next one."""
     kinds = {_kind(one) for named in versions for one in named.values()}
     if None in kinds or len(kinds) > 1:
@@ -57,7 +57,7 @@ def _kind(version: Any) -> str | None:
 
 def _tokens(value: Any) -> list[int]:
     found: list[int] = many(number(most=2**62))(value)
-    if len(found) != len(Tokens._fields):
+    if len(found) != len(UsedTokens._fields):
         raise ValueError("is no count of tokens")
     return found
 

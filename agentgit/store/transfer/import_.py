@@ -34,7 +34,7 @@ from agentgit.store.transfer.import_check import Checker
 from agentgit.store.transfer.import_rows import ImportedRows, new_ids
 from agentgit.store.transfer.import_values import ListItems
 from agentgit.store.transfer.lines import damaged, read
-from agentgit.store.transfer.records import checked, expect_header
+from agentgit.store.transfer.records import checked, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
 """Bytes of values that wait to be stored."""
@@ -67,7 +67,7 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
     number = 0
     for number, found, checker.seal in read(stream):
         if number == 1:
-            expect_header(found)
+            require_header(found)
         try:
             if checker.is_whole:
                 raise ValueError("comes after the end")
@@ -77,7 +77,7 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
             raise damaged(number, str(error)) from error
         yield kind, record
     if number == 0:
-        expect_header(None)
+        require_header(None)
     if not checker.is_whole:
         raise Corrupt(
             f"The export ends with line {number}, and its end is missing: it was cut off. Nothing was imported. Export "

@@ -16,7 +16,7 @@ from agentgit.store.records.journal import LAST_LOGGED
 from agentgit.store.threads.graph_rows import conversation, hash_state
 from agentgit.store.transfer import branch_metadata
 from agentgit.store.transfer.file_trees import AT_MOST, KINDS, MUCH, FileChecker, Keeps
-from agentgit.store.transfer.import_values import ListItems, ValueReader, expect_readable, is_message
+from agentgit.store.transfer.import_values import ListItems, ValueReader, is_message, require_readable
 from agentgit.store.transfer.records import COUNTED, HEADER
 
 Record = Mapping[str, Any]
@@ -193,11 +193,11 @@ class Checker:
         self.made = value
         if value is None:
             return
-        expect_readable(value)
+        require_readable(value)
         if value.type == RECORD:
             named = unpack(value.data)
             parts = named.values()
-            self._expect_values(*parts)
+            self._require_values(*parts)
             if (messages := self._conversations.get(named.get("messages", b""))) is not None:
                 self._conversations[value.hash] = messages
             if not self._records.isdisjoint(parts):
@@ -212,7 +212,7 @@ class Checker:
 
     def _take_list(self, record: Record) -> None:
         found = self.made = self._values.list(record)
-        self._expect_values(*record["items"])
+        self._require_values(*record["items"])
         if any(item in self._lists or item in self._records for item in record["items"]):
             raise ValueError("is a list or a record in a list")
         self._new_value(found.key, self._weight(found.items))
@@ -236,7 +236,7 @@ class Checker:
             raise ValueError(f"unpacks to more than {AT_MOST} times what the export has of values")
         return weight
 
-    def _expect_values(self, *keys: bytes) -> None:
+    def _require_values(self, *keys: bytes) -> None:
         for key in keys:
             if key not in self._weights:
                 raise ValueError(f"names a value {key.hex()} that did not come before it")
@@ -245,7 +245,7 @@ class Checker:
 
     def _take_state(self, record: Record) -> None:
         branch, channels = self._of(record), record["channels"]
-        self._expect_values(*channels.values())
+        self._require_values(*channels.values())
         self._weight(channels.values())
         header = record["header"]
         if not set(header.get("folded", [])) <= channels.keys():
@@ -255,7 +255,7 @@ class Checker:
         digests = {name: bytes.fromhex(digest) for name, digest in header.get("digests", {}).items()}
         if hash_state({**channels, **digests}) != record["state_hash"]:
             raise ValueError("does not match the hash of its state")
-        self._expect_messages(record)
+        self._require_messages(record)
         key = record["ns"], record["id"]
         if key in branch.keys or record["seq"] <= branch.seqs.get(record["ns"], 0):
             raise ValueError("is there a second time, or out of order")
@@ -264,7 +264,7 @@ class Checker:
         if not record["ns"]:
             branch.states[record["id"]] = record["state_hash"], record["messages"]
 
-    def _expect_messages(self, record: Record) -> None:
+    def _require_messages(self, record: Record) -> None:
         """Hold the counts of messages against the lists that have them."""
         counts = record["header"]["counts"]
         for name, count in counts.items():
@@ -275,7 +275,7 @@ class Checker:
 
     def _take_write(self, record: Record) -> None:
         branch = self._of(record)
-        self._expect_values(*record["value"])
+        self._require_values(*record["value"])
         if (record["ns"], record["state"]) not in branch.keys or not record["value"]:
             raise ValueError("belongs to no graph checkpoint, or has no value")
         key = tuple(record[name] for name in ("branch", "ns", "state", "task", "idx"))
@@ -292,12 +292,12 @@ class Checker:
         if len(set(writes)) < len(writes) or len({at["ns"] for at in record["at"]}) < len(record["at"]):
             raise ValueError("has a write or a namespace a second time")
         for write in (write for at in record["at"] for write in at["writes"]):
-            self._expect_values(*write["value"])
+            self._require_values(*write["value"])
             if not write["value"]:
                 raise ValueError("has a write without a value")
         self._pending[record["checkpoint"]] = record
 
-    def _expect_pending(self, branch: _Branch, record: Record) -> None:
+    def _require_pending(self, branch: _Branch, record: Record) -> None:
         """Hold the pending writes that a checkpoint keeps against the graph checkpoints of its branch."""
         for at in self._pending.pop(record["id"], {"at": ()})["at"]:
             if (at["ns"], at["state"]) not in branch.keys or (not at["ns"] and at["state"] != record["state"]):
@@ -305,7 +305,7 @@ class Checker:
 
     def _take_checkpoint(self, record: Record) -> None:
         branch = self._of(record)
-        self._expect_pending(branch, record)
+        self._require_pending(branch, record)
         self._new("checkpoint", record["id"])
         if record["number"] in branch.numbers:
             raise ValueError(f"is a second checkpoint {record['number']} of its branch")
@@ -377,9 +377,9 @@ class Checker:
             if action not in LAST_LOGGED.get(status, ()):
                 raise ValueError(f"comes after a call {id} that is {status}, and was last logged as {action}")
         for branch in self._branches.values():
-            self._expect_fits(branch)
+            self._require_fits(branch)
 
-    def _expect_fits(self, branch: _Branch) -> None:
+    def _require_fits(self, branch: _Branch) -> None:
         """Hold a branch against the checkpoint where it leaves, and its checkpoints against its calls."""
         record, positions = branch.record, [point["position"] for point in branch.points.values()]
         name, begins = record["name"], 0

@@ -21,7 +21,7 @@ from agentgit.store.objects.plain_values import (
 from agentgit.store.sql.tables import LIST
 from agentgit.store.transfer.export_values import LARGEST, RecentLists
 from agentgit.store.transfer.file_trees import unbased
-from agentgit.store.transfer.messages import expect_flat, readable, stored
+from agentgit.store.transfer.messages import readable, require_flat, stored
 
 TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
 """The types of values that agentgit writes; what is of another is not taken: a pickle, for example."""
@@ -108,7 +108,7 @@ def _leaf(fields: Mapping[str, Any], data: bytes) -> Leaf:
     return found
 
 
-def expect_readable(value: Leaf) -> None:
+def require_readable(value: Leaf) -> None:
     """Read a value as people are shown it; that builds no objects.
 
     Raises:
@@ -121,7 +121,7 @@ def expect_readable(value: Leaf) -> None:
             return
         shown = show(value)
         if value.type in READERS:
-            expect_flat(shown)
+            require_flat(shown)
         if value.type in RUNS and type(shown) is not list:
             raise ValueError("is no list")
         if value.type in MESSAGES:

@@ -60,7 +60,7 @@ def readable(value: Mapping[str, Any]) -> dict[str, Any]:
     return fields(from_stored(value), {**_SHOWN, **({"usage_metadata": _same} if data.get("usage_metadata") else {})})
 
 
-def expect_flat(value: Any) -> None:
+def require_flat(value: Any) -> None:
     """Check that a value is no deeper than the values that are written as JSON.
 
     Raises:

@@ -252,7 +252,7 @@ def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"is no {kind}: {error}") from error
 
 
-def expect_header(record: Mapping[str, Any] | None) -> None:
+def require_header(record: Mapping[str, Any] | None) -> None:
     """Check that a file is an export that this library can read.
 
     Args:

@@ -35,7 +35,7 @@ class LoggedIn(BaseModel):
 def me(caller: Caller) -> Answer:
     """Return the user who is logged in."""
     user = caller.user
-    scopes = sorted(caller.principal.scopes)
+    scopes = sorted(caller.context.principal.scopes)
     return Answer({"id": user.id, "name": user.name, "is_admin": user.is_admin, "scopes": scopes})
 
 

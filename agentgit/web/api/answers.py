@@ -8,7 +8,11 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from agentgit.checkpoints import queries
+from agentgit.effects import ToolInvocation, files
+from agentgit.sessions import ExternalSession, InternalSession, events, maintenance, tree
 from agentgit.values import to_json
+from agentgit.web.api.models import answer, described, listing, many
 
 
 class Answer(Response):
@@ -30,98 +34,17 @@ class Me(BaseModel):
     scopes: list[str]
 
 
-class Session(BaseModel):
-    """A session: a tree of branches over one world."""
-
-    id: int
-    user_id: int
-    owner_name: str | None = None
-    role: str | None = Field(None, description="What you may do with it: viewer, forker, editor or owner.")
-    session_name: str
-    created_at: datetime
-    updated_at: datetime
-    is_active: bool
-    current_internal_session_id: int | None
-    branch_count: int
-    metadata: dict[str, Any]
+Session = described("Session", ExternalSession)
+Sessions = listing("Sessions", Session, "A page of sessions, the one that moved last first.", next=str | None)
+Erased = described("Erased", maintenance.Erased, but={"left": list[str]})
+Branch = described("Branch", InternalSession, without=InternalSession.CONTENT)
+Branches = listing("Branches", Branch, "The branches of a session, in the order they were made.")
+Point = described("Point", tree.Point)
+TreeBranch = described("TreeBranch", tree.Branch, without=("children",), but={"points": many(Point)})
+Tree = described("Tree", tree.Tree, without=("roots",), branches=many(TreeBranch))
 
 
-class Sessions(BaseModel):
-    """A page of sessions, the one that moved last first."""
-
-    items: list[Session]
-    next: str | None = Field(description="Give it as `after` for the page that follows; null if there is none.")
-
-
-class Erased(BaseModel):
-    """The result of an erasure."""
-
-    sessions: int
-    rows: dict[str, int] = Field(description="How many rows, by their tables.")
-    values: int
-    bytes: int
-    events: int
-    snapshots: int
-    left: list[str] = Field(description="What could not be reached from here, as sentences.")
-
-
-class Branch(BaseModel):
-    """A branch: one line of execution."""
-
-    id: int
-    external_session_id: int
-    langgraph_session_id: str
-    name: str
-    created_at: datetime | None
-    is_current: bool
-    checkpoint_count: int
-    parent_session_id: int | None
-    branch_point_checkpoint_id: int | None
-    tool_invocation_count: int
-    status: str
-    metadata: dict[str, Any]
-
-
-class Branches(BaseModel):
-    """The branches of a session, in the order they were made."""
-
-    items: list[Branch]
-
-
-class Point(BaseModel):
-    """A checkpoint in a tree."""
-
-    id: int
-    number: int
-    name: str | None
-    kind: str
-    is_auto: bool
-    created_at: datetime | None
-    position: int
-    message_count: int
-    title: str
-
-
-class TreeBranch(BaseModel):
-    """A branch in a tree, with its checkpoints."""
-
-    id: int
-    name: str
-    status: str
-    is_current: bool
-    parent_id: int | None
-    branch_point_id: int | None
-    points: list[Point]
-
-
-class Tree(BaseModel):
-    """The branches of a session, parents before their children."""
-
-    session_name: str
-    branches: list[TreeBranch]
-
-
-class Checkpoint(BaseModel):
+class CheckpointAnswer(BaseModel):
     """A checkpoint without its content."""
 
     id: int
@@ -144,14 +67,10 @@ class Checkpoint(BaseModel):
     tags: list[str] = []
 
 
-class Checkpoints(BaseModel):
-    """A page of a log, the newest first."""
-
-    items: list[Checkpoint]
-    next: str | None
+Checkpoints = listing("Checkpoints", CheckpointAnswer, "A page of a log, the newest first.", next=str | None)
 
 
-class Message(BaseModel):
+class MessageAnswer(BaseModel):
     """A message of a conversation."""
 
     role: str
@@ -161,49 +80,11 @@ class Message(BaseModel):
     tool_call_id: str | None
 
 
-class Call(BaseModel):
-    """A call of a tool."""
-
-    id: int
-    internal_session_id: int
-    position: int
-    tool_name: str
-    args: dict[str, Any]
-    result: Any
-    error_message: str | None
-    status: str
-    effect: str
-    tool_call_id: str | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    replay_of: int | None
-    idempotency_key: str
-    undo: str | None
-    verify: str | None
-    precheck: str | None
-    kind: str
-    identity: str | None
-    made_on: int | None
-    runs: int = Field(description="How often its tool has begun: once more each time that it waited for an answer.")
-
-
-class Part(BaseModel):
-    """A part of a list whose length is known."""
-
-    total: int
-    next: int | None = Field(description="Give it as `offset` for the part that follows; null if there is none.")
-
-
-class Messages(Part):
-    """A part of a conversation, oldest first."""
-
-    items: list[Message]
-
-
-class Calls(Part):
-    """A part of a tool track, the first call first."""
-
-    items: list[Call]
+Call = described("Call", ToolInvocation)
+PART = {"total": int, "next": int | None}
+"""What a part of a long list has beside its items; `next` is the `offset` of the part that follows."""
+Messages = listing("Messages", MessageAnswer, "A part of a conversation, oldest first.", **PART)
+Calls = listing("Calls", Call, "A part of a tool track, the first call first.", **PART)
 
 
 class StateValue(BaseModel):
@@ -213,99 +94,31 @@ class StateValue(BaseModel):
     value: Any
 
 
-class State(Part):
-    """A part of a graph's state, without the messages."""
-
-    items: list[StateValue]
-
-
-class FileChange(BaseModel):
-    """The change to one path."""
-
-    action: str
-    path: str
-    why: str
+State = listing("State", StateValue, "A part of a graph's state, without the messages.", **PART)
+FileChange = described("FileChange", files.FileChange)
+FileChanges = described("FileChanges", files.FileChanges, but={"changes": many(FileChange)})
 
 
-class FileChanges(BaseModel):
-    """The changes to the files of a workspace."""
-
-    workspace: str
-    snapshot: str
-    changes: list[FileChange]
-    safety: str
-    problem: str
-
-
-class Files(BaseModel):
-    """The files of a checkpoint: what its turn changed, and what bringing them back now would do."""
-
-    snapshot: int | None = Field(description="The row of the snapshot; null if there were no files.")
-    before: str | None = Field(description="The checkpoint that it is compared with.")
-    added_files: list[str]
-    modified_files: list[str]
-    deleted_files: list[str]
-    diff_content: str
-    rewind: FileChanges | None
+CheckpointFiles = answer(
+    "CheckpointFiles",
+    "The files of a checkpoint: what its turn changed, and what bringing them back now would do.",
+    snapshot=int | None,
+    before=str | None,
+    added_files=list[str],
+    modified_files=list[str],
+    deleted_files=list[str],
+    diff_content=str,
+    rewind=FileChanges | None,
+)
 
 
-class Tag(BaseModel):
-    """A name for one checkpoint."""
-
-    name: str
-    checkpoint_id: int
-    reference: str
-    description: str | None
-    user_id: int
-    created_at: datetime
+Tag = described("Tag", queries.Tag)
+Tags = listing("Tags", Tag, "The tags of a session, the newest first.")
+Hit = described("Hit", queries.Hit, but={"marks": list[list[int]]})
 
 
-class Tags(BaseModel):
-    """The tags of a session, the newest first."""
-
-    items: list[Tag]
+HitsPage = answer("HitsPage", "A page of what was found.", hits=many(Hit), next=str | None, complete=bool)
 
 
-class Hit(BaseModel):
-    """Something that was found."""
-
-    kind: str
-    reference: str
-    checkpoint_id: int
-    created_at: datetime
-    role: str | None
-    name: str | None
-    id: str | int | None
-    snippet: str
-    marks: list[list[int]]
-
-
-class Hits(BaseModel):
-    """A page of what was found."""
-
-    hits: list[Hit]
-    next: str | None
-    complete: bool
-
-
-class Event(BaseModel):
-    """One thing that happened."""
-
-    id: int
-    kind: str
-    number: int
-    session_id: int | None
-    session_name: str | None
-    branch_id: int | None
-    branch_name: str | None
-    owner_id: int | None
-    user_id: int | None
-    created_at: datetime
-    detail: dict[str, Any]
-    hash: str
-
-
-class Events(BaseModel):
-    """The newest events, the oldest of these first."""
-
-    items: list[Event]
+Event = described("Event", events.Event)
+Events = listing("Events", Event, "The newest events, the oldest of these first.")

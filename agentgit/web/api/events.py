@@ -35,7 +35,7 @@ def list_events(
     limit: Limit = 50,
 ) -> Answer:
     """List the newest events of the audit trail, the oldest of these first."""
-    found = caller.last_events(session, kinds=kind or "*", since=since, limit=limit)
+    found = caller.events.newest(session=session, kinds=kind or "*", since=since, limit=limit)
     return Answer({"items": [event.to_dict() for event in found]})
 
 
@@ -68,7 +68,7 @@ def live(
     """
     if session_id is not None:
         repo.session(session_id)
-    known = start if start is not None else repo.last_event_id()
+    known = start if start is not None else repo.events.last_id()
     looking = Looking(repo, session_id, min(known, LARGEST_ID))
     try:
         site.seats.take(repo.user.id)

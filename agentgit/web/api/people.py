@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from agentgit.auth import User
-from agentgit.auth.keys import ApiKey
+from agentgit.auth.keys import ApiKey, NewKey
 from agentgit.values import portable
 from agentgit.web.api.answers import Answer, Erased
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
+from agentgit.web.api.models import described, listing
 from agentgit.web.api.sharing import Seconds, lasting
 
 router = APIRouter(tags=["people"])
@@ -22,20 +22,11 @@ Scope = Literal["read", "fork", "write", "admin"]
 PASSWORD = Field(None, max_length=1_000, description="Null is an account that only API keys lead to.")
 
 
-class UserAnswer(BaseModel):
-    """Somebody who owns sessions."""
-
-    id: int
-    name: str
-    created_at: datetime
-    is_admin: bool
-    disabled_at: datetime | None
-
-
-class Users(BaseModel):
-    """The users of the tenant, by name."""
-
-    items: list[UserAnswer]
+UserAnswer = described("User", User)
+UserList = listing("Users", UserAnswer, "The users of the tenant, by name.")
+Key = described("Key", ApiKey, but={"scopes": list[str]})
+KeyList = listing("Keys", Key, "API keys.")
+MadeKey = described("MadeKey", NewKey, but={"key": Key})
 
 
 class NewUser(RequestBody):
@@ -46,7 +37,7 @@ class NewUser(RequestBody):
     is_admin: bool = False
 
 
-class Change(RequestBody):
+class UserChange(RequestBody):
     """The changes to a user; omitted fields stay as they are."""
 
     password: str | None = PASSWORD
@@ -54,38 +45,12 @@ class Change(RequestBody):
     disabled: bool | None = None
 
 
-class Key(BaseModel):
-    """An API key, without its secret."""
-
-    id: int
-    user_id: int
-    name: str
-    scopes: list[str]
-    created_at: datetime
-    expires_at: datetime | None
-    last_used_at: datetime | None
-    revoked_at: datetime | None
-
-
-class Keys(BaseModel):
-    """API keys."""
-
-    items: list[Key]
-
-
-class NewKey(RequestBody):
+class WantedKey(RequestBody):
     """A key to be made."""
 
     name: str = Field(min_length=1, max_length=200)
     scopes: list[Scope] = Field(["read"], min_length=1, max_length=4)
     expires_in: Seconds = 90 * 86_400
-
-
-class MadeKey(BaseModel):
-    """A key that was just made."""
-
-    key: Key
-    secret: str = Field(description="Shown only in this answer.")
 
 
 def plain(value: User | ApiKey) -> dict[str, Any]:
@@ -94,7 +59,7 @@ def plain(value: User | ApiKey) -> dict[str, Any]:
     return {**found, "scopes": sorted(found["scopes"])} if "scopes" in found else found
 
 
-@router.get("/users", response_model=Users, responses=failures())
+@router.get("/users", response_model=UserList, responses=failures())
 def list_users(caller: Caller) -> Answer:
     """List the users; for admins."""
     return Answer({"items": [plain(user) for user in caller.users.all()]})
@@ -107,7 +72,7 @@ def make_user(caller: Caller, wanted: NewUser) -> Answer:
 
 
 @router.patch("/users/{user_id}", response_model=UserAnswer, responses=failures(409))
-def change_user(caller: Caller, user_id: Id, wanted: Change) -> Answer:
+def change_user(caller: Caller, user_id: Id, wanted: UserChange) -> Answer:
     """Change the password of a user, or disable or enable them; for admins, and the own password for everybody."""
     if wanted.password is not None:
         caller.users.set_password(user_id, wanted.password, current=wanted.current_password)
@@ -129,7 +94,7 @@ def delete_user(caller: Caller, user_id: Id) -> Answer:
     return Answer(caller.users.delete(user_id).to_dict())
 
 
-@router.get("/keys", response_model=Keys, responses=failures())
+@router.get("/keys", response_model=KeyList, responses=failures())
 def list_keys(
     caller: Caller, user: Annotated[str | None, Query(max_length=300, description="Whose; for admins.")] = None
 ) -> Answer:
@@ -138,7 +103,7 @@ def list_keys(
 
 
 @router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
-def make_key(caller: Caller, wanted: NewKey) -> Answer:
+def make_key(caller: Caller, wanted: WantedKey) -> Answer:
     """Make an API key of yours, which may do no more than the one that you use."""
     made = caller.keys.create(wanted.name, scopes=wanted.scopes, expires_in=lasting(wanted.expires_in))
     return Answer({"key": plain(made.key), "secret": made.secret}, 201)

@@ -64,31 +64,31 @@ def page_of(
 @router.post("/sessions", status_code=201, response_model=answers.Session, responses=failures(409))
 def make_session(caller: Caller, wanted: NewSession) -> Answer:
     """Find the session of that name of yours, or make it."""
-    return Answer(records.of_session(caller.ensure_session(wanted.name, template=wanted.template)), 201)
+    return Answer(records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201)
 
 
 @router.get("/sessions/{session_id}", response_model=answers.Session, responses=failures())
 def get_session(caller: Caller, session_id: Id) -> Answer:
     """Return a session."""
-    return Answer(records.of_session(caller.session(session_id)))
+    return Answer(records.of_session(caller.session(session_id).info))
 
 
 @router.delete("/sessions/{session_id}", response_model=answers.Erased, responses=failures(409))
 def delete_session(caller: Caller, session_id: Id) -> Answer:
     """Erase a session with all that is stored of it, for ever; tell what went."""
-    return Answer(caller.delete_session(session_id).to_dict())
+    return Answer(caller.session(session_id).delete().to_dict())
 
 
 @router.get("/sessions/{session_id}/branches", response_model=answers.Branches, responses=failures())
 def list_branches(caller: Caller, session_id: Id) -> Answer:
     """List the branches of a session in the order they were made."""
-    return Answer({"items": [records.of_branch(branch) for branch in caller.branches(session_id)]})
+    return Answer({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
 
 
 @router.get("/sessions/{session_id}/tree", response_model=answers.Tree, responses=failures())
 def get_tree(caller: Caller, session_id: Id) -> Answer:
     """Return the tree of a session's branches, with all their checkpoints."""
-    return Answer(records.of_tree(caller.tree(session_id)))
+    return Answer(records.of_tree(caller.session(session_id).tree()))
 
 
 @router.get("/sessions/{session_id}/log", response_model=answers.Checkpoints, responses=failures())
@@ -96,7 +96,7 @@ def get_log(
     caller: Caller,
     session_id: Id,
     branch: BranchName = None,
-    which: Annotated[Literal["path", "branch", "all"], Query(description="See `Repository.log`.")] = "path",
+    which: Annotated[Literal["path", "branch", "all"], Query(description="See `Session.log`.")] = "path",
     name: Annotated[str | None, Query(max_length=300)] = None,
     tag: Annotated[str | None, Query(max_length=200)] = None,
     author: Annotated[str | None, Query(max_length=200)] = None,
@@ -107,14 +107,14 @@ def get_log(
     after: After = None,
 ) -> Answer:
     """List checkpoints, the newest first; all conditions hold at once. Times have a zone."""
-    log = caller.log(
-        session_id, branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
+    log = caller.session(session_id).log(
+        branch=branch, which=which, name=name, tag=tag, author=author, auto=auto, since=since, until=until
     )
     page = log.page(limit, after=after)
     return Answer({"items": [records.of_checkpoint(point) for point in page], "next": page.next})
 
 
-@router.get("/sessions/{session_id}/search", response_model=answers.Hits, responses=failures())
+@router.get("/sessions/{session_id}/search", response_model=answers.HitsPage, responses=failures())
 def search(
     caller: Caller,
     session_id: Id,
@@ -125,7 +125,11 @@ def search(
     after: After = None,
 ) -> Answer:
     """Find messages, tool calls and named checkpoints by their words."""
-    return Answer(caller.search(q, session_id, branch, all_branches=all_branches, limit=limit, after=after).to_dict())
+    return Answer(
+        caller.session(session_id)
+        .search(q, branch=branch, all_branches=all_branches, limit=limit, after=after)
+        .to_dict()
+    )
 
 
 @router.get("/sessions/{session_id}/calls", response_model=answers.Calls, responses=failures())
@@ -133,26 +137,26 @@ def list_calls(
     caller: Caller, session_id: Id, branch: BranchName = None, offset: Offset = 0, limit: Limit = 100
 ) -> Answer:
     """List the tool calls along a branch, from the root of the session."""
-    found = part(caller.tool_track(session_id, branch), offset, limit)
+    found = part(caller.session(session_id).tool_track(branch=branch), offset, limit)
     return Answer({**found, "items": [call.to_dict() for call in found["items"]]})
 
 
-@router.get("/sessions/{session_id}/checkpoint", response_model=answers.Checkpoint, responses=failures(409))
+@router.get("/sessions/{session_id}/checkpoint", response_model=answers.CheckpointAnswer, responses=failures(409))
 def find_checkpoint(caller: Caller, session_id: Id, ref: Place, branch: BranchName = None) -> Answer:
     """Find the checkpoint that a reference means."""
-    return Answer(records.of_checkpoint(caller.checkpoint(ref, session_id, branch=branch)))
+    return Answer(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
 @router.get("/sessions/{session_id}/diff", response_model=outcomes.Diff, responses=failures(409))
 def get_diff(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
     """Compare two checkpoints: what the second has and the first has not, and the other way round."""
-    return Answer(caller.diff(a, b, session_id).to_dict())
+    return Answer(caller.session(session_id).diff(a, b).to_dict())
 
 
 @router.get("/sessions/{session_id}/compare", response_model=outcomes.Comparison, responses=failures(409))
 def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer:
     """Put two branches side by side: what each did since they parted."""
-    return Answer(caller.compare(a, b, session_id).to_dict())
+    return Answer(caller.session(session_id).compare(a, b).to_dict())
 
 
 # -- tags
@@ -161,19 +165,21 @@ def get_comparison(caller: Caller, session_id: Id, a: Place, b: Place) -> Answer
 @router.get("/sessions/{session_id}/tags", response_model=answers.Tags, responses=failures())
 def list_tags(caller: Caller, session_id: Id) -> Answer:
     """List the tags of a session, the newest first."""
-    return Answer({"items": [tag.to_dict() for tag in caller.tags(session_id)]})
+    return Answer({"items": [tag.to_dict() for tag in caller.session(session_id).tags()]})
 
 
 @router.post("/sessions/{session_id}/tags", status_code=201, response_model=answers.Tag, responses=failures(409))
 def make_tag(caller: Caller, session_id: Id, wanted: NewTag) -> Answer:
     """Tag a checkpoint; a tagged checkpoint is kept."""
-    return Answer(caller.tag(wanted.ref, wanted.name, session_id, description=wanted.description).to_dict(), 201)
+    return Answer(
+        caller.session(session_id).tag(wanted.ref, wanted.name, description=wanted.description).to_dict(), 201
+    )
 
 
 @router.delete("/sessions/{session_id}/tags", response_model=answers.Tag, responses=failures())
 def delete_tag(caller: Caller, session_id: Id, name: Annotated[str, Query(min_length=1, max_length=200)]) -> Answer:
     """Take a tag away; the checkpoint stays as it is."""
-    return Answer(caller.untag(name, session_id).to_dict())
+    return Answer(caller.session(session_id).untag(name).to_dict())
 
 
 # -- export
@@ -193,7 +199,7 @@ def download(caller: Caller, session_id: int, branch: str | None, *, files: bool
     """Return an export as a file to keep. It is checked before the first byte goes out."""
     file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115  # it is open until its last byte went out
     try:
-        caller.export(session_id, cast(BinaryIO, file), branch=branch, files=files)
+        caller.session(session_id).export(cast(BinaryIO, file), branch=branch, files=files)
     except BaseException:
         file.close()
         raise

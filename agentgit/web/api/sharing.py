@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from agentgit.auth import Member, ShareLink
@@ -15,6 +15,7 @@ from agentgit.values import portable
 from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
+from agentgit.web.api.models import described, listing
 
 router = APIRouter(tags=["sharing"])
 
@@ -23,39 +24,10 @@ Seconds = Annotated[int | None, Field(ge=1, le=LONGEST_SECONDS, description="For
 Role = Literal["viewer", "forker", "editor", "owner"]
 
 
-class MemberAnswer(BaseModel):
-    """Somebody who has a role in another one's session."""
-
-    user_id: int
-    user_name: str
-    role: str
-    created_at: datetime
-    expires_at: datetime | None
-    link_id: int | None
-
-
-class Members(BaseModel):
-    """The users who have a role in a session, besides its owner."""
-
-    items: list[MemberAnswer]
-
-
-class Link(BaseModel):
-    """A link by which one can join a session."""
-
-    id: int
-    session_id: int
-    role: str
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    token: str | None = Field(description="What is given on; only in the answer that made the link.")
-
-
-class Links(BaseModel):
-    """The links of a session, also those that have ended."""
-
-    items: list[Link]
+MemberAnswer = described("Member", Member)
+Members = listing("Members", MemberAnswer, "The users who have a role in a session, besides its owner.")
+LinkAnswer = described("Link", ShareLink)
+Links = listing("Links", LinkAnswer, "The links of a session, also those that have ended.")
 
 
 class Share(RequestBody):
@@ -93,35 +65,37 @@ def plain(value: Member | ShareLink) -> dict[str, Any]:
 @router.get("/sessions/{session_id}/members", response_model=Members, responses=failures())
 def list_members(caller: Caller, session_id: Id) -> Answer:
     """List who has a role in a session, besides its owner."""
-    return Answer({"items": [plain(one) for one in caller.members(session_id)]})
+    return Answer({"items": [plain(one) for one in caller.session(session_id).sharing.members()]})
 
 
 @router.post("/sessions/{session_id}/members", status_code=201, response_model=MemberAnswer, responses=failures(409))
 def share(caller: Caller, session_id: Id, wanted: Share) -> Answer:
     """Grant a user a role, in place of the one that you granted before."""
-    return Answer(plain(caller.share(session_id, wanted.user, wanted.role, lasting(wanted.expires_in))), 201)
+    return Answer(
+        plain(caller.session(session_id).sharing.share(wanted.user, wanted.role, lasting(wanted.expires_in))), 201
+    )
 
 
 @router.delete("/sessions/{session_id}/members", status_code=204, response_class=Response, responses=failures())
 def unshare(caller: Caller, session_id: Id, user: Annotated[str, Query(min_length=1, max_length=300)]) -> Response:
     """Take all roles of somebody away at once; or leave the session yourself."""
-    caller.unshare(session_id, user)
+    caller.session(session_id).sharing.unshare(user)
     return Response(status_code=204)
 
 
 @router.get("/sessions/{session_id}/links", response_model=Links, responses=failures())
 def list_links(caller: Caller, session_id: Id) -> Answer:
     """List the links of a session; for its owner."""
-    return Answer({"items": [plain(one) for one in caller.links(session_id)]})
+    return Answer({"items": [plain(one) for one in caller.session(session_id).sharing.links()]})
 
 
-@router.post("/sessions/{session_id}/links", status_code=201, response_model=Link, responses=failures())
+@router.post("/sessions/{session_id}/links", status_code=201, response_model=LinkAnswer, responses=failures())
 def make_link(caller: Caller, session_id: Id, wanted: NewLink) -> Answer:
     """Make a link: each user who has its token can join the session."""
-    return Answer(plain(caller.share_link(session_id, wanted.role, lasting(wanted.expires_in))), 201)
+    return Answer(plain(caller.session(session_id).sharing.create_link(wanted.role, lasting(wanted.expires_in))), 201)
 
 
-@router.delete("/links/{link_id}", response_model=Link, responses=failures())
+@router.delete("/links/{link_id}", response_model=LinkAnswer, responses=failures())
 def revoke_link(caller: Caller, link_id: Id) -> Answer:
     """End a link at once, and the right of all who joined by it."""
     return Answer(plain(caller.revoke_link(link_id)))
@@ -130,4 +104,4 @@ def revoke_link(caller: Caller, link_id: Id) -> Answer:
 @router.post("/links/accept", response_model=answers.Session, responses=failures())
 def accept(caller: Caller, wanted: Join) -> Answer:
     """Join a session by the token of a link."""
-    return Answer(records.of_session(caller.accept(wanted.token)))
+    return Answer(records.of_session(caller.accept(wanted.token).info))

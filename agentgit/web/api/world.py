@@ -21,7 +21,7 @@ REF = Field(min_length=1, max_length=300, description="A checkpoint: like `main#
 
 
 class Rollback(RequestBody):
-    """A rollback to be done; see `Repository.rollback`."""
+    """A rollback to be done; see `Session.rollback`."""
 
     to: str = REF
     branch: str | None = Field(None, max_length=300, description="Which branch is left; null is the current one.")
@@ -39,7 +39,7 @@ class Rollback(RequestBody):
 
 
 class Rewind(RequestBody):
-    """Files to be brought back; see `Repository.rewind_files`."""
+    """Files to be brought back; see `Session.rewind_files`."""
 
     to: str = REF
     branch: str | None = Field(None, max_length=300)
@@ -47,7 +47,7 @@ class Rewind(RequestBody):
 
 
 class Switch(RequestBody):
-    """A switch to be done; see `Repository.switch`."""
+    """A switch to be done; see `Session.switch`."""
 
     branch: str = Field(min_length=1, max_length=300)
     sync: Literal["world", "note", "ignore"] | None = None
@@ -80,8 +80,8 @@ def plan_rollback(
     replay: Replay = "record",
 ) -> Answer:
     """Return what a rollback would do; nothing is done."""
-    plan = caller.plan_rollback(
-        to, session_id, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay
+    plan = caller.session(session_id).plan_rollback(
+        to, branch=branch, tools=tools, files=files, conversation=conversation, replay=replay
     )
     return Answer(plan.to_dict())
 
@@ -92,7 +92,7 @@ def plan_rollback(
 def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
     """Go back to a checkpoint on a new branch. Undo functions run here: those of the modules that the server trusts."""
     asked = wanted.model_dump()
-    return Answer(caller.rollback(asked.pop("to"), session_id, **asked).to_dict(), 201)
+    return Answer(caller.session(session_id).rollback(asked.pop("to"), **asked).to_dict(), 201)
 
 
 @router.post(
@@ -100,28 +100,29 @@ def roll_back(caller: Caller, session_id: Id, wanted: Rollback) -> Answer:
 )
 def rewind_files(caller: Caller, session_id: Id, wanted: Rewind) -> Answer:
     """Bring the files of a session back; the conversation stays as it is."""
-    done = caller.rewind_files(wanted.to, session_id, branch=wanted.branch, force=wanted.force)
+    done = caller.session(session_id).rewind_files(wanted.to, branch=wanted.branch, force=wanted.force)
     return Answer(done.to_dict(), 201)
 
 
 @router.get("/sessions/{session_id}/switch", response_model=outcomes.Plan, responses=failures(409))
 def plan_switch(caller: Caller, session_id: Id, branch: Annotated[str, Query(min_length=1, max_length=300)]) -> Answer:
     """Return what `POST` with `sync: world` would do; nothing is done."""
-    return Answer(caller.plan_switch(branch, session_id).to_dict())
+    return Answer(caller.session(session_id).plan_switch(branch).to_dict())
 
 
 @router.post("/sessions/{session_id}/switch", response_model=outcomes.Switched, responses=failures(409))
 def switch(caller: Caller, session_id: Id, wanted: Switch) -> Answer:
     """Make a branch the one that the session continues on."""
-    report = caller.switch(wanted.branch, session_id, sync=wanted.sync, force=wanted.force, on_error=wanted.on_error)
-    branch = records.of_branch(caller.branch(session_id, wanted.branch))
-    return Answer({"branch": branch, "report": report.to_dict() if report is not None else None})
+    session = caller.session(session_id)
+    report = session.switch(wanted.branch, sync=wanted.sync, force=wanted.force, on_error=wanted.on_error)
+    branch = records.of_branch(session.branch(wanted.branch))
+    return Answer({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
 
 
 @router.get("/sessions/{session_id}/operations", response_model=outcomes.Operations, responses=failures())
 def list_operations(caller: Caller, session_id: Id) -> Answer:
     """List the rollbacks, switches and forks of a session, newest first."""
-    return Answer({"items": [records.of_operation(one) for one in caller.operations(session_id)]})
+    return Answer({"items": [records.of_operation(one) for one in caller.session(session_id).operations()]})
 
 
 @router.get("/operations/{operation_id}", response_model=outcomes.Operation, responses=failures())

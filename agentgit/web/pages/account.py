@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from agentgit.auth.devices import LASTS
 from agentgit.errors import NotAllowed
-from agentgit.web.authentication import Accounts, Link
+from agentgit.web.authentication import Accounts, OwnerLink
 from agentgit.web.pages.drawing import draw
 from agentgit.web.pages.visiting import LONGEST, Visit, inside
 from agentgit.web.problems import Unknown, headers_of, status_of
@@ -19,8 +19,8 @@ from agentgit.web.security import (
     closed_line,
     cookie_name,
     device_cookie,
+    forget_credential,
     keep,
-    let_go,
     let_in,
     log_in,
     new_mark,
@@ -37,7 +37,7 @@ Next = Annotated[str, Query(max_length=LONGEST)]
 def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Response:
     """Come in by the link that was shown where the server was started."""
     entrance = site_of(request).entrance
-    if not isinstance(entrance, Link):
+    if not isinstance(entrance, OwnerLink):
         raise NotAllowed("Here one comes in with a name and a password.")
     root = request.scope.get("root_path", "")
     return let_in(request, RedirectResponse(f"{root}/", 303), entrance.enter(token))
@@ -90,7 +90,7 @@ def login(
 def logout(request: Request, visit: Visit) -> Response:
     """Go out; the key of this browser is worth nothing from now on."""
     site_of(request).entrance.leave(request.cookies[cookie_name(request)])
-    return let_go(request, visit.go("/login"))
+    return forget_credential(request, visit.go("/login"))
 
 
 @router.get("/help")

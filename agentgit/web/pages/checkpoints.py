@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Form, Query
 from starlette.responses import Response
 
-from agentgit.render.diff import patch
+from agentgit.render.views.diff import patch
 from agentgit.web.api.asking import Id, Offset
 from agentgit.web.api.checkpoints import before_of, files_of
 from agentgit.web.pages.drawing import LONGEST
@@ -26,13 +26,14 @@ Ref = Annotated[str, Query(max_length=300)]
 @router.get("/checkpoints/{checkpoint_id}")
 def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset = 0, values: Offset = 0) -> Response:
     """Show a checkpoint: the end of its conversation first, and what came earlier by pages."""
-    point = visit.repo.checkpoint(checkpoint_id, session_id)
+    session = visit.repo.session(session_id)
+    point = session.get_checkpoint(checkpoint_id)
     messages, state = point.conversation_history, point.session_state
     end = max(0, len(messages) - earlier)
     keys = sorted(state)
     return visit.page(
         "checkpoint",
-        session=visit.repo.session(session_id),
+        session=session.info,
         point=point,
         facts=point.metadata,
         messages=messages[max(0, end - MESSAGES) : end],
@@ -53,11 +54,12 @@ def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset 
 @router.get("/checkpoints/{checkpoint_id}/files")
 def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
     """Show what changed in the files, and what bringing them back would do."""
-    point = visit.repo.checkpoint(checkpoint_id, session_id)
+    session = visit.repo.session(session_id)
+    point = session.get_checkpoint(checkpoint_id)
     found = files_of(visit.repo, session_id, point)
     return visit.page(
         "files",
-        session=visit.repo.session(session_id),
+        session=session.info,
         point=point,
         facts=point.metadata,
         files=found,
@@ -69,29 +71,30 @@ def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
 @router.get("/diff")
 def diff(visit: Visit, session_id: Id, a: Ref = "", b: Ref = "") -> Response:
     """Put two checkpoints side by side."""
-    found = visit.repo.diff(place_of(a), place_of(b), session_id) if a and b else None
+    session = visit.repo.session(session_id)
+    found = session.diff(place_of(a), place_of(b)) if a and b else None
     content = found.diff_content if found is not None else ""
     return visit.page(
         "diff",
-        session=visit.repo.session(session_id),
+        session=session.info,
         a=a,
         b=b,
         diff=found,
         patch=patch(content[:LONGEST]),
         rest=max(0, len(content) - LONGEST),
-        branches=visit.repo.branches(session_id),
+        branches=session.branches(),
     )
 
 
 @router.post("/tags", dependencies=[Depends(same_site)])
 def tag(visit: Visit, session_id: Id, ref: Text, name: Text, description: Text = "") -> Response:
     """Tag a checkpoint."""
-    made = visit.repo.tag(place_of(ref), name.strip(), session_id, description=description or None)
+    made = visit.repo.session(session_id).tag(place_of(ref), name.strip(), description=description or None)
     return visit.go(f"/sessions/{session_id}/checkpoints/{made.checkpoint_id}")
 
 
 @router.post("/tags/delete", dependencies=[Depends(same_site)])
 def untag(visit: Visit, session_id: Id, name: Text) -> Response:
     """Take a tag away."""
-    gone = visit.repo.untag(name, session_id)
+    gone = visit.repo.session(session_id).untag(name)
     return visit.go(f"/sessions/{session_id}/checkpoints/{gone.checkpoint_id}")

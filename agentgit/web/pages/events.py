@@ -24,8 +24,8 @@ def audit(
     kind: Annotated[str, Query(max_length=100)] = "*",
 ) -> Response:
     """Show what happened, the newest first."""
-    found = visit.repo.last_events(session, kinds=kind or "*", limit=MOST)
-    of = visit.repo.session(session) if session is not None else None
+    found = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MOST)
+    of = visit.repo.session(session).info if session is not None else None
     me = visit.repo.user
     names = {one.id: one.name for one in (visit.repo.users.all() if me.is_admin else [me])}
     groups = sorted({name.partition(".")[0] for name in KINDS})

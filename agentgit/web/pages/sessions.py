@@ -40,11 +40,11 @@ def sessions(visit: Visit, name: Annotated[str, Query(max_length=200)] = "", aft
 @router.get("/sessions/{session_id}")
 def session(visit: Visit, session_id: Id, branch: BranchName = None, after: After = None) -> Response:
     """Show a session: its tree, its branches, its tags, and the log of one branch."""
-    repo = visit.repo
-    found, tree, branches = repo.session(session_id), repo.tree(session_id), repo.branches(session_id)
-    on = repo.branch(session_id, branch)
-    log = repo.log(session_id, on).page(PAGE, after=after)
-    operations = [one for one in repo.operations(session_id) if one.status != "done"]
+    session = visit.repo.session(session_id)
+    tree, branches = session.tree(), session.branches()
+    on = session.branch(branch)
+    log = session.log(branch=on).page(PAGE, after=after)
+    operations = [one for one in session.operations() if one.status != "done"]
     root = visit.request.scope.get("root_path", "")
 
     def page_of_point(point: Point) -> str:
@@ -54,12 +54,12 @@ def session(visit: Visit, session_id: Id, branch: BranchName = None, after: Afte
     picture = Markup(tree_svg(tree, link=page_of_point))  # noqa: S704  # as the comment says
     return visit.page(
         "session",
-        session=found,
+        session=session.info,
         tree=picture,
         branches=branches,
         on=on,
         log=log,
-        tags=repo.tags(session_id),
+        tags=session.tags(),
         unfinished=operations,
         is_first=after is None,
     )
@@ -78,22 +78,21 @@ def search(
     wrong, hits = "", None
     if q.strip():
         try:
-            hits = visit.repo.search(q, session_id, all_branches=everywhere, limit=PAGE, after=after)
+            hits = found.search(q, all_branches=everywhere, limit=PAGE, after=after)
         except InvalidInput as error:
             wrong = str(error)
-    return visit.page("search", session=found, q=q, everywhere=everywhere, hits=hits, wrong=wrong)
+    return visit.page("search", session=found.info, q=q, everywhere=everywhere, hits=hits, wrong=wrong)
 
 
 @router.get("/sessions/{session_id}/calls")
 def calls(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offset = 0) -> Response:
     """Show the tool calls of a branch."""
-    on = visit.repo.branch(session_id, branch)
-    track = visit.repo.tool_track(session_id, on)
+    session = visit.repo.session(session_id)
+    on = session.branch(branch)
+    track = session.tool_track(branch=on)
     shown = track[offset : offset + PAGE]
     more = offset + PAGE if offset + PAGE < len(track) else None
-    return visit.page(
-        "calls", session=visit.repo.session(session_id), on=on, calls=shown, total=len(track), more=more, offset=offset
-    )
+    return visit.page("calls", session=session.info, on=on, calls=shown, total=len(track), more=more, offset=offset)
 
 
 @router.get("/sessions/{session_id}/export")
@@ -105,7 +104,7 @@ def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool 
 @router.post("/sessions", dependencies=[Depends(same_site)])
 def begin(visit: Visit, name: Text, template: Text = "") -> Response:
     """Make a session, perhaps as a checkpoint of another one."""
-    made = visit.repo.ensure_session(name, template=place_of(template) if template else None)
+    made = visit.repo.session(name, create=True, template=place_of(template) if template else None)
     return visit.go(f"/sessions/{made.id}")
 
 
@@ -113,6 +112,6 @@ def begin(visit: Visit, name: Text, template: Text = "") -> Response:
 def delete(visit: Visit, session_id: Id, name: Text = "") -> Response:
     """Erase a session, if its name was typed, and tell what went."""
     found = visit.repo.session(session_id)
-    if name.strip() != found.session_name.strip():
-        raise InvalidInput(f"Nothing was deleted. Type the name of the session, {found.session_name}, to delete it.")
-    return visit.page("erased", name=found.session_name, erased=visit.repo.delete_session(session_id))
+    if name.strip() != found.name.strip():
+        raise InvalidInput(f"Nothing was deleted. Type the name of the session, {found.name}, to delete it.")
+    return visit.page("erased", name=found.name, erased=found.delete())

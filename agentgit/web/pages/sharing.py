@@ -28,24 +28,30 @@ def sharing(visit: Visit, session_id: Id) -> Response:
 
 def _page(visit: Visitor, session_id: int, token: str | None = None) -> Response:
     session = visit.repo.session(session_id)
-    is_owner = allows(session.role, OWNER)
-    links = visit.repo.links(session_id) if is_owner else []
+    info = session.info
+    is_owner = allows(info.role, OWNER)
+    links = session.sharing.links() if is_owner else []
     return visit.page(
-        "sharing", session=session, is_owner=is_owner, members=visit.repo.members(session_id), links=links, token=token
+        "sharing",
+        session=info,
+        is_owner=is_owner,
+        members=session.sharing.members(),
+        links=links,
+        token=token,
     )
 
 
 @router.post("/sessions/{session_id}/members", dependencies=[Depends(same_site)])
 def share(visit: Visit, session_id: Id, user: Text, role: Role = "viewer", days: Days = None) -> Response:
     """Grant a user a role."""
-    visit.repo.share(session_id, user.strip(), role, lasting(days * 86_400 if days else None))
+    visit.repo.session(session_id).sharing.share(user.strip(), role, lasting(days * 86_400 if days else None))
     return visit.go(f"/sessions/{session_id}/sharing")
 
 
 @router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(same_site)])
 def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
     """Take somebody's roles away, or leave."""
-    visit.repo.unshare(session_id, user)
+    visit.repo.session(session_id).sharing.unshare(user)
     is_mine = user != visit.repo.user.name
     return visit.go(f"/sessions/{session_id}/sharing" if is_mine else "/sessions")
 
@@ -53,7 +59,7 @@ def unshare(visit: Visit, session_id: Id, user: Text) -> Response:
 @router.post("/sessions/{session_id}/links", dependencies=[Depends(same_site)])
 def make_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
     """Make a link, and show it this once."""
-    made = visit.repo.share_link(session_id, role, lasting(days * 86_400 if days else None))
+    made = visit.repo.session(session_id).sharing.create_link(role, lasting(days * 86_400 if days else None))
     return _page(visit, session_id, made.token)
 
 

@@ -35,12 +35,11 @@ def plan(
     scope: Literal["all", "conversation", "files"] = "all",
 ) -> Response:
     """Show what a rollback would do; nothing is done."""
-    found = visit.repo.plan_rollback(
-        place_of(to), session_id, branch=branch, tools=_tools(tools, scope), **_parts(scope)
-    )
+    session = visit.repo.session(session_id)
+    found = session.plan_rollback(place_of(to), branch=branch, tools=_tools(tools, scope), **_parts(scope))
     return visit.page(
         "plan",
-        session=visit.repo.session(session_id),
+        session=session.info,
         plan=found,
         to=to,
         branch=branch,
@@ -75,7 +74,7 @@ def _seen(plan: RollbackPlan) -> str:
     return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
 
 
-def _expect_seen(seen: str, plan: RollbackPlan) -> None:
+def _require_seen(seen: str, plan: RollbackPlan) -> None:
     """Check that the plan is still the one that the user has looked at.
 
     Raises:
@@ -109,12 +108,12 @@ def roll_back(
     """Go back as was planned, and show the report. The same form sent twice is done once."""
     repo, place = visit.repo, place_of(to)
     how: _How = {"branch": branch or None, "tools": _tools(tools, scope), **_parts(scope)}
-    if not any(one.request_id == request_id for one in repo.operations(session_id)):
-        _expect_seen(seen, repo.plan_rollback(place, session_id, **how))
+    session = repo.session(session_id)
+    if not any(one.request_id == request_id for one in session.operations()):
+        _require_seen(seen, session.plan_rollback(place, **how))
     try:
-        report = repo.rollback(
+        report = session.rollback(
             place,
-            session_id,
             name=name.strip() or None,
             force=force,
             on_error="continue" if go_on else "stop",
@@ -129,8 +128,9 @@ def roll_back(
 @router.get("/sessions/{session_id}/switch")
 def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_length=300)]) -> Response:
     """Show what bringing the world to a branch would do; nothing is done."""
-    found = visit.repo.plan_switch(branch, session_id)
-    return visit.page("switch", session=visit.repo.session(session_id), plan=found, branch=branch, seen=_seen(found))
+    session = visit.repo.session(session_id)
+    found = session.plan_switch(branch)
+    return visit.page("switch", session=session.info, plan=found, branch=branch, seen=_seen(found))
 
 
 @router.post("/sessions/{session_id}/switch", dependencies=[Depends(same_site)])
@@ -143,21 +143,26 @@ def switch(
     force: Tick = False,
 ) -> Response:
     """Make a branch the one that the session continues on; bring the world along only as was planned."""
+    session = visit.repo.session(session_id)
     if sync == "world":
-        _expect_seen(seen, visit.repo.plan_switch(branch, session_id))
+        _require_seen(seen, session.plan_switch(branch))
     try:
-        report = visit.repo.switch(branch, session_id, sync=sync or None, force=force)
+        report = session.switch(branch, sync=sync or None, force=force)
     except RollbackIncomplete as error:
         return visit.go(f"/operations/{error.operation}")
-    return visit.go(f"/sessions/{session_id}" if report is None else f"/operations/{report.operation_id}")
+    return visit.go(f"/sessions/{session_id}" if not sync else f"/operations/{report.operation_id}")
 
 
 @router.get("/sessions/{session_id}/operations")
 def operations(visit: Visit, session_id: Id) -> Response:
     """List what moved the world of a session."""
-    names = {branch.id: branch.name for branch in visit.repo.branches(session_id)}
+    session = visit.repo.session(session_id)
+    names = {branch.id: branch.name for branch in session.branches()}
     return visit.page(
-        "operations", session=visit.repo.session(session_id), operations=visit.repo.operations(session_id), names=names
+        "operations",
+        session=session.info,
+        operations=session.operations(),
+        names=names,
     )
 
 
@@ -165,12 +170,12 @@ def operations(visit: Visit, session_id: Id) -> Response:
 def operation(visit: Visit, operation_id: Id) -> Response:
     """Show the report of an operation; of one that stopped, how to go on."""
     found = visit.repo.operation(operation_id)
-    session_id = found.external_session_id
+    session = visit.repo.session(found.external_session_id)
     report = visit.repo.report(found)
-    branches = {branch.id: branch for branch in visit.repo.branches(session_id)}
+    branches = {branch.id: branch for branch in session.branches()}
     return visit.page(
         "operation",
-        session=visit.repo.session(session_id),
+        session=session.info,
         operation=found,
         report=report,
         branch=branches.get(found.internal_session_id),

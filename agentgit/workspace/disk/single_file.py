@@ -21,7 +21,7 @@ from agentgit.workspace.disk.atomic_file import FOLDER, regular, remove_empty, t
 from agentgit.workspace.disk.contents import CHUNK
 from agentgit.workspace.disk.directory_entry import DirectoryEntry
 from agentgit.workspace.disk.move_aside import Aside
-from agentgit.workspace.locations import expect_in_place
+from agentgit.workspace.locations import require_in_place
 
 MOST_LINKS = 40
 """The greatest number of symbolic links that may lead to each other, as in Linux."""
@@ -162,7 +162,7 @@ class SingleFiles:
     @contextmanager
     def _parent(self, path: bytes, *, make: bool = False) -> Iterator[int | None]:
         """Open the directory of a path: None if it is not there, -1 if something else is in its place."""
-        expect_in_place(self.root)
+        require_in_place(self.root)
         at: int | None = os.open(self.root, FOLDER)
         try:
             for name in path.split(b"/")[:-1]:

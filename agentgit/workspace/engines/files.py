@@ -18,7 +18,7 @@ from agentgit.workspace.diff import Read, Sides, compared, contents_of, differs
 from agentgit.workspace.disk.contents import IN_MEMORY
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
-from agentgit.workspace.locations import expect_in_place
+from agentgit.workspace.locations import require_in_place
 from agentgit.workspace.restore import Progress, Restore, RestoreOutcome, limited
 from agentgit.workspace.restore_plan import RestorePlanner, RestoreSteps
 from agentgit.workspace.scan.excluded import Left, above, compare, left_of
@@ -237,7 +237,7 @@ class Files:
         self._known = None
 
     def _scan(self, known: Known, permits: Permits, paths: Paths) -> Scan:
-        expect_in_place(self._root)
+        require_in_place(self._root)
         rules, outside = IgnoreRules(self._root, self._patterns), self._outside()
         settings = repr((GIT, self._patterns, self._most, outside))
         places = (self._root, known, permits, self._storage, rules, self._most)
@@ -290,7 +290,7 @@ class Files:
             )
 
     def _run(self, restoring: Restoring, progress: Progress | None, *, again: bool = False) -> Restored:
-        expect_in_place(self._root)
+        require_in_place(self._root)
         aside = os.path.join(self._storage, b"aside", b"%d" % restoring.id)
         now = self._left(self._known or self._catalog.known(None))
         try:

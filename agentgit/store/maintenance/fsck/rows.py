@@ -220,7 +220,7 @@ class RowCheck:
             if row.thread_id is None:  # its branch is not there, and that was told
                 continue
             if row.graph_checkpoint_id is not None and row.hash_there is None:
-                todo = "Delete it with repo.delete_checkpoint(id), or restore the database from a copy."
+                todo = "Delete it with session.delete_checkpoint(id), or restore the database from a copy."
                 self.report.add(name, f"its graph checkpoint {row.graph_checkpoint_id} is not there", todo)
             elif self.hashes and (row.state_hash, row.message_count) != (row.hash_there or b"", row.count_there or 0):
                 self.report.add(name, "its state_hash or message_count is not that of its graph checkpoint", RESTORE)
@@ -231,7 +231,7 @@ class RowCheck:
             name = f"tag {row.name!r}"
             self.refers(name, "session", row.external_session_id, self.current)
             self.refers(name, "user", row.user_id, self.authors)
-            self.refers(name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Take it away: repo.untag(name).")
+            self.refers(name, "checkpoint", row.checkpoint_id, self.of_checkpoint, "Remove it: session.untag(name).")
             spot = self.of_checkpoint.get(row.checkpoint_id)
             if spot is not None and row.external_session_id in self.current:
                 self.same_session(name, "checkpoint's branch", spot.branch_id, row.external_session_id)

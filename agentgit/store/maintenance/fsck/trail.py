@@ -163,7 +163,7 @@ def _check_erased(
     query = select(SESSION.c.id).where(SESSION.c.tenant_id == tenant_id)
     for (session_id,) in rows(connection, query, report, counted=False):
         if session_id in gone:
-            report.add(f"erasure {session_id}", "this session is still there", "Run repo.delete_session again.")
+            report.add(f"erasure {session_id}", "this session is still there", "Run session.delete() again.")
 
 
 def _columns(table: Table, connection: Connection) -> list[Any]:

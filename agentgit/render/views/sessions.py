@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, tzinfo
 
 from agentgit.errors import AgentGitError
-from agentgit.render import html, messages
+from agentgit.render import html
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
+from agentgit.render.views import messages
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.session import OPEN
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, tzinfo
 
-from agentgit.checkpoints.retention import Retention, Thinned, Verdict
+from agentgit.checkpoints.retention import Retention, RetentionVerdict, Thinned
 from agentgit.render.lines import Line, Span, table
 from agentgit.render.text import clean, clock, count
 from agentgit.sessions.maintenance import Checked, Reclaimed
-from agentgit.sessions.stats import Figures, Prices, Stats, Tokens, cost_of
+from agentgit.sessions.stats import Figures, Prices, Stats, UsedTokens, cost_of
 
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
@@ -56,7 +56,7 @@ def _limit(thinned: Thinned) -> list[Line]:
     return [(Span(said, "dim"),), (Span(f"that is more than {size(most)}: what is left is needed", "bad"),)]
 
 
-def _verdict(verdict: Verdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
+def _verdict(verdict: RetentionVerdict, word: str, style: str, zone: tzinfo | None) -> list[Span]:
     point = verdict.point
     return [
         Span(word, style),
@@ -126,7 +126,7 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: tzinfo | None = UTC) ->
     return lines
 
 
-def _tokens(tokens: Tokens) -> str:
+def _tokens(tokens: UsedTokens) -> str:
     cached = ((tokens.cache_read, "from a cache"), (tokens.cache_write, "into a cache"))
     said = ", ".join(f"{n} {what}" for n, what in cached if n)
     return f"{tokens.input} in{f' ({said})' if said else ''}, {tokens.output} out"

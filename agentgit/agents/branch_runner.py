@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Self
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
-from sqlalchemy import Connection
 
 from agentgit.agents import inputs
+from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
+from agentgit.agents.inputs import pairs
 from agentgit.agents.instrumentation import captured
-from agentgit.agents.isolation import alone, by_itself, expect_apart
+from agentgit.agents.isolation import alone, by_itself, require_apart
 from agentgit.agents.node_caches import BranchCache, hidden_cache
 from agentgit.agents.turn.checkpoint_buffer import Settling
-from agentgit.agents.turn.turn import Turn, TurnSettings
-from agentgit.auth.roles import EDITOR, VIEWER
-from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.agents.turn.turn import Turn
+from agentgit.async_api import LOOP, async_twin
+from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
+from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
-from agentgit.rollback import Planner
-from agentgit.saver.saver import NOTHING_ELSE, Beside, SQLModelSaver
-from agentgit.store.audit.bus import LOOP
-from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.tracing import NOTHING, Traced, start
-
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-    from agentgit.repository import Repository
-
-Graph = Pregel[Any, Any, Any, Any]
 
 END = object()
 """The value that a stream returns at its end."""
@@ -46,76 +39,49 @@ LEAVING_SECONDS = 30.0
 """The time it then waits until that one has given the branch back: on a busy machine a thread may take its time."""
 
 
-class Runs(Runnable[Any, Any]):
+class BranchRunner(Runnable[Any, Any]):
     """A compiled graph on one branch, as a LangChain Runnable.
 
     Args:
-        repository: The repository that records the session.
+        context: The store and the principal.
         graph: The user's graph; it stays as it is.
-        rules: The settings that apply to every turn.
+        settings: The settings that apply to every turn.
         branch_id: The branch.
     """
 
-    def __init__(self, repository: Repository, graph: Graph, rules: TurnSettings, branch_id: int) -> None:
-        self.repository = repository
+    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
         self.graph = graph
-        self.rules = rules
-        self.store = repository.store.apart()
-        self._saver = SQLModelSaver(
-            self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs, sessions=True
-        )
-        self._saver.on_put = self._on_put
-        self._saver.on_read = self._on_read
-        self._saver.is_carried = lambda: self._turn is not None
-        self._saver.channels = graph.channels
-        self.codec = self._saver.codec
-        self._runs: Graph = captured(graph, lambda cache: BranchCache(cache, self), checkpointer=self._saver)
+        self._branch = branch = BranchContext(context, graph, settings, branch_id)
+        self._runs: Graph = captured(graph, lambda cache: BranchCache(cache, self._running), checkpointer=branch.saver)
         hidden = hidden_cache(graph)
         # LangGraph hands it down to each graph that is run inside, and none of them asks its own cache then.
-        self._inside = {CONFIG_KEY_CACHE: BranchCache(hidden, self)} if hidden is not None else {}
-        self.planner = Planner(self.store, repository.registry)
+        self._inside = {CONFIG_KEY_CACHE: BranchCache(hidden, self._running)} if hidden is not None else {}
+        self._entered = context.entered.get(branch.session_id)
         self._turn: Turn | None = None
         self.refused: AgentGitError | None = None
         """Why a rollback that the model asked for did not happen, if it did not."""
-        self.moved_at = 0.0
-        """The clock time, in this process, at which it last began a turn or came to a branch."""
+        self.moved_at = monotonic()
+        """The clock time, in this process, at which it was made or last began a turn."""
         self._beginning: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
         self._is_leaving = False
         """True while a turn on an event loop gives its branch back."""
-        self._stand_on(branch_id)
+        self._asking: Turn | None = None
+        """A turn that waits for an answer, with what its tools asked for."""
 
-    def _expect(self, connection: Connection, needs: str = EDITOR) -> None:
-        """Check that the agent's user still has the needed role in the session; for its owner nothing is read.
+    @property
+    def branch_id(self) -> int:
+        """The id of the branch that it runs on."""
+        return self._branch.branch_id
 
-        Raises:
-            NotFound, NotAllowed: The user does not have the role; nothing was done.
-        """
-        self.repository.lookup.admit(connection, self._session_id, needs)
+    def _on(self, branch_id: int) -> Self:
+        """Return a runner of the same graph on another branch of the session."""
+        made = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
+        if branch_id == self.branch_id:
+            made._asking = self._asking  # what a waiting turn asked for belongs to the branch it waits on
+        return made
 
-    @contextmanager
-    def _reading(self, needs: str = VIEWER) -> Iterator[Connection]:
-        """Open a read-only connection for a user who may see the session."""
-        with self.store.database.reading() as connection:
-            self._expect(connection, needs)
-            yield connection
-
-    def _expect_now(self, needs: str = VIEWER) -> None:
-        """Check the user's role where the transactions that follow are not the agent's own, or may not come at all."""
-        if not self.repository.lookup.is_free(self._session_id):
-            with self._reading(needs):
-                pass
-
-    def _stand_on(self, branch_id: int) -> None:
-        with self.store.database.reading() as connection:
-            row = self.store.sessions.branch(connection, branch_id)
-            head = self.store.graphs.head(connection, row.thread_id)
-        self.moved_at = monotonic()
-        self.branch_id, self._session_id, self._thread_id = row.id, row.external_session_id, row.thread_id
-        self.seen = head.checkpoint_id if head else None
-        # After a turn that was broken off LangGraph may still save a step in another thread. That is no other agent's
-        # doing, as long as the branch's head is where the turn left it.
-        self.late: tuple[int | None, ...] = ()
-        self._asking: Turn | None = None  # what a waiting turn asked for belongs to the branch it waits on
+    def _running(self) -> Turn | None:
+        return self._turn
 
     # -- the graph's own verbs
 
@@ -123,10 +89,10 @@ class Runs(Runnable[Any, Any]):
         """Fill in the branch's thread, and leave out what belongs to a graph that this one may be called from."""
         config = alone(config)
         given = config.get("configurable", {})
-        if given.get("thread_id", self._thread_id) != self._thread_id:
+        if given.get("thread_id", self._branch.thread_id) != self._branch.thread_id:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
         with by_itself():  # LangChain merges what surrounds it into every config
-            return merge_configs(config, {"configurable": {"thread_id": self._thread_id, **self._inside}})
+            return merge_configs(config, {"configurable": {"thread_id": self._branch.thread_id, **self._inside}})
 
     def _traced(self) -> Traced:
         """Begin the span of a turn."""
@@ -134,7 +100,7 @@ class Runs(Runnable[Any, Any]):
             f"invoke_agent {self.graph.name}",
             gen__ai_operation_name="invoke_agent",
             gen__ai_agent_name=self.graph.name,
-            gen__ai_conversation_id=str(self._session_id),
+            gen__ai_conversation_id=str(self._branch.session_id),
             agentgit_branch_id=self.branch_id,
         )
 
@@ -146,29 +112,49 @@ class Runs(Runnable[Any, Any]):
             return self._begun(value, config, traced)
 
     def _begun(self, value: Any, config: RunnableConfig | None, traced: Traced) -> tuple[Turn, RunnableConfig]:
-        expect_apart(config)
-        self.store.database.expect_open()  # before the files are looked at
+        require_apart(config)
+        self._branch.store.database.require_open()  # before the files are looked at
+        self._warn_if_moved()
         filled, self.moved_at = self._config(config), monotonic()
-        if filled["configurable"].get("checkpoint_id") not in (None, self.seen):
+        if filled["configurable"].get("checkpoint_id") not in (None, self._branch.seen):
             raise InvalidInput(
                 "A branch is not run from its middle; make a new one there with fork(to) or rollback(to)."
             )
         filled["configurable"].pop("checkpoint_id", None)
-        turn = Turn(cast("RollbackAgent", self), inputs.read(self._runs, value), traced)
+        turn = Turn(self._branch, inputs.read(self._runs, value), traced)
         if self._asking is not None and not turn.given.is_new:
             turn.wanted, turn.afterwards = self._asking.wanted, self._asking.afterwards
         turn.begin()
-        self._turn = turn
+        self._turn = self._branch.saver.turn = turn
         with by_itself():
             return turn, merge_configs(filled, {"callbacks": [turn.recorder]})
+
+    def _warn_if_moved(self) -> None:
+        """Warn once if a rollback or switch of this process has moved the session to another branch since."""
+        branch, now = self._branch, self._branch.context.entered.get(self._branch.session_id)
+        if now in (None, self._entered, branch.branch_id):
+            return
+        self._entered = now
+        with branch.reading() as connection:
+            current, own = (branch.store.sessions.branch(connection, one).name for one in (now, branch.branch_id))
+            name = branch.session(connection).reference
+        warnings.warn(
+            f"Session {name} continues on branch {current!r} now, and this agent runs on {own!r}. "
+            f"agent.at({current!r}) is an agent there.",
+            BranchMoved,
+            stacklevel=_frames_of_ours(),
+        )
 
     def _end(self, turn: Turn, *, completed: bool) -> None:
         try:
             with turn.span.current():
-                self.seen = turn.end(completed=completed)
-            self.late = () if completed else (turn.head_id,)
+                self._branch.seen = turn.end(completed=completed)
+            self._branch.late = () if completed else (turn.head_id,)
         finally:
-            self._turn, self._is_leaving = None, False
+            self._turn = None
+            if self._branch.saver.turn is turn:
+                self._branch.saver.turn = None
+            self._is_leaving = False
         # What a tool asked for beside one that waits for an answer is done when the answered turn has ended.
         self._asking = turn if completed and not turn.settled else None
         if completed and turn.settled and turn.afterwards is not None:
@@ -177,13 +163,6 @@ class Runs(Runnable[Any, Any]):
                 turn.afterwards()
             except AgentGitError as error:  # the turn itself has ended well, and its answer is not thrown away
                 self.refused = error
-
-    def _on_put(self, place: GraphKey) -> AbstractContextManager[Beside]:
-        return nullcontext(NOTHING_ELSE) if self._turn is None else self._turn.on_put(place)
-
-    def _on_read(self, thread: str, ns: str, found: GraphKey | None) -> None:
-        if self._turn is not None:
-            self._turn.saves.read(thread, ns, found)
 
     @contextmanager
     def _taken(self, value: Any, config: RunnableConfig | None) -> Iterator[tuple[Any, RunnableConfig]]:
@@ -266,7 +245,7 @@ class Runs(Runnable[Any, Any]):
             is_async: True if the turn runs on an event loop.
         """
         how = options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
-        if not self.rules.effects.acts or (how != "exit" and not is_async):
+        if not self._branch.settings.effects.acts or (how != "exit" and not is_async):
             return options
         return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
 
@@ -352,7 +331,7 @@ class Runs(Runnable[Any, Any]):
         Raises:
             InvalidInput: There are not as many configs as inputs; nothing was run.
         """
-        for index, (value, one) in enumerate(_with_configs(inputs, config)):
+        for index, (value, one) in enumerate(pairs(inputs, config)):
             try:
                 answer = self.invoke(value, one, **kwargs)
             except Exception as error:
@@ -372,7 +351,7 @@ class Runs(Runnable[Any, Any]):
         self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> AsyncIterator[tuple[int, Any]]:
         """Run one turn after the other, as `batch_as_completed`."""
-        for index, (value, one) in enumerate(_with_configs(inputs, config)):
+        for index, (value, one) in enumerate(pairs(inputs, config)):
             try:
                 answer = await self.ainvoke(value, one, **kwargs)
             except Exception as error:
@@ -387,14 +366,14 @@ class Runs(Runnable[Any, Any]):
 
     def get_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Return the branch's newest state, as the graph's `get_state`."""
-        self._expect_now()
+        self._branch.authorize_now()
         filled = self._config(config)
         with by_itself():
             return self._runs.get_state(filled, **kwargs)
 
     def get_state_history(self, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[StateSnapshot]:
         """List the branch's graph checkpoints, newest first, as the graph's `get_state_history`."""
-        self._expect_now()
+        self._branch.authorize_now()
         return self._runs.get_state_history(self._config(config), **kwargs)
 
     def update_state(
@@ -420,6 +399,24 @@ class Runs(Runnable[Any, Any]):
         """
         return inputs.answer_of(self.invoke({inputs.MESSAGES: [("user", text)]}))
 
+    async def arun(self, text: str) -> str:
+        """Send a message and return the text of the answer, as `run`."""
+        return inputs.answer_of(await self.ainvoke({inputs.MESSAGES: [("user", text)]}))
+
+    async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
+        """Return the branch's newest state, as `get_state`."""
+        return await asyncio.to_thread(self.get_state, config, **kwargs)
+
+    async def aget_state_history(
+        self, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[StateSnapshot]:
+        """List the branch's graph checkpoints, as `get_state_history`."""
+        for snapshot in await asyncio.to_thread(lambda: list(self.get_state_history(config, **kwargs))):
+            yield snapshot
+
+    aupdate_state = async_twin(update_state, first=_closing)
+    abulk_update_state = async_twin(bulk_update_state, first=_closing)
+
 
 class _Taking:
     """Takes the branch in a thread, and gives it back if nobody wants the turn any more.
@@ -427,10 +424,10 @@ class _Taking:
     That is not left to the event loop: it may end, or stand still, before the thread has come so far.
 
     Args:
-        runs: The object that runs the branch.
+        runs: The runner of the branch.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: BranchRunner) -> None:
         self._runs = runs
         self._lock = threading.Lock()
         self._turn: Turn | None = None
@@ -453,17 +450,9 @@ class _Taking:
             self._runs._end(turn, completed=False)
 
 
-def _with_configs(inputs: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
-    """Pair inputs with their configs, before any turn runs.
-
-    Raises:
-        InvalidInput: There are not as many configs as inputs.
-    """
-    if not isinstance(config, list | tuple):
-        return [(value, config) for value in inputs]
-    if len(config) != len(inputs):
-        raise InvalidInput(
-            f"There are {len(inputs)} inputs and {len(config)} configs, so no turn was run. Give one config for all, "
-            "or one for each input."
-        )
-    return list(zip(inputs, config, strict=True))
+def _frames_of_ours() -> int:
+    """Count the frames up to the code that called this package, for a warning that names that code."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
+        frame, level = frame.f_back, level + 1
+    return level

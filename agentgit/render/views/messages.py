@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgit.render import html
-from agentgit.render.calls import arguments
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count, cut, visible
+from agentgit.render.views.calls import arguments
 from agentgit.sessions.messages import text_of
 
 LATEST = 20

@@ -8,9 +8,9 @@ from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OVERWRITTEN, WRITE, FileChanges
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.render import html
-from agentgit.render.calls import cell, effect, status
 from agentgit.render.lines import Line, Span, plain, table
 from agentgit.render.text import clean, count
+from agentgit.render.views.calls import cell, effect, status
 from agentgit.values import shown
 
 STYLES = {

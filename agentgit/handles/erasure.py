@@ -8,14 +8,14 @@ from sqlalchemy import Connection
 
 from agentgit.auth.scopes import WRITE
 from agentgit.errors import Conflict, Unavailable
-from agentgit.handles.context import Handle
+from agentgit.handles.context import Context
 from agentgit.sessions.maintenance import Erased
 from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
 
 
 def erase(
-    handle: Handle,
+    context: Context,
     which: erasure.Which,
     may: Callable[[Connection], object],
     work: Callable[[Connection], erasure.Gone],
@@ -23,7 +23,7 @@ def erase(
     """Release the snapshots of files, delete in one transaction, and rewrite the database without what was deleted.
 
     Args:
-        handle: The handle of the user who erases.
+        context: The context of the user who erases.
         which: The sessions to erase.
         may: A function that checks in a transaction whether the user may erase.
         work: A function that deletes.
@@ -32,13 +32,13 @@ def erase(
         Conflict: Somebody works on a session, or made one meanwhile.
         NotFound, NotAllowed: Raised by `may`.
     """
-    store = handle.store
+    store = context.store
 
     def look(connection: Connection) -> list[int]:
         may(connection)
         found = list(connection.execute(which).scalars())
         for session_id in found:
-            erasure.expect_idle(store, connection, session_id)
+            erasure.require_idle(store, connection, session_id)
         return found
 
     def delete(connection: Connection) -> erasure.Gone:
@@ -46,13 +46,13 @@ def erase(
             raise Conflict("Another session was made meanwhile. Nothing was erased; do it again.")
         return work(connection)
 
-    sessions = handle._change(look, scope=WRITE)
+    sessions = context.change(look, scope=WRITE)
     # Before the rows that name them go: broken off, it is done again.
-    files = handle._engine().files
-    snapshots, left = files.forsake(which)
+    files = context.engine().files
+    snapshots, left = files.release_all(which)
     try:
         # Sessions of others may have begun as one of these, and say so in words.
-        gone = handle._change(delete, scope=WRITE, on=store.everybodys)
+        gone = context.change(delete, scope=WRITE, on=store.everybodys)
     finally:
         files.hold_again(snapshots)  # of what was not erased after all, or what others have come to need
     problem = wiped(store.database)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from agentgit.checkpoints import Checkpoint
 from agentgit.render import html, svg
 from agentgit.render.lines import Line, Span
-from agentgit.render.log import reference, title
 from agentgit.render.text import clean, count
+from agentgit.render.views.log import reference, title
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.session import OPEN, RUNNING

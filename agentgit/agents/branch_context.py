@@ -1,0 +1,129 @@
+"""One branch as its agent, a turn and a merge work with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.pregel import Pregel
+from sqlalchemy import Connection
+
+from agentgit.agents.turn.auto_checkpoint import Interval
+from agentgit.auth.roles import EDITOR, VIEWER
+from agentgit.effects.declarations import Declared
+from agentgit.effects.files import FilesAt, Keeper
+from agentgit.effects.registry import Registry
+from agentgit.handles.context import Context
+from agentgit.rollback import Planner
+from agentgit.saver.saver import SQLModelSaver
+from agentgit.sessions import ExternalSession
+from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.records.sessions import Found
+
+Graph = Pregel[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnSettings:
+    """Settings that apply to every turn of an agent.
+
+    Args:
+        user_id: The user who runs it.
+        effects: The effects of the tools on the outside world.
+        unrecorded: Names of tools that are not part of the track.
+        auto: The times at which automatic checkpoints are made.
+        fence: The treatment of a call whose effect stands already: `replay`, `raise` or `off`.
+        keeper: The workspace whose files belong to the session; None if there is none.
+    """
+
+    user_id: int
+    effects: Declared
+    unrecorded: frozenset[str]
+    auto: Interval
+    fence: str
+    keeper: Keeper | None = None
+
+
+class BranchContext:
+    """One branch: the store and the principal, the graph and its settings, and what was last seen of the branch.
+
+    Args:
+        context: The store and the principal.
+        graph: The user's graph; it stays as it is.
+        settings: The settings that apply to every turn.
+        branch_id: The id of the branch.
+    """
+
+    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
+        self.context = context
+        self.graph = graph
+        self.settings = settings
+        self.store = context.store.apart()
+        self.saver = SQLModelSaver(
+            self.store.database, tenant_id=self.store.tenant_id, graphs=self.store.graphs, sessions=True
+        )
+        self.saver.channels = graph.channels
+        self.planner = Planner(self.store, context.registry)
+        with self.store.database.reading() as connection:
+            row = self.store.sessions.branch(connection, branch_id)
+            head = self.store.graphs.head(connection, row.thread_id)
+        self.branch_id: int = row.id
+        self.session_id: int = row.external_session_id
+        self.thread_id: str = row.thread_id
+        self.seen: str | None = head.checkpoint_id if head else None
+        """The newest graph checkpoint that the agent has seen."""
+        self.late: tuple[int | None, ...] = ()
+        """The head as a turn that was broken off has left it, after which LangGraph may still save a step in another
+        thread. That is no other agent's doing, as long as the branch's head is where the turn left it."""
+
+    @property
+    def registry(self) -> Registry:
+        """The functions at hand for recorded calls."""
+        return self.context.registry
+
+    def authorize(self, connection: Connection, needs: str = EDITOR) -> None:
+        """Check that the user still has a role in the session; for its owner nothing is read.
+
+        Raises:
+            NotFound, NotAllowed: The user does not have the role; nothing was done.
+        """
+        self.context.lookup.admit(connection, self.session_id, needs)
+
+    def authorize_now(self, needs: str = VIEWER) -> None:
+        """Check the user's role where the transactions that follow are not the agent's own, or may not come at all."""
+        if not self.context.lookup.is_free(self.session_id):
+            with self.reading(needs):
+                pass
+
+    @contextmanager
+    def reading(self, needs: str = VIEWER) -> Iterator[Connection]:
+        """Open a read-only connection for a user who has a role in the session."""
+        with self.store.database.reading() as connection:
+            self.authorize(connection, needs)
+            yield connection
+
+    def owner(self, connection: Connection) -> int:
+        """Return the id of the owner of the session."""
+        return self.context.lookup.owner(connection, self.session_id)
+
+    def row(self, connection: Connection) -> Found:
+        """Read the row of the branch."""
+        return self.store.sessions.branch(connection, self.branch_id)
+
+    def session(self, connection: Connection) -> ExternalSession:
+        """Read the session."""
+        return self.context.lookup.session(connection, self.session_id)
+
+    def checkpoint(self, connection: Connection, checkpoint_id: int) -> Found:
+        """Read the row of a checkpoint of the session."""
+        return self.context.lookup.checkpoint(connection, self.session(connection), self.row(connection), checkpoint_id)
+
+    def target(self, connection: Connection, to: CheckpointRef) -> tuple[Found, str]:
+        """Find the checkpoint that is meant, and how a person calls it."""
+        return self.context.lookup.target(connection, self.session(connection), self.row(connection), to)
+
+    def files(self, why: str) -> FilesAt | None:
+        """Keep the files of the workspace as they are now; None if none is attached."""
+        return self.settings.keeper.take(why) if self.settings.keeper is not None else None

@@ -1,0 +1,289 @@
+"""Reading one branch with its graph: state, conversation, plans and comparisons."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from langchain_core.messages import BaseMessage
+
+from agentgit.agents.branch_context import Graph, TurnSettings
+from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.merge.cherry_pick import What
+from agentgit.agents.merge.merging import Merging
+from agentgit.async_api import async_twin
+from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.comparison import Comparison
+from agentgit.checkpoints.diff import Diff
+from agentgit.checkpoints.merge import MergePlan, Resolve
+from agentgit.checkpoints.queries import Hits
+from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.errors import Conflict, NotFound
+from agentgit.handles.context import BranchRef, Context
+from agentgit.handles.log import Log
+from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.handles.session import Session
+from agentgit.sessions import InternalSession, Tree
+from agentgit.sessions.exploration import Exploration
+from agentgit.sessions.messages import History, from_stored
+from agentgit.store.queries.explorations import Explorations
+from agentgit.store.queries.lookup import CheckpointRef
+
+
+class BranchReader(BranchRunner):
+    """A graph on one branch, with the verbs that change nothing. `RollbackAgent` adds those that do.
+
+    Args:
+        context: The store and the principal.
+        graph: The user's graph; it stays as it is.
+        settings: The settings that apply to every turn.
+        branch_id: The branch.
+    """
+
+    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch_id: int) -> None:
+        super().__init__(context, graph, settings, branch_id)
+        self.session = Session(context, self._branch.session_id)
+        """The session: every verb that needs no graph, on any branch."""
+        self._rollbacks = Rollbacks(context, self.session.id)
+        self._merging = Merging(self._branch)
+
+    @property
+    def branch(self) -> InternalSession:
+        """The branch that it runs on."""
+        return self.session.branch(self.branch_id)
+
+    @property
+    def effects(self) -> dict[str, str]:
+        """The effect of each tool on the outside world, by name, as it is recorded; `undeclared` without a declaration.
+
+        These are the tools that the graph shows, and those that `wrap(effects=...)` names.
+        """
+        return self._branch.settings.effects.kinds()
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint of the branch; None before the first."""
+        branch = self._branch
+        with branch.reading() as connection:
+            row = branch.row(connection)
+            return branch.context.views.checkpoint(branch.checkpoint(connection, row.head_id)) if row.head_id else None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The newest values of the graph's state, as live objects."""
+        return cast("dict[str, Any]", self.get_state().values)
+
+    @property
+    def report(self) -> RollbackReport | None:
+        """The report of the last rollback or switch that led to this branch; None if there was none."""
+        branch = self._branch
+        with branch.reading() as connection:
+            made = branch.store.operations.of_branches(connection, [self.branch_id])
+            moved = [row for row in made if row.kind != "fork"]
+            return branch.context.engine().reports.read(connection, moved[-1]) if moved else None
+
+    def messages(self) -> list[BaseMessage]:
+        """List the conversation as LangChain messages, oldest first: the same objects as in `state`.
+
+        Raises:
+            InvalidInput: A message was written with another serializer.
+        """
+        with self._branch.reading() as connection:
+            graphs = self._branch.store.graphs
+            at = graphs.newest(connection, self._branch.thread_id)
+            hashes = graphs.message_hashes(connection, at) if at is not None else ()
+            leaves = graphs.content.blobs.get_many(connection, hashes)
+        return cast("list[BaseMessage]", self._branch.saver.codec.decode([leaves[key] for key in hashes]))
+
+    def history(self) -> list[dict[str, Any]]:
+        """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
+        graphs, thread = self._branch.store.graphs, self._branch.thread_id
+        with self._branch.reading() as connection:
+            head = graphs.head(connection, thread)
+            stored = graphs.messages(connection, thread, head.checkpoint_id) if head else []
+        return History(from_stored(message) for message in stored)
+
+    def tool_track(self) -> list[ToolInvocation]:
+        """List the tool invocations along the branch from the root of the session, in order."""
+        return self.session.tool_track(branch=self.branch_id)
+
+    def tree(self) -> Tree:
+        """Return the tree of the session's branches; `str` draws it."""
+        return self.session.tree()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """List the checkpoints from the root of the session to the head of the branch, oldest first."""
+        return self.session.checkpoints(branch=self.branch_id)
+
+    def get_checkpoint(self, ref: CheckpointRef) -> Checkpoint:
+        """Find a checkpoint of the session; `HEAD` is that of this branch.
+
+        Args:
+            ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput: As `Session.get_checkpoint`.
+        """
+        return self.session.get_checkpoint(ref, branch=self.branch_id)
+
+    def log(self, **which: Any) -> Log:
+        """List the checkpoints of the branch, the newest first, by page.
+
+        Args:
+            which: `name`, `since`, `until`, `tag`, `author`, `auto` and `which`, as `Session.log` takes them.
+
+        Raises:
+            InvalidInput, NotFound: As `Session.log`.
+        """
+        return self.session.log(branch=self.branch_id, **which)
+
+    def search(self, text: str, *, all_branches: bool = False, limit: int = 20, after: str | None = None) -> Hits:
+        """Find messages, tool calls and named checkpoints of the branch by their words, as `Session.search`.
+
+        Args:
+            text: The words to look for.
+            all_branches: True to search all branches of the session.
+            limit: The largest number of results.
+            after: The `next` of the page before; None for the first one.
+
+        Raises:
+            InvalidInput, Corrupt: As `Session.search`.
+        """
+        return self.session.search(text, branch=self.branch_id, all_branches=all_branches, limit=limit, after=after)
+
+    def plan_rollback(
+        self,
+        to: CheckpointRef,
+        *,
+        tools: str = "reverse",
+        files: bool = True,
+        conversation: bool = True,
+        replay: str = "record",
+    ) -> RollbackPlan:
+        """Return what `rollback(to)` would do, without doing anything.
+
+        Args:
+            to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
+            tools: `reverse`, `keep` (leave the world alone) or `require_clean` (refuse if anything is to be reversed).
+            files: False to leave the files of the workspace alone.
+            conversation: False to plan for the world only.
+            replay: `record`, `redo` or `execute`, see `rollback`.
+
+        Raises:
+            NotFound: Nothing is called so.
+            Ambiguous: Several things are.
+            InvalidInput: It is a checkpoint of another session.
+        """
+        options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
+        return self._rollbacks.plan(to, self.branch_id, options)
+
+    def plan_undo(self, steps: int = 1) -> RollbackPlan:
+        """Return what `undo(steps)` would do, without doing anything.
+
+        Raises:
+            NotFound, InvalidInput: As `undo`.
+        """
+        return self.session.plan_undo(steps, branch=self.branch_id)
+
+    def plan_redo(self) -> RollbackPlan:
+        """Return what `redo` would do, without doing anything.
+
+        Raises:
+            NotFound: There is nothing to take back.
+        """
+        return self.session.plan_redo(branch=self.branch_id)
+
+    def plan_switch(self, branch: BranchRef) -> RollbackPlan:
+        """Return what `switch(branch, sync="world")` would do, without doing anything.
+
+        Args:
+            branch: The name or id of the branch.
+
+        Raises:
+            NotFound: The session has no such branch.
+        """
+        return self.session.plan_switch(branch)
+
+    def diff(self, a: CheckpointRef, b: CheckpointRef = "HEAD") -> Diff:
+        """Compare two checkpoints of the session: state, messages, tool calls, tokens, and files.
+
+        Args:
+            a: The checkpoint to start from.
+            b: The checkpoint to compare it with; `HEAD` is that of this branch.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput: As `Session.diff`.
+        """
+        return self.session.diff(self.get_checkpoint(a), self.get_checkpoint(b))
+
+    def compare(self, other: CheckpointRef) -> Comparison:
+        """Put this branch beside another one: what each did since they parted, and how they differ now.
+
+        Args:
+            other: A branch, or any place as `rollback` takes it.
+
+        Raises:
+            NotFound: Nothing is called so; or this branch has no checkpoint yet.
+        """
+        head = self.head
+        if head is None:
+            raise NotFound("This branch has no checkpoint yet. agent.checkpoint() makes one.")
+        return self.session.compare(head, other)
+
+    def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
+        """Return what `merge` would bring, and what stands against it, without doing anything.
+
+        Args:
+            source: As `merge` takes it.
+            resolve: As `merge` takes it; functions are not called.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
+        """
+        self._require_idle()
+        return self._merging.plan_merge(source, resolve)
+
+    def plan_cherry_pick(self, what: What) -> MergePlan:
+        """Return what `cherry_pick` would bring, without doing anything.
+
+        Args:
+            what: As `cherry_pick` takes it.
+
+        Raises:
+            NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
+        """
+        self._require_idle()
+        return self._merging.plan_cherry_pick(what)
+
+    def _require_idle(self) -> None:
+        if self._turn is not None:
+            raise Conflict("This agent is running. Try again when its turn has ended.")
+
+    def exploration(self, name: str | None = None) -> Exploration:
+        """Read what was explored in this session, also if it was broken off.
+
+        Args:
+            name: The name of the exploration; None is the newest one.
+
+        Raises:
+            NotFound: There is none.
+        """
+        found, session_id = Explorations(self._branch.store), self.session.id
+        with self._branch.reading() as connection:
+            return found.read(connection, session_id, name or found.last(connection, session_id))
+
+    amessages = async_twin(messages)
+    ahistory = async_twin(history)
+    atool_track = async_twin(tool_track)
+    atree = async_twin(tree)
+    acheckpoints = async_twin(checkpoints)
+    aget_checkpoint = async_twin(get_checkpoint)
+    asearch = async_twin(search)
+    aplan_rollback = async_twin(plan_rollback)
+    aplan_undo = async_twin(plan_undo)
+    aplan_redo = async_twin(plan_redo)
+    aplan_switch = async_twin(plan_switch)
+    adiff = async_twin(diff)
+    acompare = async_twin(compare)
+    aplan_merge = async_twin(plan_merge)
+    aplan_cherry_pick = async_twin(plan_cherry_pick)
+    aexploration = async_twin(exploration)

@@ -1,0 +1,164 @@
+"""Export of a session to a file, and its steps for evaluation and learning."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sqlalchemy import Connection
+
+from agentgit.errors import Unavailable
+from agentgit.handles.context import BranchRef, SessionAccess
+from agentgit.sessions import ExternalSession
+from agentgit.sessions.maintenance import Progress
+from agentgit.store.queries.explorations import mark_of
+from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.threads.graph_store import GraphKey
+from agentgit.store.transfer.export import Cut, export, keeping
+from agentgit.store.transfer.import_ import check
+from agentgit.store.transfer.lines import Sealer
+from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING
+from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.trajectory import steps
+from agentgit.version import VERSION
+from agentgit.workspace.snapshot_export import Outgoing
+
+
+class Exporter(SessionAccess):
+    """Writes a session to a file."""
+
+    def export(
+        self,
+        path: str | Path | BinaryIO,
+        branch: BranchRef,
+        checkpoint: CheckpointRef | None,
+        *,
+        files: bool,
+        progress: Progress | None,
+    ) -> Carried:
+        """Write a session, a branch or a checkpoint to one file.
+
+        Raises:
+            NotFound, Conflict, Corrupt, Unavailable: As `Session.export`.
+        """
+        with tempfile.TemporaryFile() as file:
+            header = self._write(file, branch, checkpoint, files=files)
+            whole = check(watched(file, progress, times=1))  # what is given away can be read
+            file.seek(0)
+            with _target(path) as target:
+                shutil.copyfileobj(file, target)
+        return Carried.of_counts(
+            self.context.read(self.find), header, whole.counts, whole.files.left, whole.files.left_paths
+        )
+
+    def _write(
+        self, file: BinaryIO, branch: BranchRef, checkpoint: CheckpointRef | None, *, files: bool
+    ) -> dict[str, Any]:
+        sealer, counts = Sealer(), Counter[str]()
+
+        def write(record: dict[str, Any]) -> None:
+            file.write(sealer.line(record))
+            counts[record["record"]] += 1
+
+        def pour(connection: Connection) -> dict[str, Any]:
+            cut = self._cut(connection, branch, checkpoint)
+            cut = replace(cut, pending=keeping(self.context.store, connection, cut.session.id))
+            form = WITH_PENDING if cut.pending else WITH_FILES if files else PLAIN
+            header = {
+                "record": HEADER,
+                "format": form,
+                "of": cut.of,
+                "place": cut.place,
+                "agentgit": VERSION,
+                "made_at": datetime.now(UTC).isoformat(),
+            }
+            write(header)
+            export(self.context.store, connection, cut, write, Outgoing(write) if files else None)
+            return header
+
+        header = self.context.read(pour, one_moment=True)
+        write({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED[header["format"]]}})
+        return header
+
+    def _cut(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> Cut:
+        """Find what is meant: the session, one branch of it, or one checkpoint."""
+        session = self.context.store.sessions.one(connection, self.find(connection).id)
+        if checkpoint is not None:
+            point = self.checkpoint(connection, checkpoint, branch)
+            left = self.context.store.sessions.branch(connection, point.internal_session_id)
+            return Cut(session=session, branch=left, point=point)
+        return Cut(session=session, branch=self.branch(connection, branch) if branch is not None else None)
+
+    def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
+        """Return the steps of branches.
+
+        Raises:
+            NotFound: There is no such branch.
+        """
+        session = self.context.read(self.find)
+        for row in self.context.read(lambda c: self._branches(c, branch)):
+            yield from self._steps(session, row)
+
+    def _branches(self, connection: Connection, branch: BranchRef) -> list[Any]:
+        if branch is not None:
+            return [self.branch(connection, branch)]
+        return list(self.context.store.sessions.branches(connection, self.find(connection).id))
+
+    def _steps(self, session: ExternalSession, row: Any) -> Iterator[dict[str, Any]]:
+        def look(connection: Connection) -> tuple[Any, ...]:
+            points = [self.context.views.checkpoint(point) for point in self._still_so(connection, row)]
+            return (
+                self.context.views.branch(connection, session, row),
+                self.context.store.track(connection, row),
+                points,
+            )
+
+        line, track, points = self.context.read(look)
+        score = mark_of(row).get("score")
+        for step in steps(line.conversation_history, track, points, score):
+            yield {"session": session.session_name, "branch": row.name, **step}
+
+    def _still_so(self, connection: Connection, row: Any) -> Iterator[Any]:
+        """Return the checkpoints on the way whose conversation the branch still begins with.
+
+        Where messages were summed up, changed or deleted since, a count of messages tells nothing of a place.
+        """
+        graphs = self.context.store.graphs
+        newest = graphs.newest(connection, row.thread_id)
+        now = graphs.message_hashes(connection, newest) if newest is not None else ()
+        for point in self.context.lookup.path(connection, row):
+            if point.graph_checkpoint_id is None:
+                yield point
+                continue
+            at = graphs.find(connection, GraphKey(point.thread_id, "", point.graph_checkpoint_id))
+            then = graphs.message_hashes(connection, at) if at is not None else ()
+            if len(then) == point.message_count and now[: len(then)] == then:
+                yield point
+
+
+@contextmanager
+def _target(path: str | Path | BinaryIO) -> Iterator[BinaryIO]:
+    """Open the target of a write; a file appears only when it is complete."""
+    if not isinstance(path, (str, Path)):
+        yield path
+        return
+    place = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as file:
+            part = Path(file.name)
+            try:
+                yield file  # type: ignore[misc]  # it is a binary file
+                file.flush()
+                part.replace(place)
+            finally:
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{place} cannot be written: {error.strerror or error}. Name a file in a folder.") from error

@@ -1,0 +1,146 @@
+"""Retention of one session: the checkpoints that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection
+
+from agentgit.async_api import async_twin
+from agentgit.auth.roles import OWNER, VIEWER
+from agentgit.checkpoints.retention import Retention, RetentionVerdict, Thinned
+from agentgit.errors import InvalidInput
+from agentgit.handles.context import BranchRef, SessionAccess
+from agentgit.store.audit.trail import note
+from agentgit.store.maintenance import retention as retention_store
+
+
+class SessionRetention(SessionAccess):
+    """The retention of a session. `Session.retention` is it."""
+
+    def get(self) -> Retention | None:
+        """Return the retention of the session; None if it keeps everything."""
+        return self.context.read(lambda c: retention_store.read(c, self.context.store, self.find(c).id))
+
+    def set(self, retention: Retention | None) -> Retention | None:
+        """Set the retention of the session, and return the previous one.
+
+        From then on, checkpoints that it does not keep are removed automatically, whenever a turn ends or a checkpoint
+        is made. The conversation and the tool track stay, and so does each checkpoint that something needs: the head of
+        a branch, where a branch leaves or begins, where a rollback went, what waits for an answer, and the way back
+        before an effect that is not resolved.
+
+        Args:
+            retention: None to keep everything from now on.
+
+        Raises:
+            InvalidInput: It is not a `Retention`.
+
+        Example:
+            >>> import agentgit
+            >>> from agentgit.checkpoints import Retention
+            >>> repo = agentgit.open(":memory:")
+            >>> session = repo.session("support-42", create=True)
+            >>> session.retention.set(Retention(max_checkpoints=30))
+            >>> print(session.retention.get())
+            past 50, the first, the last 20 and the newest of each name; at most 30
+        """
+        if retention is not None and not isinstance(retention, Retention):
+            raise InvalidInput(f"{retention!r} is no retention; give Retention(max_checkpoints=...), or None.")
+
+        def change(connection: Connection) -> Retention | None:
+            session_id = self.find(connection, OWNER).id
+            before = retention_store.read(connection, self.context.store, session_id)
+            retention_store.write(connection, self.context.store, session_id, retention)
+            note(
+                connection,
+                self.context.store.tenant_id,
+                "retention.changed",
+                session_id=session_id,
+                user_id=self.context.user.id,
+                retention=retention.to_dict() if retention is not None else None,
+            )
+            return before
+
+        return self.context.change(change)
+
+    def apply(self, retention: Retention | None = None, *, dry_run: bool = False) -> Thinned:
+        """Delete the checkpoints that the session does not keep, now; return for each whether it goes, and why.
+
+        Args:
+            retention: The retention to apply this time; None is the one that `set` set.
+            dry_run: True to tell only. With `max_bytes` it also tells whether the limit can be kept: `is_within`.
+
+        Raises:
+            InvalidInput: The session has no retention, and none was given.
+        """
+
+        def work(connection: Connection) -> Thinned:
+            found = self.find(connection, VIEWER if dry_run else OWNER)
+            keeps = retention or retention_store.read(connection, self.context.store, found.id)
+            if keeps is None:
+                raise InvalidInput(
+                    f"Session {found.session_name} keeps everything. Say what it keeps with "
+                    "session.retention.set(Retention(...)), or give a retention here."
+                )
+            if dry_run:
+                judged = retention_store.verdicts(connection, self.context.store, found.id, keeps)
+            else:
+                judged = retention_store.thin(connection, self.context.store, found.id, keeps, self.context.user.id)
+            return Thinned(
+                session_name=found.session_name,
+                retention=keeps,
+                verdicts=tuple(judged.verdicts),
+                dry_run=dry_run,
+                bytes_before=judged.bytes_before,
+                bytes_after=judged.bytes_after,
+            )
+
+        if dry_run:
+            return self.context.read(work)
+        done = self.context.change(work)
+        if done.gone:
+            self.context.engine().files.release()
+        return done
+
+    def clear(self, *, branch: BranchRef = None) -> int:
+        """Delete all checkpoints that nothing needs, also the named ones; return how many were deleted.
+
+        Args:
+            branch: Only those that this branch made; None for all.
+        """
+
+        def work(connection: Connection) -> int:
+            found = self.find(connection, OWNER)
+            of = self.context.lookup.branch(connection, found, branch).id if branch is not None else None
+            judged = retention_store.clear(
+                connection, self.context.store, found.id, branch_id=of, user_id=self.context.user.id
+            )
+            return sum(one.goes for one in judged)
+
+        gone = self.context.change(work)
+        self.context.engine().files.release()
+        return gone
+
+    aget = async_twin(get)
+    aset = async_twin(set)
+    aapply = async_twin(apply)
+    aclear = async_twin(clear)
+
+
+def delete_unneeded(access: SessionAccess, ids: Collection[int]) -> list[RetentionVerdict]:
+    """Delete those of some checkpoints of a session that nothing needs; return for each whether it went, and why.
+
+    Args:
+        access: The session.
+        ids: The ids of the checkpoints.
+    """
+    context = access.context
+
+    def work(connection: Connection) -> list[RetentionVerdict]:
+        context.authorize(connection, access.session_id)
+        return retention_store.clear(connection, context.store, access.session_id, ids=ids, user_id=context.user.id)
+
+    judged = context.change(work, durable=False)
+    context.engine().files.release()
+    return judged

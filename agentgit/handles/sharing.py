@@ -1,0 +1,147 @@
+"""Sharing of one session: the roles of its members, and links by which others join."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Connection
+
+from agentgit.async_api import async_twin
+from agentgit.auth import Member, ShareLink
+from agentgit.auth.roles import OWNER, VIEWER, Role, require_role
+from agentgit.auth.scopes import WRITE
+from agentgit.auth.sharing import end_of
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.handles.context import SessionAccess, UserRef
+from agentgit.store.sql.ids import is_id
+
+LINK_HOLDS = timedelta(days=7)
+"""The default lifetime of a link."""
+
+
+class Sharing(SessionAccess):
+    """The members of a session and the links to it. `Session.sharing` is it."""
+
+    def share(self, user: UserRef, role: Role = VIEWER, expires_in: timedelta | None = None) -> Member:
+        """Grant a user a role in a session, in place of the one that you granted before.
+
+        Args:
+            user: A User, a name or an id.
+            role: `viewer` (look at everything), `forker` (also begin an own session from it), `editor` (also run turns
+                and roll back) or `owner` (also share and delete it).
+            expires_in: The time for which the role lasts; None is until somebody takes it away.
+
+        Raises:
+            NotFound: There is no such user.
+            NotAllowed: You are not its owner.
+            InvalidInput: The role or the time is not valid, or the user owns the session.
+        """
+        require_role(role)
+        until = end_of(expires_in)
+
+        def give(connection: Connection) -> Member:
+            found = self.find(connection, OWNER)
+            who = self.context.find_user(connection, user)
+            if who.id == found.user_id:
+                raise InvalidInput(f"{who.name} owns session {found.session_name}, and may do everything with it.")
+            return self.context.store.members.share(connection, found.id, who, role, until, self.context.user.id)
+
+        return self.context.change(give)
+
+    def unshare(self, user: UserRef) -> None:
+        """Take all roles of somebody in a session away at once; or leave it yourself.
+
+        The links by which somebody who is taken out had joined end, too, with the right of others who joined by those.
+
+        Args:
+            user: A User, a name or an id.
+
+        Raises:
+            NotFound: There is no such user, or they have no role in the session.
+            NotAllowed: You are not its owner.
+        """
+
+        def take(connection: Connection) -> None:
+            who = self.context.find_user(connection, user)
+            leaves = who.id == self.context.user.id
+            found = self.find(connection, VIEWER if leaves else OWNER)
+            links = self.context.store.members.remove(connection, found.id, who.id, self.context.user.id)
+            if not links:
+                raise NotFound(
+                    f"Session {found.reference} is not shared with {who.name}. See session.sharing.members()."
+                )
+            # Who is taken out could come again by them; who leaves takes nobody along.
+            for link_id in () if leaves else links:
+                self.context.store.members.revoke_link(connection, found.id, link_id, self.context.user.id)
+
+        self.context.change(take, scope=WRITE)
+
+    def members(self) -> list[Member]:
+        """List who has a role in a session now, besides its owner."""
+        return self.context.read(lambda c: self.context.store.members.all(c, self.find(c).id))
+
+    # -- links
+
+    def create_link(self, role: Role = VIEWER, expires_in: timedelta | None = LINK_HOLDS) -> ShareLink:
+        """Make a link: each user of the tenant who has its token can join the session, until the link ends.
+
+        Args:
+            role: The role of those who join, as `share` takes it, but not `owner`.
+            expires_in: The time for which the link, and the right of all who join by it, hold; None is until revoked.
+
+        Returns:
+            The link; its `token` is only here, and is not in its repr.
+
+        Raises:
+            NotAllowed: You are not its owner.
+            InvalidInput: It is no role that a link can give, or no time.
+        """
+        if require_role(role) == OWNER:
+            raise InvalidInput(
+                "A link cannot give a session away. Share it by name: session.sharing.share(user, 'owner')."
+            )
+        until = end_of(expires_in)
+
+        def make(connection: Connection) -> ShareLink:
+            found = self.find(connection, OWNER)
+            return self.context.store.members.add_link(connection, found.id, role, until, self.context.user.id)
+
+        return self.context.change(make)
+
+    def links(self) -> list[ShareLink]:
+        """List the links of a session, also those that have ended; for its owner.
+
+        Raises:
+            NotAllowed: You are not its owner.
+        """
+        return self.context.read(lambda c: self.context.store.members.links(c, self.find(c, OWNER).id))
+
+    def revoke_link(self, link: ShareLink | int) -> ShareLink:
+        """End a link at once, and the right of all who joined by it; give it as it is then.
+
+        Args:
+            link: The link or its id.
+
+        Raises:
+            NotFound: There is no such link.
+            NotAllowed: You are not the owner of its session.
+        """
+        wanted = link.id if isinstance(link, ShareLink) else link
+
+        def end(connection: Connection) -> ShareLink:
+            found = self.context.store.members.link(connection, wanted) if is_id(wanted) else None
+            if found is None or found.session_id != self.session_id:
+                raise NotFound(f"There is no link {wanted!r}. session.sharing.links() lists them.")
+            self.find(connection, OWNER)
+            self.context.store.members.revoke_link(connection, found.session_id, found.id, self.context.user.id)
+            return replace(found, revoked_at=found.revoked_at or datetime.now(UTC))
+
+        return self.context.change(end)
+
+    ashare = async_twin(share)
+    aunshare = async_twin(unshare)
+    amembers = async_twin(members)
+    acreate_link = async_twin(create_link)
+    alinks = async_twin(links)
+    arevoke_link = async_twin(revoke_link)

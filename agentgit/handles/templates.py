@@ -1,0 +1,204 @@
+"""Beginning a session as a checkpoint of another one, its template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from agentgit.auth.roles import FORKER
+from agentgit.auth.scopes import FORK, WRITE
+from agentgit.effects.plan import EXECUTE
+from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
+from agentgit.handles.context import Context
+from agentgit.handles.rollbacks import Rollbacks
+from agentgit.rollback import Request
+from agentgit.sessions import ExternalSession
+from agentgit.sessions.operation import DONE
+from agentgit.store.queries import templates
+from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.records.sessions import Found
+from agentgit.store.sql.tables import SESSION
+
+FRESH = "template"
+"""The request that makes the calls of a template in the world of a session that began as it."""
+
+
+class SessionFactory:
+    """Makes sessions.
+
+    Args:
+        context: The store and the principal.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def ensure(
+        self,
+        name: str,
+        template: CheckpointRef | None,
+        *,
+        run: Callable[[int], None] | None = None,
+        force: bool = False,
+    ) -> ExternalSession:
+        """Find the session of that name, or make it with its first branch, `main`.
+
+        Args:
+            name: The session's name.
+            template: The template, as `wrap` takes it.
+            run: A function that gets the id of a new session and provides its tools, if the session is to make the
+                calls of its template again; else None.
+            force: True to make the session also if some of them cannot be made again.
+
+        Raises:
+            InvalidInput: No session can have that name.
+            NotFound: There is no such template.
+            Conflict: There is a session of that name, which did not begin as the template.
+            RollbackBlocked: A call of the template cannot be made again; no session was made.
+        """
+        require_name(name)
+
+        def find_or_make(connection: Connection) -> ExternalSession:
+            found = self._called(connection, name)
+            if template is not None:
+                point = self._template(connection, template)
+                if found:
+                    templates.require_same(self.context.store, connection, found[0].id, name, *point)
+                else:
+                    self.context.lookup.require_scope(connection, FORK)
+                    session_id = templates.begin(
+                        self.context.store, connection, self.context.user.id, name, *point, calls=run is not None
+                    )
+                    if run is not None:
+                        run(session_id)
+                        if not force:
+                            self._require_runnable(connection, session_id)
+            elif not found:
+                self.context.lookup.require_scope(connection, WRITE)
+                session_id = self.context.store.sessions.create(connection, self.context.user.id, name)
+            return found[0] if found else self.context.lookup.session(connection, session_id)
+
+        return self.context.change(find_or_make)
+
+    def _called(self, connection: Connection, name: str) -> list[ExternalSession]:
+        """Find the session of that name: an own one, or another one's by its full name.
+
+        Raises:
+            NotFound: It is the full name of another user's session that they do not see.
+        """
+        own = self.context.store.visible.own(connection, self.context.user.id, SESSION.c.session_name == name, limit=1)
+        owner = self.context.store.users.named(connection, name.partition("/")[0]) if "/" in name else None
+        if not own and owner is not None and owner.id != self.context.user.id:
+            return [self.context.lookup.session(connection, name)]
+        return [self.context.lookup.session(connection, one) for one in own]
+
+    def _template(self, connection: Connection, ref: CheckpointRef) -> tuple[Found, str]:
+        """Find the checkpoint that a session is to begin as, and how a person calls it.
+
+        Text names a session, or a place in it: `support-42`, `support-42@main#3`.
+        """
+        if not isinstance(ref, str):
+            row, session = self._find(connection, ref, None)
+        else:
+            try:
+                row, session = self._find(connection, "HEAD", ref)
+            except NotFound:  # only now, because the name of a session may have an @ of its own
+                name, _, place = ref.rpartition("@")
+                if not (name and place):
+                    raise
+                row, session = self._find(connection, place, name)
+        return row, f"{session.reference}@{row.branch_name}#{row.number}"
+
+    def bring_files(self, template: CheckpointRef, session: ExternalSession) -> None:
+        """Bring the files of a template into the workspace of a session that has not gone on yet.
+
+        Raises:
+            WorkspaceChanged: There are other files; none was touched.
+        """
+
+        def look(connection: Connection) -> int | None:
+            row, _ = self._template(connection, template)
+            wanted = row.workspace_snapshot_id is not None and templates.is_fresh(
+                self.context.store, connection, session.id
+            )
+            return row.id if wanted else None
+
+        if (point := self.context.read(look)) is None:
+            return
+        try:
+            rollbacks = Rollbacks(self.context, session.id)
+            rollbacks.rewind(rollbacks.rewind_request(point, None))
+        except WorkspaceChanged as error:
+            raise WorkspaceChanged(
+                "The directory has files of its own; none was touched, and those of the template did not come. Give an "
+                f"empty directory; or call repo.session({session.session_name!r}).rewind_files({point}, force=True), "
+                "which keeps what is there in a snapshot."
+            ) from error
+        self.context.change(lambda c: templates.with_files(self.context.store, c, session.id))
+
+    def run_calls(self, template: CheckpointRef, session: ExternalSession, *, force: bool) -> None:
+        """Make the calls of a template in the world of a session that began as it; once, however often it is asked for.
+
+        Raises:
+            RollbackBlocked: Something that happened in the session meanwhile stands in the way.
+            RollbackIncomplete: A tool raised; `resume` goes on from there, and so does asking again.
+            Conflict: The session began without its calls.
+        """
+
+        def look(connection: Connection) -> tuple[Found | None, Found | None]:
+            begun = self.context.store.operations.requested(connection, session.id, FRESH)
+            if begun is not None:
+                return begun, None
+            point, _ = self._template(connection, template)
+            return None, templates.require_to_run(self.context.store, connection, session.id, point)
+
+        begun, first = self.context.read(look)
+        if begun is not None and begun.status != DONE:
+            self.context.engine().resume(begun.id, force=force)
+        if first is not None:
+            self.context.engine().run(self._fresh_request(first, force=force))
+
+    def _require_runnable(self, connection: Connection, session_id: int) -> None:
+        """Check that the calls of a template can be made in a session that is being made.
+
+        Raises:
+            RollbackBlocked: A call must not or cannot be made there.
+        """
+        (branch,) = self.context.store.sessions.branches(connection, session_id)
+        first = self.context.store.checkpoints.by_id(connection, branch.head_id)
+        plan = self.context.engine().planner.of(connection, self._fresh_request(first, force=False))
+        if not plan.is_admissible:
+            why = "; ".join(f"{step.invocation}: {step.why}" for step in plan.blockers)
+            raise RollbackBlocked(
+                f"Nothing was done, and no session was made. {why}. force=True answers these from the record.", plan
+            )
+
+    def _fresh_request(self, first: Found, *, force: bool) -> Request:
+        return Request(
+            user_id=self.context.user.id,
+            source_id=first.internal_session_id,
+            target=first,
+            label="the template",
+            replay=EXECUTE,
+            on_drift="continue",
+            force=force,
+            request_id=FRESH,
+        )
+
+    def _find(self, connection: Connection, ref: CheckpointRef, session: str | None) -> tuple[Found, ExternalSession]:
+        """Find the row of a template and its session; an id says by itself which session that is."""
+        lookup = self.context.lookup
+        owner = lookup.owner_of(connection, ref) if session is None else None
+        found = lookup.session(connection, owner or session, FORKER)
+        return lookup.checkpoint(connection, found, lookup.branch(connection, found, None), ref), found
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be the name of a session.
+
+    Raises:
+        InvalidInput: It is empty, or longer than 200 characters.
+    """
+    if not isinstance(name, str) or not name.strip() or len(name) > 200:
+        raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {name!r}.")

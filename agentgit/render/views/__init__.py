@@ -1,0 +1,1 @@
+"""Values as lines of text, a module for each kind: logs, trees, calls, plans, reports, lists."""

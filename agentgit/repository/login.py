@@ -1,0 +1,164 @@
+"""Acting for a user: by a password, by a credential, or as an admin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection
+
+from agentgit.auth import JWT, Principal, User
+from agentgit.auth.devices import device_of
+from agentgit.auth.keys import key_parts
+from agentgit.auth.passwords import is_password_of, renewed
+from agentgit.auth.tokens import claims_of
+from agentgit.auth.user import LOCAL, is_name
+from agentgit.errors import NotAllowed
+from agentgit.handles.context import Context, UserRef
+from agentgit.store.audit.trail import note
+from agentgit.store.records.login_attempts import LoginSubject
+
+JWT_SWITCH = "AGENTGIT_JWT"
+"""The environment variable that refuses all tokens when it is `off`."""
+
+
+def disabled(user: User) -> NotAllowed:
+    """Make the failure of acting for a user who is disabled."""
+    return NotAllowed(f"User {user.name} is disabled. repo.users.enable({user.name!r}) lets them in again.")
+
+
+class Authenticator:
+    """Finds the principal of whoever wants in.
+
+    Args:
+        context: The store, and the principal that lets others in.
+        jwt: The settings by which tokens are verified; with None, no token is accepted.
+    """
+
+    def __init__(self, context: Context, jwt: JWT | None) -> None:
+        self.context = context
+        self.jwt = jwt
+
+    def as_user(self, user: UserRef) -> Principal:
+        """Return the principal of another user, for admins.
+
+        Raises:
+            NotAllowed, NotFound: As `Repository.as_user`.
+        """
+        self.context.require_admin("as_user")
+        found = self.context.read(lambda c: self.context.find_user(c, user))
+        if found.disabled_at is not None:
+            raise disabled(found)
+        by = self.context.principal if self.context.principal.since is not None else None
+        return Principal(tenant_id=self.context.store.tenant_id, user=found, since=datetime.now(UTC), by=by)
+
+    def authenticate(self, credential: str, source: str | None = None) -> Principal:
+        """Return the principal of whoever shows this credential.
+
+        Raises:
+            NotAllowed, TooManyAttempts, Unavailable: As `Repository.authenticate`.
+        """
+        subjects = self.context.store.failures.subjects(None, source)
+        with self.context.store.database.reading() as connection:
+            self.context.store.failures.require_free(connection, subjects)
+        principal = self._shown(credential) if isinstance(credential, str) else None
+        if principal is None:
+            raise self._unknown(None, subjects)
+        return principal
+
+    def _shown(self, credential: str) -> Principal | None:
+        """Return the principal of a credential; None if the credential is not valid."""
+        parts = key_parts(credential)
+        if parts is None:
+            return self._told(credential)
+        tenant_id, key_id, secret = parts
+        if tenant_id != self.context.store.tenant_id:
+            return None
+        with self.context.store.database.reading() as connection:
+            key = self.context.store.keys.shown(connection, key_id, secret)
+            user = self.context.store.users.find(connection, key.user_id) if key is not None else None
+        if key is None or user is None or user.disabled_at is not None:
+            return None
+        if self.context.store.keys.is_use_due(key):
+            self.context.store.database.write(lambda c: self.context.store.keys.use(c, key.id))
+        return Principal(
+            tenant_id=tenant_id,
+            user=user,
+            scopes=key.scopes,
+            since=datetime.now(UTC),
+            until=key.expires_at,
+            key_id=key.id,
+        )
+
+    def _told(self, token: str) -> Principal | None:
+        """Return the principal of a token; None if the token is not valid."""
+        jwt = self.jwt
+        if jwt is None or os.environ.get(JWT_SWITCH, "").lower() in ("off", "0", "false", "no"):
+            return None
+        claims = claims_of(token, jwt)
+        if claims is None or claims.user_name == LOCAL:
+            return None
+        with self.context.store.database.reading() as connection:
+            user = self.context.store.users.named(connection, claims.user_name)
+            if self.context.store.users.is_of_erased(connection, claims.user_name, claims.issued_at):
+                return None
+        if jwt.id_claim is not None and (user is None or claims.user_id != user.id):
+            return None
+        if user is None and jwt.create_users and is_name(claims.user_name):
+            user = self.context.store.database.write(lambda c: self._made(c, claims.user_name))
+        if user is None:
+            return None
+        found = Principal(
+            tenant_id=self.context.store.tenant_id, user=user, since=claims.issued_at, until=claims.expires_at
+        )
+        with self.context.store.database.reading() as connection:
+            return found if self.context.store.users.is_valid(connection, found) else None
+
+    def _made(self, connection: Connection, name: str) -> User:
+        found = self.context.store.users.named(connection, name)
+        return found or self.context.store.users.add(connection, name, by=self.context.user.id)
+
+    def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Principal:
+        """Return the principal of the user who has this password.
+
+        Raises:
+            NotAllowed, TooManyAttempts, Unavailable: As `Repository.login`.
+        """
+        with self.context.store.database.reading() as connection:
+            user = self.context.store.users.named(connection, name) if isinstance(name, str) else None
+            stored = self.context.store.users.password(connection, user.id) if user is not None else None
+        known = device_of(device, stored, user.id, datetime.now(UTC)) if device and user and stored else None
+        subjects = self.context.store.failures.subjects(str(name), source, known)
+        self.context.store.database.write(lambda c: self.context.store.failures.attempt(c, subjects))
+        # No transaction is open while this takes its time, and it takes as long for who is not there.
+        if not is_password_of(password, stored) or user is None or stored is None or user.disabled_at is not None:
+            raise self._unknown(user.id if user is not None else None)
+        new = renewed(password, stored)
+        principal = self.context.store.database.write(lambda c: self._let_in(c, user, stored, new, subjects))
+        if principal is None:
+            raise self._unknown(user.id)
+        return principal
+
+    def _let_in(
+        self, connection: Connection, user: User, stored: str, new: str | None, subjects: Sequence[LoginSubject]
+    ) -> Principal | None:
+        """Log a user in by the password that was looked at; None if it is another one by now."""
+        self.context.store.users.hold(connection, user.id)
+        if self.context.store.users.password(connection, user.id) != stored:
+            return None
+        if new is not None:
+            self.context.store.users.change(connection, user.id, {"password": new})
+        self.context.store.failures.succeeded(connection, subjects)
+        note(connection, self.context.store.tenant_id, "login.done", user_id=user.id)
+        return Principal(tenant_id=self.context.store.tenant_id, user=user, since=datetime.now(UTC))
+
+    def _unknown(self, user_id: int | None, failed: Sequence[LoginSubject] = ()) -> NotAllowed:
+        """Write down that somebody could not say who they are; give the failure that is the same for all causes."""
+
+        def tell(connection: Connection) -> None:
+            self.context.store.failures.attempt(connection, failed)
+            note(connection, self.context.store.tenant_id, "login.failed", user_id=user_id)
+
+        self.context.store.database.write(tell)
+        return NotAllowed("These credentials do not hold. Check them, or ask an admin for new ones.")

@@ -1,0 +1,76 @@
+"""Deciding by hand what became of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import DECISIONS, DONE
+from agentgit.errors import InvalidInput, NotFound
+from agentgit.handles.context import Context
+from agentgit.rollback.crash_recovery import recover_abandoned
+from agentgit.store.audit.trail import note
+from agentgit.store.sql.ids import is_id
+
+
+class Resolution:
+    """Records what really happened.
+
+    Args:
+        context: The store and the principal.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any) -> ToolInvocation:
+        """Record what became of a call.
+
+        Raises:
+            NotFound, InvalidInput: As `Repository.resolve`.
+        """
+        invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
+
+        def decide(connection: Connection) -> ToolInvocation:
+            call = self._own_invocation(connection, invocation_id)
+            branch = self.context.store.sessions.branch(connection, call.internal_session_id)
+            self.context.authorize(connection, branch.external_session_id)
+            self.context.store.sessions.lock(connection, branch.external_session_id)
+            recover_abandoned(self.context.store, connection, branch.external_session_id)
+            call = self._own_invocation(connection, invocation_id)
+            decisions = DECISIONS.get(call.status)
+            if decisions is None:
+                raise InvalidInput(
+                    f"{call} is {call.status}: there is nothing to decide about it. Only a call that is "
+                    f"{', '.join(DECISIONS)} can be resolved."
+                )
+            if outcome not in decisions:
+                raise InvalidInput(f"outcome must be {' or '.join(map(repr, decisions))}, not {outcome!r}.")
+            if result is not None and decisions[outcome] != DONE:
+                raise InvalidInput(f"{call} is {call.status}; only a call that happened has a result. Leave it out.")
+            if decisions[outcome] != call.status:
+                error = None if outcome == "happened" else call.own_error or "somebody saw that it did not happen"
+                self.context.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
+            note(
+                connection,
+                self.context.store.tenant_id,
+                "call.resolved",
+                branch_id=branch.id,
+                user_id=self.context.user.id,
+                invocation=call.id,
+                tool=call.tool_name,
+                outcome=outcome,
+            )
+            return self._own_invocation(connection, invocation_id)
+
+        return self.context.change(decide)
+
+    def _own_invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation:
+        call = self.context.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
+        if call is not None:
+            branch = self.context.store.sessions.branch(connection, call.internal_session_id)
+            if self.context.lookup.sees(connection, branch.external_session_id) is not None:
+                return call
+        raise NotFound(f"There is no tool invocation {invocation_id}. session.tool_track() lists those of a branch.")

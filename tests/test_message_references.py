@@ -1,0 +1,238 @@
+"""Message ids are references, and a message can be edited (U2); an agent whose session has moved on says so."""
+
+import warnings
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from scripted import World, obedient, tool_node_graph
+
+import agentgit
+from agentgit.demo import ScriptedModel
+from agentgit.errors import BranchMoved, InvalidInput, NotFound
+
+
+@pytest.fixture
+def world():
+    """What the tools change."""
+    return World()
+
+
+@pytest.fixture
+def agent(repo, world):
+    """An agent that has added a chair and a table."""
+    made = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    made.run("add chair")
+    made.run("add table")
+    return made
+
+
+def ids(agent):
+    """The ids of the user's messages, oldest first."""
+    return [message["id"] for message in agent.history() if message["role"] == "user"]
+
+
+def test_u2_a_message_id_names_the_point_before_that_message(agent):
+    """U2: wherever a checkpoint can be named, a message id means the restore point before the message."""
+    first, second = ids(agent)
+    for form in (second, f"message:{second}"):
+        found = agent.get_checkpoint(form)
+        assert (found.metadata["reference"], len(found.conversation_history)) == ("main#3", 4)
+        assert agent.session.get_checkpoint(form).id == found.id
+        assert agent.plan_rollback(form).checkpoint_id == found.id
+        assert agent.session.diff(f"message:{first}", form).common_messages == 0
+        assert agent.session.fork(form).branch
+    with pytest.raises(NotFound, match="no restore point 'message:nothing'"):
+        agent.get_checkpoint("message:nothing")
+
+
+def test_u2_what_is_called_so_comes_before_a_bare_message_id(repo, world):
+    """U2: a checkpoint's own name wins over a message of that id; the long form means the message."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [HumanMessage("hello", id="mine")]})
+    named = agent.checkpoint("mine")
+    assert agent.get_checkpoint("mine").id == named.id
+    assert agent.get_checkpoint("message:mine").metadata["reference"] == "main#1"
+
+
+def test_u2_of_a_repeated_id_the_current_branch_comes_first(repo, world):
+    """U2: where two branches have a message of one id, that of the branch that is asked from is meant."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("hello")
+    agent.invoke({"messages": [HumanMessage("add chair", id="wish")]})
+    edited = agent.rollback("message:wish")
+    edited.invoke({"messages": [HumanMessage("add table", id="wish")]})
+    assert agent.get_checkpoint("message:wish").metadata["reference"].startswith("main#")
+    assert edited.get_checkpoint("message:wish").metadata["reference"].startswith("main-2#")
+
+
+def test_u2_an_edited_message_runs_in_place_of_the_old_one(agent, world):
+    """U2: edit goes back to before the message, takes back what came after it, and runs with the new text."""
+    _, second = ids(agent)
+    edited = agent.edit(second, "add lamp")
+    assert world.items == ["chair", "lamp"]
+    assert [m["content"] for m in edited.history() if m["role"] == "user"] == ["add chair", "add lamp"]
+    assert (agent.branch.name, edited.branch.name) == ("main", "main-2")
+    with pytest.raises(NotFound):
+        agent.edit("nothing", "add sofa")
+    assert len(agent.session.branches()) == 2
+
+
+async def test_u2_a_message_is_edited_without_blocking(agent, world):
+    """U2: the async twin does the same."""
+    edited = await agent.aedit(ids(agent)[1], "add lamp", name="rather a lamp")
+    assert (edited.branch.name, world.items) == ("rather a lamp", ["chair", "lamp"])
+
+
+def test_d2_an_agent_whose_session_has_moved_on_warns_once(repo):
+    """D2: no verb changes the branch of an agent; one that runs on after a rollback says where the session is, once."""
+    agent = repo.wrap(tool_node_graph(obedient(), []), "s")
+    agent.run("hello")
+    back = agent.rollback("main#1")
+    with pytest.warns(BranchMoved, match=r"continues on branch 'main-2'.*runs on 'main'"):
+        agent.run("hello")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BranchMoved)
+        agent.run("hello again")
+        back.run("hello")
+        agent.at("main").run("and again")
+    back.session.switch("main")
+    with pytest.warns(BranchMoved, match=r"continues on branch 'main'.*runs on 'main-2'"):
+        back.run("hello")
+
+
+def test_d2_a_rollback_by_the_session_makes_its_agents_warn(repo):
+    """D2: also a rollback that came by the session, as from another face of the same program, is told of."""
+    agent = repo.wrap(tool_node_graph(obedient(), []), "s")
+    agent.run("hello")
+    agent.session.rollback("main#1")
+    with pytest.warns(BranchMoved):
+        agent.run("hello")
+
+
+def test_d2_each_verb_of_a_branch_returns_a_new_agent(agent):
+    """D2: rollback, undo, redo, fork and switch leave the agent where it is and return another one."""
+    made = [agent.fork(name="side"), agent.rollback("main#1"), agent.undo(), agent.switch("side")]
+    made.append(made[1].redo())
+    assert agent.branch.name == "main"
+    assert all(one is not agent for one in made)
+    assert [one.branch.name for one in made] == ["side", "main-2", "main-3", "side", "main"]
+
+
+def test_d2_each_verb_of_a_session_returns_a_report(agent):
+    """D2: the same verbs of a session say what became of the world, and which branch they led to."""
+    session = agent.session
+    reports = [session.fork(name="side"), session.rollback("main#1"), session.redo(), session.switch("side")]
+    assert [(one.kind, one.branch, one.status) for one in reports] == [
+        ("fork", "side", "done"),
+        ("rollback", "main-2", "done"),
+        ("switch", "main", "done"),
+        ("switch", "side", "done"),
+    ]
+    assert reports[-1].operation_id == 0
+
+
+def test_d3_every_verb_of_a_session_and_a_repository_has_a_twin():
+    """D3: each public method that does IO has an `a` twin with the same signature."""
+    import inspect
+
+    from agentgit.handles.retention import SessionRetention
+    from agentgit.handles.session import Session
+    from agentgit.handles.session_reader import SessionReader
+    from agentgit.handles.sharing import Sharing
+    from agentgit.repository import Repository
+    from agentgit.repository.maintenance import Maintenance
+    from agentgit.repository.users import Keys, Users
+    from agentgit.repository.webhooks import Webhooks
+
+    without = {"close", "trust", "wrap", "agent", "trajectories"}
+    for kind in (Session, SessionReader, Sharing, SessionRetention, Repository, Maintenance, Users, Keys, Webhooks):
+        public = {n: f for n, f in inspect.getmembers(kind, inspect.isfunction) if not n.startswith("_")}
+        verbs = {n for n in public if not (n.startswith("a") and n[1:] in public)} - without
+        own = {n for n in verbs if public[n].__qualname__.startswith(kind.__name__)}
+        assert {f"a{n}" for n in own} <= set(public), kind
+        for name in own:
+            assert inspect.signature(public[f"a{name}"]) == inspect.signature(public[name]), name
+
+
+async def test_d3_the_twin_of_a_session_runs_coroutine_functions_on_this_loop(repo):
+    """D3: an async undo function that a session's twin calls runs on the loop of the caller."""
+    import asyncio
+
+    loops, world = [], World()
+
+    async def undo(args, result):
+        loops.append(asyncio.get_running_loop())
+        world.remove(args, result)
+
+    effects = world.effects(add=agentgit.reversible(undo))
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
+    await agent.arun("add chair")
+    report = await agent.session.arollback("main#1")
+    assert (report.branch, world.items, loops) == ("main-2", [], [asyncio.get_running_loop()])
+    with pytest.raises(InvalidInput):
+        await agent.session.aundo(0)
+
+
+def test_d2_a_rollback_that_leaves_the_session_where_it_is_makes_no_agent_warn(repo):
+    """D2: a rollback of a branch that is not current, or of the world alone, moves no session: nobody is warned."""
+    agent = repo.wrap(tool_node_graph(obedient(), []), "s")
+    agent.run("hello")
+    side = agent.fork(name="side")
+    side.run("hello")
+    side.rollback("side#1")
+    agent.rollback("main#1", conversation=False)
+    assert agent.session.branch().name == "main"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BranchMoved)
+        agent.run("hello")
+
+
+def test_d2_the_warning_names_the_line_of_the_user(repo):
+    """D2: the warning points at the code that called the agent, not at agentgit."""
+    agent = repo.wrap(tool_node_graph(obedient(), []), "s")
+    agent.run("hello")
+    agent.rollback("main#1")
+    with pytest.warns(BranchMoved) as told:
+        agent.run("hello")
+    assert told[0].filename == __file__
+
+
+async def test_d3_a_sync_verb_in_a_thread_does_not_wait_for_a_loop_that_waits_for_it(repo):
+    """D3: after an async turn, sync verbs in worker threads run coroutine functions on loops of their own."""
+    from langchain_core.runnables.config import ContextThreadPoolExecutor
+
+    world = World()
+
+    async def undo(args, result):
+        world.remove(args, result)
+
+    effects = world.effects(add=agentgit.reversible(undo))
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=effects)
+    await agent.arun("add chair")
+    with ContextThreadPoolExecutor(1) as pool:  # blocks this loop
+        (report,) = pool.map(lambda _: agent.session.rollback("main#1"), [0])
+    assert (report.branch, world.items) == ("main-2", [])
+
+
+def test_u2_an_edit_whose_turn_raises_says_where_it_goes_on(repo):
+    """U2: what was rolled back is not lost when the new turn raises; the error names the branch."""
+
+    def fails(messages):
+        if "fail" in str(messages[-1].content):
+            raise RuntimeError("no model")
+        return AIMessage("ok")
+
+    agent = repo.wrap(tool_node_graph(ScriptedModel(rule=fails), []), "s")
+    agent.run("hello")
+    with pytest.raises(RuntimeError) as raised:
+        agent.edit(ids(agent)[0], "fail")
+    assert "branch 'main-2'" in raised.value.__notes__[-1]
+    assert agent.at().branch.name == "main-2"
+
+
+def test_u2_nothing_else_can_be_called_like_a_message(agent):
+    """Bad input: a tag or a branch that begins like a message reference would never be found, and is refused."""
+    for name in (lambda: agent.session.tag("HEAD", "message:x"), lambda: agent.fork(name="message:x")):
+        with pytest.raises(InvalidInput, match="message:"):
+            name()
+    assert agent.session.get_checkpoint(agent.checkpoint("message: sent").checkpoint_name).checkpoint_name
