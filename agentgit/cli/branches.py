@@ -1,4 +1,4 @@
-"""The commands that save points and make branches: checkpoint, fork, undo, redo, recover."""
+"""The commands for checkpoints and branches: checkpoint, fork, rename, undo, redo, recover."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="checkpoint",
-    help="Save points of a session, and delete them; `agentgit log` lists them.",
+    help="Create and delete checkpoints; `agentgit log` lists them.",
     no_args_is_help=True,
     cls=Brief,
     rich_markup_mode=None,
 )
 
-KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Do not look at the files of the workspace.")]
+KeepFiles = Annotated[bool, typer.Option("--keep-files", help="Leave out the files of the workspace.")]
 
 
 def add_to(parent: typer.Typer) -> None:
@@ -49,14 +49,15 @@ def add_to(parent: typer.Typer) -> None:
 
 def create(
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="What to call it; names may repeat.")
+        list[str],
+        typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The name of the checkpoint; names may repeat."),
     ],
-    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     keep_files: KeepFiles = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Save the point where a branch stands, under a name."""
+    """Create a checkpoint with a name at the head of a branch."""
     with repository(db) as repo:
         session, branch, name = references.last(repo, words)
         made = session.checkpoint(name, branch=branch, description=description, files=not keep_files)
@@ -66,7 +67,7 @@ def create(
 
 
 def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
-    """Delete one checkpoint that nothing needs; the conversation and the tool track stay."""
+    """Delete a checkpoint that nothing needs; the conversation and the tool track stay."""
     with repository(db) as repo:
         session, branch, place = references.last(repo, target)
         found = session.get_checkpoint(place, branch=branch)
@@ -79,18 +80,20 @@ def delete(target: Target, yes: Yes = False, db: Where = None, as_json: AsJson =
 
 def cleanup(
     session: OfBranch = None,
-    keep: Annotated[int, typer.Option("--keep", metavar="N", min=0, help="How many automatic ones stay.")] = 5,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", min=0, help="The number of automatic checkpoints to keep.")
+    ] = 5,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the automatic checkpoints of a path but the newest ones; what is needed stays."""
+    """Delete older automatic checkpoints of a branch, if nothing needs them."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         _count(as_json, found.cleanup_auto_checkpoints(branch=branch, keep=keep))
 
 
 def clear(session: OfBranch = None, yes: Yes = False, db: Where = None, as_json: AsJson = False) -> None:
-    """Delete all checkpoints of a session, or of one branch, that nothing needs, also the named ones."""
+    """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         if not yes:
@@ -112,15 +115,15 @@ def fork(
         typer.Argument(
             metavar="[SESSION[@BRANCH]] [PLACE]",
             autocompletion=places_too,
-            help="Where it leaves; else where the branch stands.",
+            help="The checkpoint to fork from; by default the head of the branch.",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the new branch.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
     keep_files: KeepFiles = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a branch without touching the world; the session stays where it is."""
+    """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
         session, branch, place = references.maybe(repo, list(words or ()))
         made = session.fork(place, branch=branch, name=name, files=not keep_files)
@@ -129,12 +132,12 @@ def fork(
 
 def rename(
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="What to rename, and its new name.")
+        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The session or branch, and its new name.")
     ],
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rename a session, or with @BRANCH one of its branches."""
+    """Rename a session or, with @BRANCH, one of its branches."""
     with repository(db) as repo:
         session, branch, name = references.last(repo, words)
         if branch is not None:
@@ -159,14 +162,16 @@ def _show(session: Session, branch: InternalSession, as_json: bool) -> None:
 
 def undo(
     session: OfBranch = None,
-    steps: Annotated[int, typer.Option("--steps", "-n", metavar="N", min=1, help="How many turns to go back.")] = 1,
+    steps: Annotated[
+        int, typer.Option("--steps", "-n", metavar="N", min=1, help="The number of turns to go back.")
+    ] = 1,
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go back one turn, or several, on a new branch: show the plan, ask, reverse what came after it."""
+    """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = references.path(repo, session)
         if not yes:
@@ -182,7 +187,7 @@ def redo(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back the rollback that made a branch: what it reversed is done again."""
+    """Take back the rollback that created a branch: run again what it reversed."""
     with repository(db, trust=trust) as repo, carried(as_json):
         found, branch = references.path(repo, session)
         if not yes:
@@ -196,12 +201,15 @@ def redo(
 def recover(
     session: OfBranch = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also from a process of this machine that lives, as one that hangs.")
+        bool,
+        typer.Option(
+            "--force", help="Recover it from a process that still runs on this machine, such as one that hangs."
+        ),
     ] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a branch back whose turn or rollback died, where nobody here can see it, as on another machine."""
+    """Recover a branch whose process died on another machine."""
     with repository(db) as repo:
         found, branch = references.path(repo, session)
         _show(found, found.recover(branch=branch, force=force), as_json)

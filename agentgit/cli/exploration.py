@@ -1,4 +1,4 @@
-"""The commands that look into several futures: explore, and promote, which goes on with one of them."""
+"""The commands `explore` and `promote`: try alternatives, and continue with one of them."""
 
 from __future__ import annotations
 
@@ -30,26 +30,30 @@ def explore(
     graph: chat.Graph,
     session: chat.Continued = None,
     step: Annotated[
-        list[str] | None, typer.Option("--step", metavar="TEXT", help="What a step says; once for each step.")
+        list[str] | None, typer.Option("--step", metavar="TEXT", help="The message of a step; repeat it for each step.")
     ] = None,
     choices: Annotated[
-        int | None, typer.Option("--choices", metavar="N", min=1, help="How often each --step is gone; 2.")
+        int | None, typer.Option("--choices", metavar="N", min=1, help="How often to run each --step; by default 2.")
     ] = None,
     choice: Annotated[
-        list[str] | None, typer.Option("--choice", metavar="TEXT", help="What a step may say; once for each way.")
+        list[str] | None, typer.Option("--choice", metavar="TEXT", help="A possible message of a step; repeatable.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", min=1, help="How many steps of --choice; 1.")
+        int | None, typer.Option("--steps", metavar="N", min=1, help="The number of steps with --choice; by default 1.")
     ] = None,
     score: Annotated[
-        str | None, typer.Option("--score", metavar="MODULE:NAME", help="Judges a leaf: the higher, the better.")
+        str | None,
+        typer.Option("--score", metavar="MODULE:NAME", help="A function that scores a leaf; higher is better."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Of its branches; one that was broken off goes on.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The name of the exploration; an interrupted one is continued."),
     ] = None,
     parallel: Annotated[
         int,
-        typer.Option("--parallel", metavar="N", min=0, help="How many turns at once; if no tool changes the world."),
+        typer.Option(
+            "--parallel", metavar="N", min=0, help="The number of turns at once, if no tool changes the world."
+        ),
     ] = 0,
     branch: chat.OnBranch = None,
     effects: chat.Effects = None,
@@ -57,7 +61,7 @@ def explore(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go the same steps in several ways, each on branches of its own, and compare what came of them."""
+    """Try alternatives, each on a branch of its own, and compare the results."""
     said, ways = _laid(step, choices, choice, steps)
     import_from_here()
     with repository(db, create=True) as repo, carried(as_json):
@@ -74,10 +78,10 @@ def explore(
 def _laid(
     step: list[str] | None, choices: int | None, choice: list[str] | None, steps: int | None
 ) -> tuple[list[str] | int, int | list[str]]:
-    """Read what the steps say, and in which ways.
+    """Return the messages of the steps, and the choices.
 
     Raises:
-        InvalidInput: That is not told, or told in two ways.
+        InvalidInput: The options name none, or name them twice.
     """
     if step and not choice and steps is None:
         return step, choices or WAYS
@@ -90,10 +94,10 @@ def _laid(
 
 
 def _judge(path: str) -> Callable[[ExploredBranch], float]:
-    """Return the function that judges leaves.
+    """Return the function that scores leaves.
 
     Raises:
-        InvalidInput: It is none.
+        InvalidInput: It is no function.
     """
     from agentgit.agents import user_modules
 
@@ -106,7 +110,7 @@ def _judge(path: str) -> Callable[[ExploredBranch], float]:
 def promote(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="A leaf by its name or id."),
+        typer.Argument(metavar="[SESSION] BRANCH", autocompletion=places_too, help="The branch, by its name or id."),
     ],
     force: Force = False,
     yes: Yes = False,
@@ -115,5 +119,5 @@ def promote(
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a session on an explored branch, and bring the world to it: what its tools did runs again."""
+    """Continue on an explored branch: run its tool calls again, so that the world matches it."""
     switch(target, "world", force, yes, on_error, trust, db, as_json)

@@ -1,4 +1,4 @@
-"""The help of the command line: its commands by what somebody wants to do, those first that a newcomer needs."""
+"""The help of the command line: its commands grouped by task, those that a newcomer needs first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from typer.core import TyperGroup
 
 GROUPS = {
-    "Begin": ("demo", "chat", "start"),
-    "Look": (
+    "Get started": ("demo", "chat", "start"),
+    "Look around": (
         "sessions",
         "status",
         "tree",
@@ -25,7 +25,7 @@ GROUPS = {
         "operations",
         "stats",
     ),
-    "Go back and go on": (
+    "Roll back and branch": (
         "plan",
         "rollback",
         "undo",
@@ -41,10 +41,10 @@ GROUPS = {
         "explore",
         "promote",
     ),
-    "Mend what stopped": ("resume", "resolve", "recover"),
-    "Carry and connect": ("export", "import", "import-langgraph", "trajectory", "mcp", "serve", "webhooks"),
+    "Finish what stopped": ("resume", "resolve", "recover"),
+    "Exchange and connect": ("export", "import", "import-langgraph", "trajectory", "mcp", "serve", "webhooks"),
     "Share": ("share", "unshare", "members", "link", "accept", "users", "keys", "whoami"),
-    "Keep in order": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
+    "Operate": ("workspace", "retention", "gc", "fsck", "delete", "audit", "db"),
 }
 """The headings, each with its commands."""
 
@@ -52,15 +52,15 @@ OTHERS = "Others"
 
 
 def brief(text: str, width: int) -> str:
-    """Return what of a sentence fits, up to where it pauses.
+    """Shorten a sentence at a pause so that it fits.
 
     Args:
-        text: The help of a command; its first line counts.
-        width: The cells there are.
+        text: The help of a command; only its first line is used.
+        width: The available width in terminal cells.
 
     Example:
-        >>> brief("Go back to a place, on a new branch: show the plan, ask.", 40)
-        'Go back to a place, on a new branch'
+        >>> brief("Roll back to a checkpoint, on a new branch: show the plan, ask.", 48)
+        'Roll back to a checkpoint, on a new branch'
     """
     sentence = text.partition("\n")[0].rstrip(".")
     for pauses in ("$", "[:;]", ","):
@@ -70,14 +70,14 @@ def brief(text: str, width: int) -> str:
 
 
 class Brief(TyperGroup):
-    """A command whose help says of each command below it a whole clause."""
+    """A group whose help shows a whole clause for each of its commands."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands."""
         self.list_below(formatter, "Commands", self.list_commands(ctx))
 
     def list_below(self, formatter: Any, heading: str, names: Iterable[str]) -> None:
-        """Write some of the commands under a heading; nothing if there are none."""
+        """Write the named commands under a heading, or nothing if none exists."""
         width = max(map(len, self.commands))
         rows = [
             (name.ljust(width), brief(self.commands[name].help or "", formatter.width - width - 4))
@@ -90,7 +90,7 @@ class Brief(TyperGroup):
 
 
 class Grouped(Brief):
-    """A command whose help lists the commands below it under headings."""
+    """A group whose help lists its commands under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each group under its heading."""

@@ -1,4 +1,4 @@
-"""`agentgit import-langgraph`: make sessions of the threads of LangGraph's own savers."""
+"""`agentgit import-langgraph`: import the threads of LangGraph's own savers as sessions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def import_langgraph(
         str, typer.Argument(metavar="PATH|URL", help="The database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.")
     ],
     thread: Annotated[
-        list[str] | None, typer.Option("--thread", metavar="ID", help="Only this thread; may be given several times.")
+        list[str] | None, typer.Option("--thread", metavar="ID", help="Only this thread; repeatable.")
     ] = None,
     session_prefix: Annotated[
-        str, typer.Option("--session-prefix", metavar="TEXT", help="Put before a thread's id to name its session.")
+        str, typer.Option("--session-prefix", metavar="TEXT", help="The text before the thread id in a session's name.")
     ] = "",
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a session of each thread of a LangGraph saver; run again, add what is new."""
+    """Import the threads of a LangGraph saver as sessions; run it again to add what is new."""
     from agentgit.render.views import imports
 
     with repository(db, create=True) as repo, _progress(as_json) as progress:
@@ -44,7 +44,7 @@ def import_langgraph(
 
 @contextmanager
 def _progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Show how far it is: a bar in a terminal, lines elsewhere, nothing for programs."""
+    """Show the progress: a bar in a terminal, lines elsewhere, nothing with --json."""
     if as_json:
         yield None
     elif not sys.stderr.isatty():

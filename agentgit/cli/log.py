@@ -1,4 +1,4 @@
-"""The commands that find: log, search, tag."""
+"""The commands that find checkpoints: log, search, tag."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="CURSOR", help="Go on behind the page before, or in a log behind a place."),
+    typer.Option("--after", metavar="CURSOR", help="Continue after this cursor, or in a log after a checkpoint."),
 ]
-Own = Annotated[bool, typer.Option("--branch-only", help="Only those made on the branch, not of its whole path.")]
-Every = Annotated[bool, typer.Option("--all-branches", help="Of all branches of the session, not of the path.")]
-Time = "like 2026-11-21 or '2026-11-21 14:30', in this machine's zone."
+Own = Annotated[
+    bool, typer.Option("--branch-only", help="Only checkpoints of the branch itself, not of its whole path.")
+]
+Every = Annotated[bool, typer.Option("--all-branches", help="Include all branches of the session.")]
+Time = "like 2026-11-21 or '2026-11-21 14:30', in the local time zone."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -42,21 +44,21 @@ def log(
     session: OfBranch = None,
     limit: Limit = None,
     after: After = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those called exactly so.")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only those made then or later, {Time}")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those made then or earlier.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only checkpoints with exactly this name.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Only those from this time on, {Time}")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those up to this time.")] = None,
     tagged: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Only the one with this tag.")] = None,
-    author: Annotated[str | None, typer.Option(metavar="USER", help="Only those that this user made.")] = None,
+    author: Annotated[str | None, typer.Option(metavar="USER", help="Only those by this user.")] = None,
     auto: Annotated[
-        bool | None, typer.Option("--auto/--named", help="Only automatic ones; or only those somebody asked for.")
+        bool | None, typer.Option("--auto/--named", help="Only automatic checkpoints, or only requested ones.")
     ] = None,
     branch_only: Own = False,
     all_branches: Every = False,
-    count: Annotated[bool, typer.Option("--count", help="Write only how many there are.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only their number.")] = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the checkpoints of a branch, the newest first."""
+    """List the checkpoints of a branch, newest first."""
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository(db) as repo:
@@ -84,7 +86,7 @@ def log(
 
 
 def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
-    """Read as many as were asked for, or all."""
+    """Read the requested number of checkpoints, or all."""
     from agentgit.checkpoints.queries import LARGEST_PAGE
 
     shown: list[Checkpoint] = []
@@ -97,7 +99,7 @@ def _shown(asked: Log, limit: int | None, after: Checkpoint | str | None) -> lis
 
 
 def _place(repo: Repository, session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
-    """Read where to go on: a cursor, or any place."""
+    """Return where to continue: a cursor, or any checkpoint."""
     from agentgit.checkpoints.queries import mark
 
     try:
@@ -123,15 +125,15 @@ def time_of(text: str | None) -> datetime | None:
 
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] TEXT", help="What to look for; quote several words.")
+        list[str], typer.Argument(metavar="[SESSION[@BRANCH]] TEXT", help="The words to find; quote several words.")
     ],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="The maximum number of results.")] = 20,
     after: After = None,
     all_branches: Every = False,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by words: names first, then the newest."""
+    """Find messages, tool calls and named checkpoints: names first, then newest first."""
     with repository(db) as repo:
         session, branch, text = references.last(repo, words)
         with bar("reading", as_json) as progress:
@@ -147,15 +149,15 @@ def tag(
         typer.Argument(
             metavar="[SESSION] [PLACE NAME]",
             autocompletion=places_too,
-            help="The place and its new name; else the tags are listed.",
+            help="The checkpoint and its tag; without them, tags are listed.",
         ),
     ] = None,
-    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A sentence about it.")] = None,
-    delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Take this tag away.")] = None,
+    description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the tag.")] = None,
+    delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Delete this tag.")] = None,
     db: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tag a checkpoint, which is kept as long as it has the tag; or list the tags."""
+    """Tag a checkpoint, or list the tags; a tagged checkpoint is kept."""
     given = list(words or [])
     if len(given) > (1 if delete else 3):
         raise InvalidInput(f"{' '.join(given)}: write a session, a place and a name; put quotes around each.")

@@ -16,12 +16,12 @@ def mcp(
     session: Session = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Offer only tools that change nothing.")] = False,
     allow_force: Annotated[
-        bool, typer.Option("--allow-force", help="Let clients keep in the world what cannot be undone.")
+        bool, typer.Option("--allow-force", help="Let clients roll back past effects that cannot be undone.")
     ] = False,
     trust: Trust = None,
     db: Where = None,
 ) -> None:
-    """Serve the checkpoints of a session, or of all, as MCP tools over standard input and output."""
+    """Serve the checkpoints of one session or all as MCP tools, over standard input and output."""
     server = _server()
     modules = to_trust(trust)
     with repository(db) as repo:

@@ -34,7 +34,7 @@ Where = Annotated[
         "--db",
         metavar="PATH|URL",
         callback=_from_before,
-        help="The database; else $AGENTGIT_DATABASE_URL, else ./agentgit.db.",
+        help="The database; by default $AGENTGIT_DATABASE_URL, then ./agentgit.db.",
     ),
 ]
 
@@ -43,11 +43,11 @@ Trust = Annotated[
     typer.Option(
         "--trust",
         metavar="MODULE",
-        help="Your module with the tools and their undo functions, or MODULE:NAME; else $AGENTGIT_TRUST.",
+        help="A module with your tools and undo functions, or MODULE:NAME; repeatable. By default $AGENTGIT_TRUST.",
     ),
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def names(context: typer.Context, incomplete: str) -> list[str]:
@@ -121,26 +121,34 @@ def _offered(context: typer.Context, incomplete: str, look: Callable[[Repository
 
 Session = Annotated[
     str | None,
-    typer.Argument(metavar="SESSION", autocompletion=names, help="A session's name or id; else the most recent one."),
+    typer.Argument(
+        metavar="SESSION",
+        autocompletion=names,
+        help="The name or id of a session; by default the most recently updated one.",
+    ),
 ]
 
 OfBranch = Annotated[
     str | None,
     typer.Argument(
-        metavar="SESSION[@BRANCH]", autocompletion=names, help="Else the current branch of the most recent one."
+        metavar="SESSION[@BRANCH]",
+        autocompletion=names,
+        help="A session, or one of its branches; by default the most recently updated session.",
     ),
 ]
 
 Target = Annotated[
     list[str],
     typer.Argument(
-        metavar="[SESSION[@BRANCH]] PLACE", autocompletion=places_too, help="A place like main#3, HEAD~1 or a name."
+        metavar="[SESSION[@BRANCH]] PLACE",
+        autocompletion=places_too,
+        help="A checkpoint, like main#3, HEAD~1 or a name.",
     ),
 ]
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show the newest ones only.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show only this many, the newest.")]
 
 
 def usage(*pieces: str) -> type[TyperCommand]:
