@@ -1,4 +1,4 @@
-"""Checks to run before agentgit's data is kept in a database that speaks PostgreSQL and is not PostgreSQL itself.
+"""Checks to run before you trust agentgit's data to a PostgreSQL-compatible server.
 
 Each rule is a function whose docstring says what must be so. `python -m agentgit.conformance URL` runs them all against
 an empty database, and a backend's own tests run them one by one:
