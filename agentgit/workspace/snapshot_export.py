@@ -6,7 +6,6 @@ checkpoint has is not collected.
 
 from __future__ import annotations
 
-import base64
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple
 
 from agentgit.errors import NotFound
 from agentgit.store.transfer import paths
-from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, PART_BYTES, FileTree, TreeItem
+from agentgit.store.transfer.file_trees import GONE, LARGEST_FILE, NOT_KNOWN, OWN, FileTree, TreeItem
+from agentgit.store.transfer.lines import with_contents
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk.contents import parts
 from agentgit.workspace.engines.directory import Copies
@@ -105,7 +105,7 @@ class Outgoing:
             return NOT_KNOWN  # a row alone has nothing opened: see `require_noted`
         with closing(Catalog(catalog)) as opened:
             rows = [row for row in opened.find(snapshot) if row.snapshot.id == snapshot]
-            left = opened.left(snapshot) or {}
+            left = opened.left(snapshot)
         if not rows:
             return GONE
         if storage not in self._engines:
@@ -210,15 +210,9 @@ class Outgoing:
         return found
 
     def _file(self, name: bytes, data: bytes) -> None:
-        body: dict[str, Any] = {"text": None, "data": None, "parts": None}
-        record: dict[str, Any] = {"record": "file", "id": name.hex(), "size": len(data), **body}
-        starts = range(0, len(data), PART_BYTES)
-        if len(starts) < 2:
-            self._write(record | _body(data))
-            return
-        self._write(record | {"parts": len(starts)})
-        for start in starts:
-            self._write({"record": "part", "data": _base64(data[start : start + PART_BYTES])})
+        record = {"record": "file", "id": name.hex(), "size": len(data)}
+        for part in with_contents(record, data, is_text=True):
+            self._write(part)
 
 
 def _between(at: _At, before: _At | None) -> Mapping[bytes, TreeChange]:
@@ -235,15 +229,3 @@ def _shown(item: TreeItem | None) -> dict[str, Any]:
         "file": item.file.hex() if item.file is not None else None,
         "link": paths.text_of(item.link) if item.link is not None else None,
     }
-
-
-def _body(data: bytes) -> dict[str, str]:
-    """Write what is text so that a person can read it."""
-    try:
-        return {"text": data.decode()}
-    except UnicodeDecodeError:
-        return {"data": _base64(data)}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -12,7 +12,6 @@ from folders import kind, work
 from trees import listening
 
 from agentgit import InvalidInput, Unavailable, Workspace
-from agentgit.workspace.scan.excluded import UNKNOWN
 
 __all__ = ["kind", "work"]  # the fixtures
 
@@ -265,34 +264,6 @@ def test_f1_the_record_goes_along_to_another_workspace(opened, work, tmp_path, k
     assert (tmp_path / "other" / "left").read_text() == "small"
     (tmp_path / "other" / "left").unlink()
     assert other.plan_restore(adopted.id).missing == (("left", "left out of the snapshot (larger than 1,000 bytes)"),)
-
-
-def test_f1_an_old_snapshot_deletes_nothing_that_it_may_have_left_out(opened, work, tmp_path):
-    """F1: a snapshot from before the record deletes no file that it may have left out, and says why."""
-    (work / "a").write_text("1")
-    (work / "d").write_text("a file")
-    first = opened().save()
-    with sqlite3.connect(tmp_path / "store" / "catalog.db") as db:
-        db.execute("ALTER TABLE snapshot DROP COLUMN left_out")
-        db.execute("DROP TABLE left_out")
-    db.close()
-    (work / "new").write_text("1")
-    (work / "a").write_text("2")
-    (work / "d").unlink()
-    (work / "d").mkdir()
-    (work / "d" / "inner").write_text("certainly not there then")
-    workspace = opened()
-    plan = workspace.plan_restore(first.id)
-    assert plan.delete == ("d/inner",)
-    assert ("new", UNKNOWN) in plan.left
-    assert plan.left[0][0] == "."
-    done = workspace.restore(first.id)
-    assert (done.restored, done.deleted) == (("a", "d"), ("d/inner",))
-    assert ("new", UNKNOWN) in done.left
-    assert (work / "new").exists()
-    assert workspace.changed() == ()
-    second = workspace.save()
-    assert "new" in workspace.diff(first.id, second.id).added_files
 
 
 def test_f1_the_record_is_deleted_with_its_last_snapshot(workspace, work, tmp_path):

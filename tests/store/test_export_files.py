@@ -146,8 +146,6 @@ def test_b8_without_a_workspace_files_are_left_out_and_counted(repo, agent, othe
     assert everything(repo, "s") == everything(other, "s")
     assert other.session("s").diff("main#1", "HEAD").added_files == []
     assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
-    plain = json.loads(written(repo, "s").splitlines()[0])
-    assert (plain["format"], json.loads(data.splitlines()[0])["format"]) == (1, 3)
 
 
 def test_s6_files_that_are_there_are_not_touched(repo, agent, other, desk, tmp_path):
@@ -418,18 +416,6 @@ def left(path, why="x", after="tree"):
     )
 
 
-def test_f5_an_export_of_the_second_format_is_still_read(export, target):
-    """F5: an export that was written before single paths were left out has the same files."""
-
-    def before(found):
-        found[0]["format"] = 2
-        del found[-1]["counts"]["left"]
-
-    repo, workspace = target
-    made = repo.import_(forged(export, before), workspace=workspace)
-    assert (made.snapshots, made.left_paths) == (3, {})
-
-
 LONG = "x" * 256
 LIES = {
     "a path left out that leads out": (left("../a"), "leads out"),
@@ -503,7 +489,6 @@ LIES = {
         "second snapshot",
     ),
     "a place to write to": (change("snapshot", 0, settings={"storage": "/"}), "unknown field 'settings'"),
-    "files in an export without files": (change("agentgit-export", format=1), "there are"),
 }  # fmt: skip
 
 
@@ -626,7 +611,8 @@ def test_b8_a_large_file_is_not_read_whole_to_be_checked():
     """B8: contents go by in parts; in memory are their hashes."""
     import tracemalloc
 
-    from agentgit.store.transfer.file_trees import PART_BYTES, FileChecker
+    from agentgit.store.transfer.file_trees import FileChecker
+    from agentgit.store.transfer.lines import PART_BYTES
 
     parts = 64
     data = os.urandom(PART_BYTES)

@@ -41,6 +41,7 @@ def source():
         both = calls(call("add", "call-1", item="bed"), call("add_if_approved", "call-2", item="lamp"))
         asking = repo.wrap(tool_node_graph(scripted(*["hm"] * 4, both), shop.tools()), "s", effects=shop.effects())
         asking.invoke({"messages": [("user", "bed and lamp")]})
+        asking.checkpoint("asked")
         yield repo
 
 
@@ -115,10 +116,16 @@ def test_b8_what_is_no_export_is_refused(target, data):
     refused(target, data, "no export of agentgit", error=InvalidInput)
 
 
-def test_b8_a_newer_export_says_what_to_do(export, target):
-    """B8: a file of a later release says to upgrade the library."""
-    newer = forged(export, lambda found: found[0].update(format=5))
-    refused(target, newer, "pip install --upgrade", error=InvalidInput)
+@pytest.mark.parametrize("other", [0, 2, "1", None])
+def test_b8_an_export_of_another_format_says_what_to_do(export, target, other):
+    """B8: a file of another format is refused: export it again, or upgrade the library."""
+    refused(
+        target,
+        forged(export, lambda found: found[0].update(format=other)),
+        f"This export has format {other!r}, and this version of agentgit reads format 1.",
+        "Export the session again with this version, or run: pip install --upgrade agentgit",
+        error=InvalidInput,
+    )
 
 
 ODD = [
@@ -226,7 +233,26 @@ def nested(found):
     return value("record", pack({"x": bytes.fromhex(inner["id"])}))
 
 
+def pending(**fields):
+    """Change the place of the first pending writes that a checkpoint keeps."""
+    return lambda found: next(one for one in of(found, "checkpoint") if one["pending"])["pending"][0].update(fields)
+
+
 LIES = {
+    "pending writes of a graph checkpoint that is not there": (pending(state="nowhere"), "not its own"),
+    "pending writes of a namespace that is not there": (pending(ns="nowhere"), "not its own"),
+    "a pending write without a value": (
+        pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}]),
+        "without a value",
+    ),
+    "a doubled pending write": (
+        pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}] * 2),
+        "a second time",
+    ),
+    "a pending write of a value that is not there": (
+        pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": ["0" * 64]}]),
+        "names a value",
+    ),
     "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
     "a value of another type": (change("value", type="json"), "does not match its hash"),
     "a value that is missing": (drop("value"), "names a value"),

@@ -1,4 +1,8 @@
-"""The variant on PostgreSQL whose tables are divided by tenant, with their keys, indexes, walls and trigger."""
+"""Partitioning of the tables by tenant, for a PostgreSQL server that many tenants share.
+
+A table that is too large to vacuum or reindex as a whole becomes several smaller ones, with its keys, indexes,
+row-level security and trigger. All rows of a tenant are in the same part.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class StateWriter:
             ways: Each thread with the id of the graph checkpoint where it is left, root first; of the last one, where
                 the way ends.
             end: The thread that is written whole after them; None if the last way ends at a checkpoint.
-            points: Checkpoints on the way that keep pending writes, the one where it ends last.
+            points: The checkpoints on the way, the one where it ends last.
         """
         states, writes = self._end(ways, points) if end is None and ways else ((), ())
         own = {(row["ns"], row["checkpoint_id"]) for row in states} if end is None else self._ids(end)
@@ -83,13 +83,15 @@ class StateWriter:
         return self._forked(*ways[-1], last)
 
     def _forked(self, thread: str, checkpoint_id: str, point: Any) -> tuple[States, States]:
-        """Return what a fork would take along from a checkpoint; None is one that keeps no pending writes."""
+        """Return what a fork would take along from a graph checkpoint; None is one that no checkpoint stands at."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
         return fork.rows_of(self.connection, self.tenant_id, GraphKey(thread, "", checkpoint_id), pending)
 
     def _below_points(self, points: Sequence[Any], written: set[tuple[str, str]]) -> None:
         """Write what subgraphs had saved when these checkpoints were made, where it is not written otherwise."""
         for point in points:
+            if point.pending in (None, pending_writes.NO_WRITES):
+                continue
             rows = self._forked(point.thread_id, point.graph_checkpoint_id, point)[0]
             fresh = [row for row in rows if row["ns"] and (row["ns"], row["checkpoint_id"]) not in written]
             self._put(fresh, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,10 +9,10 @@ from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput
 from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
-from agentgit.store.objects.chunks import CHUNK_BYTES
 from agentgit.store.objects.plain_values import READERS
 from agentgit.store.sql.slices import slices
 from agentgit.store.sql.tables import LIST
+from agentgit.store.transfer.lines import with_contents
 
 Write = Callable[[dict[str, Any]], None]
 """Writes one record."""
@@ -119,26 +118,6 @@ class ValueWriter:
     def _leaf(self, value: Leaf) -> None:
         if len(value.data) > LARGEST:
             raise InvalidInput(f"The value {value.hash.hex()} has {len(value.data)} bytes, and cannot be exported.")
-        record: dict[str, Any] = {"record": "value", "id": value.hash.hex(), "type": value.type}
-        body: dict[str, Any] = {"text": None, "data": None, "parts": None}
-        parts = range(0, len(value.data), CHUNK_BYTES)
-        if len(parts) > 1:
-            self.write({**record, **body, "parts": len(parts)})
-            for start in parts:
-                self.write({"record": "part", "data": _base64(value.data[start : start + CHUNK_BYTES])})
-        else:
-            self.write({**record, **body, **_body(value)})
-
-
-def _body(value: Leaf) -> dict[str, str]:
-    """Write what is text so that a person can read it."""
-    if value.type in READERS:
-        try:
-            return {"text": value.data.decode()}
-        except UnicodeDecodeError:
-            pass
-    return {"data": _base64(value.data)}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+        record = {"record": "value", "id": value.hash.hex(), "type": value.type}
+        for part in with_contents(record, value.data, is_text=value.type in READERS):
+            self.write(part)

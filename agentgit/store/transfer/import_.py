@@ -60,7 +60,7 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
         checker: A new checker.
 
     Raises:
-        InvalidInput: It is no export, or a newer one.
+        InvalidInput: It is no export, or has another format.
         Corrupt: A line is damaged, or does not fit to the others; the text says which line, and what is wrong.
     """
     stream.seek(0)
@@ -152,8 +152,6 @@ class Import:
         for kind, record in records(self.stream, checker):
             if kind in TABLES and (kind != "snapshot" or rows.has(record)):
                 tables.add(kind, record)
-            elif kind == "pending":
-                rows.keep(record)
             elif kind in ("value", "part", "list"):
                 values.add(checker.made)
         if checker.seal != whole.seal:

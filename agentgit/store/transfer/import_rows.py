@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -41,8 +41,6 @@ class ImportedRows:
     seen: int
     files: Mapping[int, FilesAt] | None = None
     snapshots: Mapping[int, int] = field(default_factory=dict)
-    pending: dict[int, bytes] = field(default_factory=dict)
-    """For checkpoints that are to come, the pending writes that they keep, by their old ids."""
 
     def _id(self, kind: str, old: int | None) -> int | None:
         return None if old is None else self.ids[kind][old]
@@ -116,12 +114,6 @@ class ImportedRows:
             "value": b"".join(record["value"]),
         }
 
-    def keep(self, record: Record) -> None:
-        """Take the pending writes that the next checkpoint keeps."""
-        self.pending[record["checkpoint"]] = pending_writes.pack(
-            [at["ns"], at["state"], [_kept(write) for write in at["writes"]]] for at in record["at"]
-        )
-
     def checkpoint(self, record: Record) -> dict[str, Any]:
         """Make the row of a checkpoint."""
         return {
@@ -142,7 +134,7 @@ class ImportedRows:
             "restore_point": record["restore_point"],
             "data": self._data(record["data"]),
             "workspace_snapshot_id": self._id("snapshot", self.snapshots.get(record["id"])),
-            "pending": self.pending.pop(record["id"], None),
+            "pending": _pending(record["pending"]),
         }
 
     def has(self, snapshot: Record) -> bool:
@@ -257,8 +249,14 @@ class ImportedRows:
         }
 
 
+def _pending(places: Sequence[Record] | None) -> bytes | None:
+    """Write the pending writes of a checkpoint as `agentgit.store.threads.pending_writes` keeps them."""
+    if places is None:
+        return None
+    return pending_writes.pack([at["ns"], at["state"], [_kept(write) for write in at["writes"]]] for at in places)
+
+
 def _kept(write: Record) -> list[Any]:
-    """Write one pending write as `agentgit.store.threads.pending_writes` keeps it."""
     return [write["task"], write["idx"], write["path"], write["channel"], b"".join(write["value"]).hex()]
 
 

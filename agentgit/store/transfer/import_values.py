@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, unpack
-from agentgit.store.objects.chunks import CHUNK, CHUNK_BYTES
+from agentgit.store.objects.chunks import CHUNK
 from agentgit.store.objects.plain_values import (
     MESSAGE_MSGPACK,
     MESSAGES,
@@ -21,6 +21,7 @@ from agentgit.store.objects.plain_values import (
 from agentgit.store.sql.tables import LIST
 from agentgit.store.transfer.export_values import LARGEST, RecentLists
 from agentgit.store.transfer.file_trees import unbased
+from agentgit.store.transfer.lines import PART_BYTES
 from agentgit.store.transfer.messages import readable, require_flat, stored
 
 TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, SEALED, RECORD, "null", "bytes", "bytearray"})
@@ -61,7 +62,7 @@ class ValueReader:
         if sum(fields[name] is not None for name in ("text", "data", "parts")) != 1:
             raise ValueError("has not one of text, data, parts")
         if fields["parts"] is not None:
-            if not 1 < fields["parts"] <= LARGEST // CHUNK_BYTES:
+            if not 1 < fields["parts"] <= LARGEST // PART_BYTES:
                 raise ValueError(f"cannot have {fields['parts']} parts")
             self._open = dict(fields)
             return None
@@ -72,8 +73,8 @@ class ValueReader:
         """Read a part; give the value if it is the last one."""
         assert self._open is not None  # noqa: S101  # whoever calls has looked
         data = unbased(fields["data"])
-        if len(data) > CHUNK_BYTES:
-            raise ValueError(f"has more than {CHUNK_BYTES} bytes")
+        if len(data) > PART_BYTES:
+            raise ValueError(f"has more than {PART_BYTES} bytes")
         self._parts.append(data)
         if len(self._parts) < self._open["parts"]:
             return None

@@ -5,6 +5,7 @@ Because the hash goes on from line to line, a line that was changed, left out, d
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, BinaryIO, NamedTuple
@@ -16,6 +17,9 @@ from agentgit.values import from_json, write_slowly
 
 LONGEST = 64 * 2**20
 """Bytes of a line; what is longer is not read."""
+
+PART_BYTES = 256 * 1024
+"""Bytes of a part of a value or of a file."""
 
 _BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
 
@@ -44,6 +48,28 @@ class Sealer:
             raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes, and not exported.")
         self._chain = sha256(self._chain + body).digest()
         return body + _tail(self._chain)
+
+
+def with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
+    """Add contents to a record, and iterate over it and over the records of its parts, if it has several.
+
+    Args:
+        record: The other fields of the record.
+        data: The contents.
+        is_text: True to write what is UTF-8 as text, which people can read.
+    """
+    body: dict[str, Any] = {"text": None, "data": None, "parts": None}
+    starts = range(0, len(data), PART_BYTES)
+    if len(starts) > 1:
+        yield {**record, **body, "parts": len(starts)}
+        for start in starts:
+            yield {"record": "part", "data": _base64(data[start : start + PART_BYTES])}
+        return
+    try:
+        found = {"text": data.decode()} if is_text else {"data": _base64(data)}
+    except UnicodeDecodeError:
+        found = {"data": _base64(data)}
+    yield {**record, **body, **found}
 
 
 class ExportLine(NamedTuple):
@@ -90,6 +116,10 @@ def damaged(number: int, what: str) -> Corrupt:
         f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",
         row=f"line {number}",
     )
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _tail(chain: bytes) -> bytes:

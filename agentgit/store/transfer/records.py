@@ -1,8 +1,8 @@
 """The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
 
 An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
-writes, the checkpoints, each after the pending writes that it keeps, and their tags, the files if they were asked for,
-the calls, the operations, the world log, and an end that counts the others.
+writes, the checkpoints and their tags, the files if they were asked for, the calls, the operations, the world log, and
+an end that counts the others.
 What a record names comes before it, except where two name each other.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from agentgit.effects import invocation
 from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
-from agentgit.effects.report import GROUPS, NEWER
+from agentgit.effects.report import GROUPS
 from agentgit.errors import InvalidInput
 from agentgit.store.transfer import file_trees, graph_headers, paths
 from agentgit.store.transfer.fields import (
@@ -42,9 +42,8 @@ from agentgit.store.transfer.fields import (
     word,
 )
 
-PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
-"""The versions of the form: an export without files can be read by those who know nothing of files. Those of the second
-version leave out whole snapshots, those of the third single paths. Checkpoints of the fourth keep pending writes."""
+FORMAT = 1
+"""The version of the format. An export of another version is refused."""
 
 SESSION, BRANCH, CHECKPOINT = "session", "branch", "checkpoint"
 """The kinds of objects that an export can be of."""
@@ -64,13 +63,6 @@ STATUSES = (
 
 _step = shaped(invocation=ident, action=one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), why=text)
 _item = shaped(invocation=ident, reason=text)
-_groups = dict.fromkeys(GROUPS, many(_item))
-
-
-def _report(value: Any) -> dict[str, Any]:
-    """Take the groups of a report; an export of an earlier version does not have all of them."""
-    return fields({**{group: [] for group in NEWER}, **thing(value)}, _groups)
-
 
 _share = shaped(task=text, call=text, place=number(), taken=many(number()), graphs=many(number()), question=maybe(text))
 
@@ -89,16 +81,6 @@ SETTINGS: dict[str, Check] = {
     "give_up": flag,
 }
 """The settings that are kept of an operation's request, besides its steps."""
-
-_COUNTED = ("branch", "value", "part", "list", "state", "write", "checkpoint", "tag", "call", "operation", "log")
-
-COUNTED = {
-    PLAIN: _COUNTED,
-    WHOLE_SNAPSHOTS: (*_COUNTED, *file_trees.KINDS_BEFORE),
-    WITH_FILES: (*_COUNTED, *file_trees.KINDS),
-    WITH_PENDING: (*_COUNTED, *file_trees.KINDS, "pending"),
-}
-"""The records that the end of an export counts, by its version."""
 
 _SHAPES: dict[str, dict[str, Check]] = {
     HEADER: {
@@ -161,8 +143,8 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "messages": number(),
         "restore_point": maybe(text),
         "data": maybe(packed),
+        "pending": maybe(many(_pending)),
     },
-    "pending": {"checkpoint": ident, "at": many(_pending)},
     "tag": {"name": tag, "checkpoint": ident, "description": maybe(text), "created_at": time},
     "file": {
         "id": digest,
@@ -216,7 +198,7 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "request": settings(SETTINGS),
         "steps": many(_step),
         "accepted": many(ident),
-        "report": _report,
+        "report": shaped(**dict.fromkeys(GROUPS, many(_item))),
     },
     "log": {
         "seq": number(1),
@@ -227,6 +209,9 @@ _SHAPES: dict[str, dict[str, Check]] = {
     },
     "end": {"counts": named(number(most=2**53))},
 }
+
+COUNTED = tuple(kind for kind in _SHAPES if kind not in (HEADER, "session", "end"))
+"""The kinds of records that the end of an export counts."""
 
 
 def checked(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -259,12 +244,12 @@ def require_header(record: Mapping[str, Any] | None) -> None:
         record: The first line of the file; None if there is none.
 
     Raises:
-        InvalidInput: The file is not an export, or its format is newer.
+        InvalidInput: The file is not an export, or has another format.
     """
     if record is None or record.get("record") != HEADER:
         raise InvalidInput("This is no export of agentgit. Give a file that `agentgit export` has written.")
-    if record.get("format") not in FORMATS:
+    if record.get("format") != FORMAT:
         raise InvalidInput(
-            f"This export has format {record.get('format')!r}, and this library reads {PLAIN} to {FORMATS[-1]}. Run: "
-            "pip install --upgrade agentgit"
+            f"This export has format {record.get('format')!r}, and this version of agentgit reads format {FORMAT}. "
+            "Export the session again with this version, or run: pip install --upgrade agentgit"
         )

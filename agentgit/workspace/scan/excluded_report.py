@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from agentgit.workspace.scan.excluded import UNKNOWN, UNRECORDED, ExcludedPaths, Left, compare
+from agentgit.workspace.scan.excluded import ExcludedPaths, Left, compare
 from agentgit.workspace.scan.index import Skipped, within
 from agentgit.workspace.trees import TreeChange
 
@@ -28,27 +28,22 @@ class Named(NamedTuple):
 
 
 def of_left_out(
-    then: Left | None,
+    then: Left,
     now: Left,
     root: bytes,
     *,
     has: Collection[bytes],
-    stays: Collection[bytes],
     among: Callable[[bytes], bool],
 ) -> Named:
     """Compare what a snapshot left out with what stands in the workspace.
 
     Args:
-        then: The paths that the snapshot left out; None if it does not record them.
+        then: The paths that the snapshot left out.
         now: The paths that are left out now.
         root: The workspace.
         has: The paths at which the snapshot has something else than what stands now.
-        stays: Files that the snapshot does not have, and that stay because it may have left them out.
         among: The test for paths that are asked about.
     """
-    if then is None:
-        left = {b".": UNRECORDED} | dict.fromkeys(stays, UNKNOWN)
-        return Named((), _pairs(left))
     found = compare(then, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in found.missing.items() if among(path)}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in found.changed.items()}
