@@ -62,7 +62,7 @@ FORMS = (
     SlashForm("redo", (), _GOING, "Take back the last undo or rollback."),
     SlashForm("rollback", ("PLACE",), _GOING, "Roll back to a checkpoint, on a new branch."),
     SlashForm("plan", ("PLACE",), help="Show what a rollback would do; nothing is changed."),
-    SlashForm("rewind", ("RESTORE_POINT",), _GOING, "Restore only the files, as they were before a user's message."),
+    SlashForm("rewind", ("RESTORE_POINT",), _GOING, "Restore only the files, to before a user's message."),
     SlashForm("resume", ("OPERATION",), {FORCE: ""}, "Finish an interrupted rollback or switch."),
     SlashForm(
         "resolve",
@@ -79,7 +79,7 @@ FORMS = (
     SlashForm("tag", ("[PLACE]", "NAME"), help="Tag a checkpoint, by default the current one."),
     SlashForm("untag", ("NAME",), help="Remove a tag; the checkpoint stays."),
     SlashForm("tags", help="List the tags of the session."),
-    SlashForm("diff", ("[A]", "[B]"), help="Compare two checkpoints; by default, show what the last turn changed."),
+    SlashForm("diff", ("[A]", "[B]"), help="Compare checkpoints, or show what the last turn changed."),
     SlashForm("compare", ("PLACE",), help="Show what this branch and PLACE did since they diverged."),
     SlashForm("merge", ("PLACE",), {RESOLVE: "SIDE"}, "Merge a branch into this one; --resolve ours or theirs."),
     SlashForm("pick", ("PLACE",), help="Copy the messages that a checkpoint added."),
