@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from agentgit import Checkpoint, InternalSession
 from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_LOG
-from agentgit.store.transfer.lines import Sealer
+from agentgit.store.transfer.records import Sealer
 
 ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
 """What a call has otherwise where it was imported."""

@@ -18,7 +18,7 @@ from agentgit import Workspace
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.engines.container import ContainerEnvironment
 from agentgit.workspace.engines.container_settings import differences, mounts, options
-from agentgit.workspace.environment import Environment
+from agentgit.workspace.values import Environment
 
 HARDENED = (
     *("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"),

@@ -718,7 +718,7 @@ KILLED = """
 import os, signal, sys
 import agentgit
 from agentgit.store.transfer import import_
-from agentgit.workspace.snapshot_import import Incoming
+from agentgit.workspace.transfer import Incoming
 
 where, data, url = sys.argv[1:4]
 

@@ -14,7 +14,7 @@ from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool
 import agentgit
 from agentgit.checkpoints import Retention
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.store.maintenance.unused_checkpoints import GraphStep, needed
+from agentgit.store.maintenance.gc import GraphStep, needed
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.workspace.api import Workspace
 

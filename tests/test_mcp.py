@@ -27,7 +27,7 @@ from agentgit.errors import (
     Unavailable,
 )
 from agentgit.mcp.server import made
-from agentgit.mcp.tool_schemas import LOOKS, MOVES, forms
+from agentgit.mcp.server import LOOKS, MOVES, forms
 from agentgit.mcp.write_tools import WriteTools
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.schema.introspection import differences, shape_at, shape_of
 from agentgit.store.schema.schema import REVISION
-from agentgit.store.schema.sharding import KINDS, spread
+from agentgit.store.schema.partitioning import KINDS, spread
 from agentgit.store.sql.tables import METADATA
 
 STANDS_FOR_CITUS = """

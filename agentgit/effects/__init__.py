@@ -1,6 +1,6 @@
 """Effects: what tools do to the world, what was called, and what a rollback would do about it. Pure, no IO."""
 
-from agentgit.effects.current_call import idempotency_key
+from agentgit.effects.invocation import idempotency_key
 from agentgit.effects.effects import Effect, compensable, effect, reversible
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.plan import RollbackPlan

@@ -17,19 +17,19 @@ from sqlalchemy import Connection
 from agentgit.errors import Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.maintenance import Progress
+from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import Cut, export, keeping
 from agentgit.store.transfer.import_ import check
-from agentgit.store.transfer.lines import Sealer
-from agentgit.store.transfer.progress import watched
+from agentgit.store.transfer.records import Sealer
+from agentgit.store.transfer.summary import watched
 from agentgit.store.transfer.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING
 from agentgit.store.transfer.summary import Carried
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
-from agentgit.workspace.snapshot_export import Outgoing
+from agentgit.workspace.transfer import Outgoing
 
 
 class Exporter(SessionAccess):
@@ -42,7 +42,7 @@ class Exporter(SessionAccess):
         checkpoint: CheckpointRef | None,
         *,
         files: bool,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> Carried:
         """Write a session, a branch or a checkpoint to one file.
 

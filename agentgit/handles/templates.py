@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from agentgit.auth.roles import FORKER
-from agentgit.auth.scopes import FORK, WRITE
+from agentgit.auth.principal import FORKER
+from agentgit.auth.principal import FORK, WRITE
 from agentgit.effects.plan import EXECUTE
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
 from agentgit.handles.context import Context

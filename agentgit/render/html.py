@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from agentgit.render.lines import Line, Span
+from agentgit.render.text import Line, Span
 from agentgit.render.text import clean
 
 COLOURS = {

@@ -13,7 +13,7 @@ from agentgit.effects.report import ReportItem
 from agentgit.rollback import notes
 from agentgit.rollback.executor import stops_at
 from agentgit.rollback.files import RollbackFiles
-from agentgit.rollback.replay import Executed
+from agentgit.rollback.executor import Executed
 from agentgit.rollback.report import Reports
 from agentgit.rollback.resume import Resumption
 from agentgit.sessions import operation

@@ -209,7 +209,7 @@ def is_data_type(module: str, name: str) -> bool:
         name: Its own name.
 
     Example:
-        >>> is_data_type("agentgit.auth.user", "User"), is_data_type("os", "system"), is_data_type("antigravity", "x")
+        >>> is_data_type("agentgit.auth.principal", "User"), is_data_type("os", "system"), is_data_type("antigravity", "x")
         (True, False, False)
     """
     found = sys.modules.get(module)

@@ -29,7 +29,7 @@ from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, Track
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
-from agentgit.store.sql.slices import slices
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 
 

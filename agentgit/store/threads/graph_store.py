@@ -46,7 +46,7 @@ from agentgit.store.threads.graph_rows import (
     is_shown,
     pending,
 )
-from agentgit.store.threads.write_guard import SeenCheckpoints, refuse_gone, refuse_second_run
+from agentgit.store.threads.append_if_head import SeenCheckpoints, refuse_gone, refuse_second_run
 
 __all__ = ["Draft", "Encoded", "Found", "GraphKey", "GraphScope", "GraphStore", "Head", "Pending", "Task"]
 
@@ -80,7 +80,7 @@ class GraphStore:
 
         Raises:
             Conflict: Its thread was deleted meanwhile, or another run moved it; see
-                `agentgit.store.threads.write_guard`.
+                `agentgit.store.threads.append_if_head`.
         """
         row = NEWEST_FOR_PUT.first(connection, self._space(place.thread, place.ns))
         newest = found(row) if row is not None else None

@@ -14,7 +14,7 @@ from agentgit.store.audit.trail import note
 from agentgit.store.objects.blobs import Blobs, Leaf
 from agentgit.store.sql import row_codes
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.slices import AT_ONCE as ROWS_AT_ONCE
+from agentgit.store.sql.batch import AT_ONCE as ROWS_AT_ONCE
 from agentgit.store.sql.tables import (
     BRANCH,
     CHECKPOINT,
@@ -28,12 +28,12 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.store import Store
-from agentgit.store.transfer.export_values import AT_ONCE
+from agentgit.store.transfer.export_states import AT_ONCE
 from agentgit.store.transfer.file_trees import Keeps
 from agentgit.store.transfer.import_check import Checker
 from agentgit.store.transfer.import_rows import ImportedRows, new_ids
-from agentgit.store.transfer.import_values import ListItems
-from agentgit.store.transfer.lines import damaged, read
+from agentgit.store.transfer.import_rows import ListItems
+from agentgit.store.transfer.records import damaged, read_lines
 from agentgit.store.transfer.records import checked, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
@@ -65,7 +65,7 @@ def records(stream: BinaryIO, checker: Checker) -> Iterator[tuple[str, dict[str,
     """
     stream.seek(0)
     number = 0
-    for number, found, checker.seal in read(stream):
+    for number, found, checker.seal in read_lines(stream):
         if number == 1:
             require_header(found)
         try:

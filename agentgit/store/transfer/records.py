@@ -1,22 +1,19 @@
-"""The records of an export: which there are, and what each holds. How they fit together is looked at elsewhere.
-
-An export is a header, the session, its branches, the values and graph checkpoints of each branch with their pending
-writes, the checkpoints, each after the pending writes that it keeps, and their tags, the files if they were asked for,
-the calls, the operations, the world log, and an end that counts the others.
-What a record names comes before it, except where two name each other.
-"""
+"""The lines of an export, and the records that they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, BinaryIO, NamedTuple
+
+import orjson
 
 from agentgit.effects import invocation
 from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS, NEWER
-from agentgit.errors import InvalidInput
-from agentgit.store.transfer import file_trees, graph_headers, paths
+from agentgit.errors import Corrupt, InvalidInput
+from agentgit.store.transfer import file_trees, json_checks, paths
 from agentgit.store.transfer.fields import (
     Check,
     arguments,
@@ -41,6 +38,106 @@ from agentgit.store.transfer.fields import (
     time,
     word,
 )
+from agentgit.values import from_json, write_slowly
+
+LONGEST = 64 * 2**20
+"""Bytes of a line; what is longer is not read."""
+
+_BEGINS = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
+
+_TAIL = len(b',"hash":""}\n') + 64
+
+
+class Sealer:
+    """Writes records as lines.
+
+    Example:
+        >>> Sealer().line({"record": "end"})[:38]
+        b'{"record":"end","hash":"8627715a04ced2'
+    """
+
+    def __init__(self) -> None:
+        self._chain = b""
+
+    def line(self, record: Mapping[str, Any]) -> bytes:
+        """Write one record; the hash goes on from the line before.
+
+        Raises:
+            Corrupt: It is too long for a line.
+        """
+        body = _json(record)[:-1]
+        if len(body) + _TAIL > LONGEST:
+            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes, and not exported.")
+        self._chain = sha256(self._chain + body).digest()
+        return body + _tail(self._chain)
+
+
+class ExportLine(NamedTuple):
+    """A line of an export: its number, its record, and the hash that it ends with."""
+
+    number: int
+    record: dict[str, Any]
+    hash: bytes
+
+
+def read_lines(stream: BinaryIO) -> Iterator[ExportLine]:
+    """Return the lines of an export, each checked against its hash.
+
+    Args:
+        stream: The file, at its beginning. One line at a time is in memory. Of what is no export nothing is given.
+
+    Raises:
+        Corrupt: A line is cut off, too long, no JSON object, or does not match its hash.
+    """
+    chain, number = b"", 0
+    while line := stream.readline(LONGEST + 1):
+        number += 1
+        if number == 1 and not line.lstrip().startswith(_BEGINS):
+            return
+        if len(line) > LONGEST:
+            raise damaged(number, f"is longer than {LONGEST} bytes")
+        if not line.endswith(b"\n"):
+            raise damaged(number, "is cut off")
+        body = line[:-_TAIL]
+        chain = sha256(chain + body).digest()
+        if line[-_TAIL:] != _tail(chain):
+            raise damaged(number, "does not match its hash: it was changed, or a line before it is missing or doubled")
+        yield ExportLine(number, _record(number, body), chain)
+
+
+def damaged(number: int, what: str) -> Corrupt:
+    """Make the failure that says which line is wrong.
+
+    Args:
+        number: The number of the line, from 1.
+        what: The problem with the line.
+    """
+    return Corrupt(
+        f"Line {number} of the export {what}. Nothing was imported. Export it once more where it comes from.",
+        row=f"line {number}",
+    )
+
+
+def _tail(chain: bytes) -> bytes:
+    return b',"hash":"%b"}\n' % chain.hex().encode()
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record)
+    except TypeError:  # lone surrogates, huge integers
+        return write_slowly(record)
+
+
+def _record(number: int, body: bytes) -> dict[str, Any]:
+    try:
+        found = from_json(body + b"}")
+    except (ValueError, RecursionError) as error:
+        raise damaged(number, f"is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise damaged(number, "is no JSON object")
+    return found
+
 
 PLAIN, WHOLE_SNAPSHOTS, WITH_FILES, WITH_PENDING = FORMATS = (1, 2, 3, 4)
 """The versions of the form: an export without files can be read by those who know nothing of files. Those of the second
@@ -131,8 +228,8 @@ _SHAPES: dict[str, dict[str, Check]] = {
         "root": maybe(word(64)),
         "run": maybe(text),
         "messages": number(),
-        "meta": graph_headers.meta,
-        "header": graph_headers.header,
+        "meta": json_checks.graph_metadata,
+        "header": json_checks.graph_header,
         "channels": named(digest),
         "state_hash": digest,
     },

@@ -15,7 +15,7 @@ from agentgit.values import portable
 from agentgit.web.api import answers
 from agentgit.web.api.answers import Answer
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
-from agentgit.web.api.models import described, listing
+from agentgit.web.api.answers import described, listing
 
 router = APIRouter(tags=["sharing"])
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from agentgit.workspace.disk.atomic_file import remove_file, taken_name, written_name
 from agentgit.workspace.disk.move_aside import Aside
-from agentgit.workspace.disk.renaming import exchange, rename_to_free
+from agentgit.workspace.disk.atomic_file import exchange, rename_to_free
 
 Look = TypeVar("Look")
 
