@@ -19,8 +19,8 @@ from scripted import agent_graph, call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput
-from agentgit.effects.invocation import idempotency_key
 from agentgit.effects.effects import effect, reversible
+from agentgit.effects.invocation import idempotency_key
 from agentgit.errors import AgentGitError
 from agentgit.saver.saver import SQLModelSaver
 

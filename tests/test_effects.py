@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgit.effects import Effect, ToolInvocation, compensable, effect, reversible
-from agentgit.effects.declarations import Declared, as_effects, recorded
+from agentgit.effects.declarations import Declared, Hints, as_effects, hints_in, recorded, stricter
 from agentgit.effects.effects import KINDS, UNDOABLE, declared_by_name
 from agentgit.effects.invocation import identity
-from agentgit.effects.declarations import Hints, hints_in, stricter
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.diff import diff
 from agentgit.render import records, show
-from agentgit.render.text import ASCII, STYLES, Span, plain, table
-from agentgit.render.text import cells, clean, clock, cut, visible
+from agentgit.render.text import ASCII, STYLES, Span, cells, clean, clock, cut, plain, table, visible
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log, tree
 from agentgit.render.views.lists import branch_lines, session_lines

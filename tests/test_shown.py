@@ -119,7 +119,12 @@ def test_hostile_content_is_only_text_on_a_page():
         checkpoint_name=HOSTILE, session_state={HOSTILE: HOSTILE}, conversation_history=said,
         metadata={"description": HOSTILE, "tags": [HOSTILE]}, tool_invocations=[made.to_dict()],
     )  # fmt: skip
-    for drawn in (conversation.message_page(said), conversation.call_page([made]), show.page(point), ToolTrack([made])._repr_html_()):
+    for drawn in (
+        conversation.message_page(said),
+        conversation.call_page([made]),
+        show.page(point),
+        ToolTrack([made])._repr_html_(),
+    ):
         page = Page(drawn)
         assert page.open == []
         assert set(page.tags) <= SAFE - {"img"}

@@ -408,9 +408,11 @@ def broken_off(*_):
 def die_in(work, store, where, point):
     """Run in another process: be killed when something is about to be done for the given time."""
     stack, seen = UndoStack(work, store), []
-    owner, name = {"put": (SingleFiles, "put"), "rename": (atomic_file, "system_call"), "evict": (stack._rows, "evict")}[
-        where
-    ]
+    owner, name = {
+        "put": (SingleFiles, "put"),
+        "rename": (atomic_file, "system_call"),
+        "evict": (stack._rows, "evict"),
+    }[where]
     plain = getattr(owner, name)
 
     def hooked(*args, **how):

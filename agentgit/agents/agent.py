@@ -13,8 +13,7 @@ from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.explore.explorer import Explorer, Score
-from agentgit.agents.explore.explorer import arun_exploration, run_exploration, turns_at_once
+from agentgit.agents.explore.explorer import Explorer, Score, arun_exploration, run_exploration, turns_at_once
 from agentgit.agents.explore.variants import Choices, Steps, ways
 from agentgit.agents.merge.cherry_pick import What
 from agentgit.async_api import async_twin

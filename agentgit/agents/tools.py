@@ -1,4 +1,4 @@
-"""A graph's tools: what they declare of themselves, defaults in their arguments, how one is called again, and `NotDone`."""
+"""A graph's tools: what they declare of themselves, defaults of their arguments, calling one again, and `NotDone`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from pydantic.fields import FieldInfo
 from agentgit.agents.isolation import by_itself
 from agentgit.agents.turn.recorded_results import as_recorded, handed_over
 from agentgit.agents.turn.tool_hook import telling
-from agentgit.effects.declarations import ALL, default
+from agentgit.effects.declarations import ALL, default, hints_in, stricter
 from agentgit.effects.effects import Effect, declared_on, require_function, resolve
-from agentgit.effects.results import NothingDone
-from agentgit.effects.declarations import hints_in, stricter
 from agentgit.effects.registry import Run
+from agentgit.effects.results import NothingDone
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import told
 

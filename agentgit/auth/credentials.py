@@ -27,7 +27,11 @@ def require_password(password: object) -> str:
     Raises:
         InvalidInput: It is too short or too long; the text does not have it.
     """
-    if not isinstance(password, str) or not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD or not _can_be_hashed(password):
+    if (
+        not isinstance(password, str)
+        or not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD
+        or not _can_be_hashed(password)
+    ):
         raise InvalidInput(f"A password has {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters.")
     return password
 

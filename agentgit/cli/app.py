@@ -9,6 +9,8 @@ import typer
 import agentgit
 from agentgit.cli import (
     branches as branch_commands,
+)
+from agentgit.cli import (
     chat,
     database,
     events,
@@ -23,10 +25,10 @@ from agentgit.cli import (
     users,
     workspace,
 )
-from agentgit.cli.options import Grouped
 from agentgit.cli.options import (
     WHO,
     AsJson,
+    Grouped,
     Limit,
     OfBranch,
     Session,
@@ -38,9 +40,12 @@ from agentgit.cli.options import (
     usage,
 )
 from agentgit.errors import AgentGitError
-from agentgit.render import records, show as shows
+from agentgit.render import records
+from agentgit.render import show as shows
 from agentgit.render.text import Span
-from agentgit.render.views import conversation, lists as standing, tree as trees
+from agentgit.render.views import conversation
+from agentgit.render.views import lists as standing
+from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.operation import DONE
 

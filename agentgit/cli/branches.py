@@ -8,13 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import chat, output, references
-from agentgit.cli.options import Brief
-from agentgit.cli.options import AsJson, OfBranch, Target, Trust, Where, import_from_here, places_too, repository, usage
+from agentgit.cli.options import (
+    AsJson,
+    Brief,
+    OfBranch,
+    Target,
+    Trust,
+    Where,
+    import_from_here,
+    places_too,
+    repository,
+    usage,
+)
 from agentgit.cli.rollback import Force, OnError, Yes, agree, carried, switch, write
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
 from agentgit.render.text import clean
-from agentgit.render.views import log as logs, tree as explorations
+from agentgit.render.views import log as logs
+from agentgit.render.views import tree as explorations
 from agentgit.render.views.lists import branch_lines
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from agentgit.errors import (
     WorldDiverged,
 )
 from agentgit.render.text import Span, clean, cut, visible
-from agentgit.render.views import conversation, rollback as rollbacks
+from agentgit.render.views import conversation
+from agentgit.render.views import rollback as rollbacks
 from agentgit.values import portable
 
 if TYPE_CHECKING:

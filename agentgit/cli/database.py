@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import Brief
-from agentgit.cli.options import AsJson, Where, database, repository
+from agentgit.cli.options import AsJson, Brief, Where, database, repository
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput
-from agentgit.render.text import Span
-from agentgit.render.text import clean
+from agentgit.render.text import Span, clean
 from agentgit.render.views import maintenance as drawn
 
 if TYPE_CHECKING:

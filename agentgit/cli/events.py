@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import Brief
 from agentgit.cli.history import time_of
-from agentgit.cli.options import AsJson, Where, repository
+from agentgit.cli.options import AsJson, Brief, Where, repository
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput, NotFound
 from agentgit.render.text import Line, Span

@@ -13,7 +13,8 @@ from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput
 from agentgit.render import records
 from agentgit.render.text import Line, Span
-from agentgit.render.views import diff as diffs, log as logs
+from agentgit.render.views import diff as diffs
+from agentgit.render.views import log as logs
 from agentgit.render.views.lists import session_lines
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from agentgit.cli import output, references
 from agentgit.cli.options import AsJson, Where, import_from_here, repository, usage
 from agentgit.errors import InvalidInput, MergeConflict, NotFound
 from agentgit.render import records
-from agentgit.render.views import log as logs
 from agentgit.render.views import diff as merges
+from agentgit.render.views import log as logs
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from agentgit.cli import output, slash
 from agentgit.errors import NotFound
-from agentgit.render.text import Line, Span
-from agentgit.render.text import clean
+from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import conversation
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs

@@ -22,8 +22,7 @@ from agentgit.errors import (
     WorkspaceChanged,
 )
 from agentgit.render.html import escape
-from agentgit.render.text import ASCII, Line, Span, plain
-from agentgit.render.text import clean, visible
+from agentgit.render.text import ASCII, Line, Span, clean, plain, visible
 from agentgit.values import portable
 
 if TYPE_CHECKING:

@@ -12,12 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import Brief
-from agentgit.cli.options import AsJson, Where, Yes, names, repository
+from agentgit.cli.options import AsJson, Brief, Where, Yes, names, repository
 from agentgit.errors import InvalidInput
-from agentgit.render.text import Line, Span
 from agentgit.render.records import of_value
-from agentgit.render.text import clean
+from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
 

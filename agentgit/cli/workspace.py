@@ -11,8 +11,7 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.options import Brief
-from agentgit.cli.options import AsJson, Limit, usage
+from agentgit.cli.options import AsJson, Brief, Limit, usage
 from agentgit.cli.output import bar
 from agentgit.errors import NotFound, WorkspaceChanged
 from agentgit.render.text import Span

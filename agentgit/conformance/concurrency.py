@@ -1,4 +1,4 @@
-"""Rules about transactions, and about many writers at once: one gets what all want, and nothing of the others is lost."""
+"""Rules about transactions, and about many writers at once: one gets what all want, and no other write is lost."""
 
 from __future__ import annotations
 

@@ -23,10 +23,8 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import Cut, export, keeping
 from agentgit.store.transfer.import_ import check
-from agentgit.store.transfer.records import Sealer
-from agentgit.store.transfer.summary import watched
-from agentgit.store.transfer.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING
-from agentgit.store.transfer.summary import Carried
+from agentgit.store.transfer.records import COUNTED, HEADER, PLAIN, WITH_FILES, WITH_PENDING, Sealer
+from agentgit.store.transfer.summary import Carried, watched
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
 from agentgit.workspace.transfer import Outgoing

@@ -14,7 +14,8 @@ from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.sessions.reports import Erased
 from agentgit.store.audit.trail import note
 from agentgit.store.database import Database
-from agentgit.store.maintenance import erasure, retention as retention_store
+from agentgit.store.maintenance import erasure
+from agentgit.store.maintenance import retention as retention_store
 
 
 def erase(

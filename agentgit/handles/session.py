@@ -17,11 +17,9 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import DONE
 from agentgit.effects.plan import SWITCH
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.handles.branching import Branching
+from agentgit.handles.branching import Branching, recover
 from agentgit.handles.context import BranchRef, Context, WrappedGraph
-from agentgit.handles.retention import erase
-from agentgit.handles.branching import recover
-from agentgit.handles.retention import SessionRetention, delete_unneeded
+from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.rollbacks import RollbackOptions
 from agentgit.handles.session_reader import SessionReader
 from agentgit.handles.sharing import Sharing

@@ -18,17 +18,16 @@ from agentgit.checkpoints.diff import Diff
 from agentgit.checkpoints.queries import Filter, Hits, Tag
 from agentgit.effects import RollbackPlan, ToolInvocation
 from agentgit.effects.invocation import ToolTrack
+from agentgit.handles.branching import Tagging
 from agentgit.handles.comparison import Comparator
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.handles.export import Exporter
-from agentgit.handles.log import Log, LogReader, Scope
+from agentgit.handles.log import Log, LogReader, Scope, TextSearch
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
-from agentgit.handles.log import TextSearch
 from agentgit.handles.statistics import count
-from agentgit.handles.branching import Tagging
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.operation import Operation
+from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.session import Branches
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.queries.lookup import CheckpointRef

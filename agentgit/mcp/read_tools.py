@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentgit.errors import Conflict
-from agentgit.render import records, show as shows
+from agentgit.render import records
+from agentgit.render import show as shows
 from agentgit.render.text import Line, Span, plain
-from agentgit.render.views import conversation, diff as diffs, log as logs, rollback as rollbacks, tree as trees
+from agentgit.render.views import conversation
+from agentgit.render.views import diff as diffs
+from agentgit.render.views import log as logs
+from agentgit.render.views import rollback as rollbacks
+from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.values import to_json
 

@@ -122,7 +122,9 @@ class WriteTools(ReadTools):
             self._require_force(force=force)
             plan = of.plan_switch(branch)
             if force or plan.is_admissible:
-                read_tools.require_code(confirm, read_tools.code_of_switch(self.repo, of, branch, plan, force=force), plan)
+                read_tools.require_code(
+                    confirm, read_tools.code_of_switch(self.repo, of, branch, plan, force=force), plan
+                )
         elif confirm or force:
             raise InvalidInput("confirm and force are for sync='world'; leave them out.")
         report = of.switch(branch, sync=sync, force=force)

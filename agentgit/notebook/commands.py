@@ -14,8 +14,7 @@ from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.notebook.target import MagicTarget, Names
 from agentgit.render import html
-from agentgit.render.text import Line, Span, plain, table
-from agentgit.render.text import clean
+from agentgit.render.text import Line, Span, clean, plain, table
 from agentgit.render.views import lists
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from agentgit.notebook.commands import Command, Sheet
 from agentgit.notebook.completion import complete
 from agentgit.notebook.live_tree import live
 from agentgit.notebook.target import Names
-from agentgit.render.text import Span
-from agentgit.render.text import clean
+from agentgit.render.text import Span, clean
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent

@@ -16,14 +16,12 @@ from agentgit.effects.invocation import ToolTrack
 from agentgit.render import html, svg
 from agentgit.render import show as shows
 from agentgit.render.text import Line, Span, plain
-from agentgit.render.views import conversation, diff, log, maintenance, rollback, tree
-from agentgit.render.views import lists
+from agentgit.render.views import conversation, diff, lists, log, maintenance, rollback, tree
 from agentgit.sessions import ExternalSession, InternalSession
-from agentgit.sessions.tree import Exploration
 from agentgit.sessions.messages import History
 from agentgit.sessions.session import Branches, Sessions
 from agentgit.sessions.stats import Stats
-from agentgit.sessions.tree import Tree
+from agentgit.sessions.tree import Exploration, Tree
 from agentgit.values import Drawing
 
 
@@ -51,7 +49,9 @@ InternalSession.drawing = Drawing(repr, lists.branch_page)
 Branches.drawing = _as_lines(lists.branch_lines)
 ExternalSession.drawing = _as_lines(lambda session: lists.session_lines([session]))
 Sessions.drawing = _as_lines(lists.session_lines, "no sessions yet")
-ToolInvocation.drawing = Drawing(lambda call: conversation.draw_calls([call]), lambda call: conversation.call_page([call]))
+ToolInvocation.drawing = Drawing(
+    lambda call: conversation.draw_calls([call]), lambda call: conversation.call_page([call])
+)
 ToolTrack.drawing = Drawing(conversation.draw_calls, conversation.call_page)
 History.drawing = Drawing(conversation.draw_messages, conversation.message_page)
 Stats.drawing = _as_lines(maintenance.stats_lines)

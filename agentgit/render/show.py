@@ -9,12 +9,10 @@ from typing import Any
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render.text import Line, Span, plain, table
-from agentgit.render.text import clean, clock, count, cut
+from agentgit.render.text import Line, Span, clean, clock, count, cut, plain, table
 from agentgit.render.views import conversation as said
-from agentgit.render.views.conversation import call_rows
+from agentgit.render.views.conversation import LATEST, call_rows
 from agentgit.render.views.log import kind, reference
-from agentgit.render.views.conversation import LATEST
 
 
 def draw_checkpoint(checkpoint: Checkpoint, *, width: int = 100) -> str:
@@ -42,7 +40,9 @@ def lines(checkpoint: Checkpoint, *, width: int = 100, zone: tzinfo | None = UTC
         (Span(cut(reference(checkpoint), 40), "heading"), Span(f"  {cut(name, max(8, width - 42))}".rstrip(), "name")),
         *table(_facts(checkpoint, zone), width=width),
         *_part("state", "", table(state, width=width, indent="  ")),
-        *_part(count(len(messages), "message"), _earlier(messages), said.message_lines(messages, width=width, indent="  ")),
+        *_part(
+            count(len(messages), "message"), _earlier(messages), said.message_lines(messages, width=width, indent="  ")
+        ),
         *_part(
             count(len(calls), "tool call"), _earlier(calls), table(call_rows(calls, LATEST), width=width, indent="  ")
         ),

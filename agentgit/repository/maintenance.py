@@ -19,10 +19,9 @@ from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.audit.trail import note
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
-from agentgit.store.maintenance.gc import Collected, collect, sizes
-from agentgit.store.maintenance.key_rotation import Rotation
-from agentgit.store.maintenance.gc import Spare
+from agentgit.store.maintenance.gc import Collected, Spare, collect, sizes
 from agentgit.store.maintenance.gc import find as find_steps
+from agentgit.store.maintenance.key_rotation import Rotation
 
 
 class Maintenance:

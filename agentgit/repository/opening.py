@@ -24,8 +24,8 @@ from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import keyring_from
-from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.sql.postgres import POOL_SIZE
+from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.store import Store
 
 ENVIRONMENT = "AGENTGIT_DATABASE_URL"

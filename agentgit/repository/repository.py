@@ -28,10 +28,9 @@ from agentgit.repository.transfer import Importer
 from agentgit.repository.users import Keys, Users
 from agentgit.repository.webhooks import Webhooks
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.reports import ImportReport
-from agentgit.sessions.reports import Progress as ImportProgress
-from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.operation import Operation
+from agentgit.sessions.reports import ImportReport, OnProgress
+from agentgit.sessions.reports import Progress as ImportProgress
 from agentgit.sessions.session import Sessions, place_of, require_limit
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import value

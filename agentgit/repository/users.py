@@ -10,11 +10,9 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, User
-from agentgit.auth.credentials import device_token
-from agentgit.auth.credentials import hash_password, is_password_of, require_password
-from agentgit.auth.principal import ADMIN, READ, widened
+from agentgit.auth.credentials import device_token, hash_password, is_password_of, require_password
+from agentgit.auth.principal import ADMIN, LOCAL, READ, require_name, widened
 from agentgit.auth.sharing import end_of
-from agentgit.auth.principal import LOCAL, require_name
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Context, UserRef
 from agentgit.handles.retention import erase

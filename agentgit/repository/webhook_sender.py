@@ -15,8 +15,7 @@ import httpcore
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.sessions.events import Event
-from agentgit.sessions.webhooks import WebhookHosts
-from agentgit.sessions.webhooks import Delivered, message_of, signed
+from agentgit.sessions.webhooks import Delivered, WebhookHosts, message_of, signed
 from agentgit.store.audit.outbox import LEASE, TakenDelivery, report_of
 from agentgit.values import told
 

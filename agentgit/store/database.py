@@ -28,9 +28,9 @@ from agentgit.store.audit.trail import begin_notes, end_notes
 from agentgit.store.sql import postgres, process
 from agentgit.store.sql.driver_errors import Again, Broken, Raced, is_broken, meaning
 from agentgit.store.sql.encryption import Seal, put_seal
-from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.nested_transactions import Stage, Turns, nested
 from agentgit.store.sql.postgres import CARRIED, EVERYBODY, settings_of, transaction
+from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, Lite
 from agentgit.store.sql.tables import METADATA
 

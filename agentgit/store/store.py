@@ -19,18 +19,15 @@ from agentgit.sessions.webhooks import WebhookHosts
 from agentgit.store.audit.outbox import Outbox
 from agentgit.store.audit.trail import Trail, note
 from agentgit.store.database import Database
-from agentgit.store.records.users import ApiKeyStore
-from agentgit.store.records.checkpoints import CheckpointStore, Snapshot
-from agentgit.store.records.recorded_calls import Fences
+from agentgit.store.records.checkpoints import CheckpointStore, Snapshot, TagStore
 from agentgit.store.records.journal import Journal, TrackPart
 from agentgit.store.records.log import LogStore
 from agentgit.store.records.login_attempts import Failures
-from agentgit.store.records.session_access import MemberStore
 from agentgit.store.records.operations import OperationStore
-from agentgit.store.records.session_access import Visible
+from agentgit.store.records.recorded_calls import Fences
+from agentgit.store.records.session_access import MemberStore, Visible
 from agentgit.store.records.sessions import Found, SessionStore
-from agentgit.store.records.checkpoints import TagStore
-from agentgit.store.records.users import UserStore
+from agentgit.store.records.users import ApiKeyStore, UserStore
 from agentgit.store.records.workspace_snapshots import Snapshots
 from agentgit.store.records.world_log import World
 from agentgit.store.search.index import Texts

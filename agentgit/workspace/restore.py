@@ -16,8 +16,7 @@ from agentgit.workspace.diff import contents_of
 from agentgit.workspace.disk.atomic_file import Data
 from agentgit.workspace.disk.disk import Disk
 from agentgit.workspace.disk.permissions import Permits
-from agentgit.workspace.scan.excluded import ExcludedPaths, Left, look, no_room, staying
-from agentgit.workspace.scan.excluded import Named, is_among, of_left_out
+from agentgit.workspace.scan.excluded import ExcludedPaths, Left, Named, is_among, look, no_room, of_left_out, staying
 from agentgit.workspace.scan.ignore import NAME, IgnoreRules
 from agentgit.workspace.scan.index import PLAIN_DIRECTORY, within
 from agentgit.workspace.scan.scan import EXCLUDED, UNREADABLE

@@ -1,4 +1,4 @@
-"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that LangGraph may run again."""
+"""The calls of one turn: as requested and admitted, the tasks they are made in, and those that run a second time."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def draw_messages(messages: Sequence[Mapping[str, Any]], *, width: int = 100) ->
         width: The longest line, in terminal cells.
 
     Example:
-        >>> print(draw([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]))
+        >>> print(draw_messages([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]))
         user       hello
         assistant  hi
     """
@@ -95,7 +95,7 @@ def draw_calls(calls: Sequence[ToolInvocation], *, width: int = 100) -> str:
         width: The longest line, in terminal cells.
 
     Example:
-        >>> draw([])
+        >>> draw_calls([])
         'no tool calls yet'
     """
     return plain(call_lines(calls, width=width)) or "no tool calls yet"

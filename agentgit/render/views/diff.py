@@ -122,7 +122,7 @@ def draw_merge(value: MergePlan, *, width: int = 100) -> str:
         width: The longest line, in terminal cells.
 
     Example:
-        >>> print(draw(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
+        >>> print(draw_merge(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
         Merge of retry#2 into main, since main#1: history comes, no tool runs.
         Nothing comes: it is all here already.
     """
@@ -168,7 +168,8 @@ def merge_page(value: MergePlan) -> str:
 
 def _cut(value: MergePlan) -> list[Row]:
     rows = [
-        (kind, name, what if len(what) <= _LONGEST_VALUE else what[: _LONGEST_VALUE - 1] + "…") for kind, name, what in _rows(value)
+        (kind, name, what if len(what) <= _LONGEST_VALUE else what[: _LONGEST_VALUE - 1] + "…")
+        for kind, name, what in _rows(value)
     ]
     rest = len(rows) - _MOST_ROWS
     return [*rows[:_MOST_ROWS], ("", "", f"… and {rest} more")] if rest > 0 else rows

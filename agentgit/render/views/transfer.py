@@ -49,7 +49,7 @@ def import_lines(report: ImportReport) -> list[Line]:
     """Draw what came of an import, each thread in full, and at the end how many there were.
 
     Example:
-        >>> lines(ImportReport([]))
+        >>> import_lines(ImportReport([]))
         [(Span(text='no threads there', style=''),)]
     """
     statuses = [status for status in STYLES if report.count(status)]

@@ -124,7 +124,7 @@ def draw_exploration(exploration: Exploration, *, width: int = 100) -> str:
     Example:
         >>> from agentgit.sessions.tree import ExploredBranch
         >>> leaf = ExploredBranch(id=7, name="explore/1", choices=(1,), answer="two chairs", score=1.0)
-        >>> print(draw(Exploration(name="explore", branch="main", branches=[leaf])))
+        >>> print(draw_exploration(Exploration(name="explore", branch="main", branches=[leaf])))
         explore, from main: 1 turn, 1 leaf
           explore/1  score 1  two chairs
     """

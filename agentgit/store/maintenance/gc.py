@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,15 +14,14 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select
 from agentgit.sessions.reports import Parts
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, continued, damaged, unpack
-from agentgit.store.objects.packing import split_hashes
-from agentgit.store.objects.packing import CHUNKED
 from agentgit.store.objects.content import walk
+from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql import row_codes
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import Clear
-from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
-from agentgit.store.threads import staging, pending_writes
+from agentgit.store.threads import pending_writes, staging
 from agentgit.store.threads.graph_rows import DROP_WRITES, INTERRUPT, KEY, ONE, GraphKey, found, where
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delete_thread, delta_chain
 from agentgit.store.threads.staging import IMPORTED
@@ -293,10 +293,10 @@ def in_use(
     live = set(_referenced(connection, blobs.tenant_id, leaves_out, parts))
     live.update(_parts(connection, blobs, live))
     lists = _lists(connection, blobs, live)
-    for found in parts.over("lists", ([one] for one in walk(connection, blobs, lists))):
-        if found.wrong:
-            raise damaged(found.key, "is a damaged list")
-        live.update(split_hashes(found.items))
+    for walked in parts.over("lists", ([one] for one in walk(connection, blobs, lists))):
+        if walked.wrong:
+            raise damaged(walked.key, "is a damaged list")
+        live.update(split_hashes(walked.items))
     live.update(_chunks(connection, blobs, live))
     return live, {key: continued(data) for key, data in lists.items()}
 

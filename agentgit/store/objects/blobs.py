@@ -20,12 +20,24 @@ from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
-from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, CHUNKS_AT_ONCE, HASH_BYTES, Chunk, cut, split_hashes
-from agentgit.store.objects.packing import CHUNKED, RAW, Compression, Data, unpacked
 from agentgit.store.objects.lru import Recent
+from agentgit.store.objects.packing import (
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKED,
+    CHUNKS_AT_ONCE,
+    HASH_BYTES,
+    RAW,
+    Chunk,
+    Compression,
+    Data,
+    cut,
+    split_hashes,
+    unpacked,
+)
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import Clear
-from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.values import from_json, to_json, write_slowly
 

@@ -1,4 +1,4 @@
-"""Recorded calls: their marks in a tree, earlier attempts and standing effects, and the track of a branch that ran again."""
+"""Recorded calls: their marks in a tree, earlier attempts with standing effects, and the track of a new run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Values that are spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel), and the way back to them."""
+"""Values spread over the writes of earlier graph checkpoints (LangGraph's DeltaChannel), and those checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256

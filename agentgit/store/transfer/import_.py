@@ -13,8 +13,8 @@ from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import note
 from agentgit.store.objects.blobs import Blobs, Leaf
 from agentgit.store.sql import row_codes
-from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.batch import AT_ONCE as ROWS_AT_ONCE
+from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     BRANCH,
     CHECKPOINT,
@@ -31,10 +31,8 @@ from agentgit.store.store import Store
 from agentgit.store.transfer.export_states import AT_ONCE
 from agentgit.store.transfer.file_trees import Keeps
 from agentgit.store.transfer.import_check import Checker
-from agentgit.store.transfer.import_rows import ImportedRows, new_ids
-from agentgit.store.transfer.import_rows import ListItems
-from agentgit.store.transfer.records import damaged, read_lines
-from agentgit.store.transfer.records import checked, require_header
+from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
+from agentgit.store.transfer.records import checked, damaged, read_lines, require_header
 
 BYTES_AT_ONCE = 4 * 2**20
 """Bytes of values that wait to be stored."""

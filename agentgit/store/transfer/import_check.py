@@ -396,5 +396,6 @@ class Checker:
         if positions and not begins <= min(positions) <= max(positions) <= begins + branch.counted:
             raise ValueError(f"comes after a branch {name!r} with a checkpoint behind the end of its tool track")
         json_checks.moved_metadata(
-            json_checks.checked_metadata(record["meta"]), {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()}
+            json_checks.checked_metadata(record["meta"]),
+            {kind: dict.fromkeys(ids, 0) for kind, ids in self.ids.items()},
         )

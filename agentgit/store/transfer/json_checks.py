@@ -65,7 +65,7 @@ def checked_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: Something is not what it should be.
 
     Example:
-        >>> checked({"turns": 2, "colour": "red"})
+        >>> checked_metadata({"turns": 2, "colour": "red"})
         {'turns': 2}
     """
     known = {name: value for name, value in meta.items() if name in _KNOWN}
@@ -124,7 +124,7 @@ def graph_metadata(value: Any) -> dict[str, Any]:
         ValueError: Something is not what it should be.
 
     Example:
-        >>> meta({"step": 1, "mine": "x"})
+        >>> graph_metadata({"step": 1, "mine": "x"})
         {'step': 1, 'mine': 'x'}
     """
     found = thing(value)
@@ -189,9 +189,9 @@ def stored_message(value: Any) -> dict[str, Any]:
         ValueError: LangChain would not make it, or nobody could read it.
 
     Example:
-        >>> stored({"type": "human", "data": {"content": "hi"}})["type"]
+        >>> stored_message({"type": "human", "data": {"content": "hi"}})["type"]
         'human'
-        >>> stored({"type": "human", "data": {"content": 7}})
+        >>> stored_message({"type": "human", "data": {"content": 7}})
         Traceback (most recent call last):
             ...
         ValueError: data content is neither a text nor a list of texts and objects

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from agentgit.auth import User
 from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.values import portable
-from agentgit.web.api.answers import Answer, Erased
+from agentgit.web.api.answers import Answer, Erased, described, listing
 from agentgit.web.api.asking import Caller, Id, RequestBody, failures
-from agentgit.web.api.answers import described, listing
 from agentgit.web.api.sharing import Seconds, lasting
 
 router = APIRouter(tags=["people"])

@@ -20,8 +20,7 @@ from starlette.responses import HTMLResponse
 
 import agentgit
 from agentgit.auth.principal import widest
-from agentgit.render.text import Line
-from agentgit.render.text import clean, clock, count, visible
+from agentgit.render.text import Line, clean, clock, count, visible
 from agentgit.render.views.conversation import arguments
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable

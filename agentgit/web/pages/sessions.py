@@ -1,4 +1,4 @@
-"""The pages of sessions: the list, one with its tree and its log, what is found in it, its calls, and the audit trail."""
+"""The pages of sessions: the list, one with its tree and log, what is found in it, its calls, and the audit trail."""
 
 from __future__ import annotations
 

@@ -16,10 +16,8 @@ from agentgit.errors import Corrupt
 from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.reports import Checked, Finding, OnProgress
 from agentgit.store.maintenance.fsck.cells import Cells, any_text, suspicious
-from agentgit.store.maintenance.fsck.states import check_heads
-from agentgit.store.maintenance.fsck.rows import check_rights
-from agentgit.store.maintenance.fsck.rows import RowCheck
-from agentgit.store.maintenance.fsck.states import check_pending, check_states
+from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
+from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.trail import check_outbox, check_trail
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.fsck.world import check_world

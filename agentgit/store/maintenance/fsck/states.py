@@ -14,13 +14,14 @@ from agentgit.errors import Corrupt
 from agentgit.store.maintenance.fsck.cells import shown
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, missing_from, raw_rows, rows
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
-from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.objects.content import Body, Part
+from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.records.sessions import Found
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import KEY, Found as At, conversation, hash_state, is_shown
+from agentgit.store.threads.graph_rows import KEY, conversation, hash_state, is_shown
+from agentgit.store.threads.graph_rows import Found as At
 from agentgit.values import from_json
 
 
